@@ -26,7 +26,12 @@ MOVED_MODULES = {
 }
 """Modules of release 0.1 that plug-in backends may import, and their present names."""
 
-EXTRAS = {"openvino": "openvino", "sklearn": "sklearn", "tensorrtllm": "trtllm"}
+EXTRAS = {
+    "openvino": "openvino",
+    "openvino_genai": "openvino_genai",
+    "sklearn": "sklearn",
+    "tensorrtllm": "trtllm",
+}
 """Optional dependencies of Sluice that have all that a backend needs."""
 
 NOT_SERVED = {

@@ -6,20 +6,19 @@ from collections.abc import AsyncGenerator, MutableSet, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.backend import Answer, ForwardingInstance, Instance
+from backends.python.llm_instance import LlmInstance
+from gateway.backend import Answer, Instance
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.messages import InferRequest
 
 log = logging.getLogger("sluice.tensorrtllm")
 
 STOP_SECS = 5.0
 """Longest delivery of a stop to the other instances of a model."""
-USAGE = "sluice_usage"
-"""The response parameter with prompt tokens, new tokens and the finish reason."""
 
 
-class TensorRtLlmInstance(ForwardingInstance):
-    """Sends every request to the worker at once, and reads token counts from its responses.
+class TensorRtLlmInstance(LlmInstance):
+    """Delivers stops to all instances of its model.
 
     `adapters` are the names of LoRA adapters for OpenAI's clients. `siblings` are all instances of
     the same model and version.
@@ -32,7 +31,6 @@ class TensorRtLlmInstance(ForwardingInstance):
         siblings: "MutableSet[TensorRtLlmInstance]",
     ) -> None:
         super().__init__(worker)
-        self.concurrency = None
         self.adapters = adapters
         self._siblings = siblings
         siblings.add(self)
@@ -40,9 +38,9 @@ class TensorRtLlmInstance(ForwardingInstance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if stops := [each for each in requests if _stops_another(each)]:
             await self._stop_elsewhere(stops)
-        async with aclosing(self._inner.execute(requests)) as answers:
-            async for index, answer in answers:
-                yield index, _with_usage(answer) if isinstance(answer, InferResponse) else answer
+        async with aclosing(super().execute(requests)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def deliver_stops(self, requests: Sequence[InferRequest]) -> None:
         """Deliver requests that stop others; another instance answers them."""
@@ -74,16 +72,3 @@ class TensorRtLlmInstance(ForwardingInstance):
 def _stops_another(request: InferRequest) -> bool:
     stop = request.input("stop")
     return stop is not None and bool(stop.array().any())
-
-
-def _with_usage(response: InferResponse) -> InferResponse:
-    """The response with its usage, and without the internal parameter."""
-    usage = response.parameters.get(USAGE)
-    if usage is None:
-        return response
-    prompt, new, reason = str(usage).split(",")
-    return replace(
-        response,
-        parameters={k: v for k, v in response.parameters.items() if k != USAGE},
-        usage=Usage(prompt_tokens=int(prompt), completion_tokens=int(new), finish_reason=reason),
-    )

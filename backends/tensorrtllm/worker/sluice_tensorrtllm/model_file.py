@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .request import LlmRequest, Refusal, clean
+from sluice_llm.request import LORA_NAME, LlmRequest, Refusal, clean
 
 YAML, JSON, ADAPTERS = "model.yaml", "model.json", "multi_lora.json"
 OF_TRITON = "triton_config"
@@ -121,9 +121,6 @@ def _adapters(folder: Path) -> Mapping[str, str]:
     except ValueError as error:
         raise Refusal(f"its {ADAPTERS} is not valid JSON: {error}") from None
     return {name: str(folder / str(place)) for name, place in found.items()}
-
-
-LORA_NAME = "lora_name"
 
 
 class AdapterRequests:

@@ -1,119 +1,35 @@
-"""Execution of one request, from its inputs to its last response, and aborts in the engine."""
+"""Execution of one request, from its inputs to its last response."""
 
 import asyncio
-import os
-import traceback
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-import triton_python_backend_utils as pb_utils
-
-from .chat import Parsers, readable
-from .deltas import DeltaReader, SequenceDelta
-from .engine import LlmLibrary
-from .metrics import TrtLlmMetrics
-from .model_file import AdapterRequests
-from .request import (
-    Inputs,
-    LlmRequest,
-    Refusal,
-    clean,
-    end_beside_words,
-    guided,
-    read_request,
-    revises,
+from sluice_llm.chat import readable
+from sluice_llm.deltas import SequenceDelta
+from sluice_llm.metrics import TokenLengths
+from sluice_llm.request import Inputs, LlmRequest, Refusal, clean
+from sluice_llm.responses import ENDPOINT, REQUEST, OpenAiCall, TensorResponses, Writer, read_call
+from sluice_llm.running import (
+    CANCELLED,
+    FINAL,
+    PREFIX,
+    AbortWatch,
+    ModelContract,
+    RunningRequest,
+    answering,
+    end,
 )
-from .responses import ENDPOINT, REQUEST, OpenAiCall, TensorResponses, read_call
 
-PREFIX = "Error generating request: "
-"""The prefix of Triton's model for the reason of a failed request."""
-BROKEN = f"{PREFIX}the model's program failed; the server's log says how"
-CANCELLED = "Request cancelled by client"
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-ENGINE_DIED = 70
+from .deltas import DeltaReader
+from .engine import LlmLibrary
+from .model_file import AdapterRequests
+from .request import end_beside_words, guided, read_request, revises
+
 LONG_LETTERS = 4096
 """Prompts from this length on are tokenised in a thread."""
 DEFAULT_TOKENS = 32
 """The library's default of new tokens."""
-Writer = TensorResponses | OpenAiCall
-
-
-@dataclass(eq=False)
-class RunningRequest:
-    """One request in the engine; `result` is the library's object for it."""
-
-    request_id: str
-    is_cancelled: Callable[[], bool]
-    result: Any
-    aborted: bool = False
-
-    def abort(self) -> None:
-        """Abort it in the engine; its last output has the finish reason `cancelled`."""
-        if not self.aborted:
-            self.aborted = True
-            try:
-                self.result.abort()
-            except Exception as error:  # noqa: BLE001 - the other requests must still be checked
-                pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-
-
-class AbortWatch:
-    """Requests in the engine, aborted when they are cancelled; used in one event loop.
-
-    Cancellation has no callback, so all requests are checked every `check_secs`, as on Triton,
-    and never while there are none.
-    """
-
-    def __init__(self, check_secs: float) -> None:
-        self._check_secs = check_secs
-        self._running: set[RunningRequest] = set()
-        self._watch: asyncio.Task[None] | None = None
-
-    @contextmanager
-    def holding(self, running: RunningRequest) -> Iterator[RunningRequest]:
-        """Check a request within the block; an exception in the block aborts it."""
-        self._running.add(running)
-        if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._check())
-        try:
-            yield running
-        except BaseException:
-            running.abort()
-            raise
-        finally:
-            self._running.discard(running)
-
-    def stop(self, request_id: str) -> None:
-        """Abort all requests of that id."""
-        for running in tuple(self._running):
-            if running.request_id == request_id:
-                running.abort()
-
-    async def _check(self) -> None:
-        try:
-            while self._running:
-                await asyncio.sleep(self._check_secs)
-                for running in tuple(self._running):
-                    if running.is_cancelled():
-                        running.abort()
-        finally:
-            self._watch = None
-
-
-@dataclass(frozen=True)
-class ModelContract:
-    """Settings of the model's config for answers.
-
-    `max_length` limits the tokens of prompt and answer together; None if unknown.
-    """
-
-    model: str
-    decoupled: bool
-    batched: bool
-    max_length: int | None
-    parsers: Parsers = field(default_factory=Parsers)
 
 
 class RequestService:
@@ -126,7 +42,7 @@ class RequestService:
         contract: ModelContract,
         adapters: AdapterRequests,
         live: AbortWatch,
-        metrics: TrtLlmMetrics,
+        metrics: TokenLengths,
     ) -> None:
         self._llm, self._library, self._contract = llm, library, contract
         self._adapters, self._abort_watch, self._metrics = adapters, live, metrics
@@ -134,17 +50,12 @@ class RequestService:
     async def answer(self, request: Any) -> None:
         """Send all responses to a request, or its error."""
         sender = request.get_response_sender()
-        try:
+        with answering(sender):
             async with aclosing(self._responses(request, sender)) as responses:
                 async for response, final in responses:
                     sender.send(response, FINAL if final else 0)
                     # `send` does not block in the loop of all requests: wait for slow readers here.
                     await sender.room()
-        except Refusal as refusal:
-            _fail(sender, refusal)
-        except Exception as error:  # noqa: BLE001 - around one request
-            pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-            _fail(sender, Refusal(BROKEN, "INTERNAL"))
 
     async def _responses(self, request: Any, sender: Any) -> AsyncGenerator[tuple[Any, bool], None]:
         inputs = Inputs(request)
@@ -274,7 +185,7 @@ class RequestService:
         except self._library.RequestError as error:
             raise Refusal(PREFIX + clean(error), "INTERNAL") from error
         except RuntimeError as error:  # an engine that has died
-            _end(error)
+            end(error)
 
     async def _steps(
         self, running: RunningRequest, llm_request: LlmRequest
@@ -310,16 +221,4 @@ class RequestService:
         except self._library.RequestError as error:
             raise Refusal(PREFIX + clean(error), "INTERNAL") from error
         except Exception as error:  # noqa: BLE001 - any other exception: the engine has died
-            _end(error)
-
-
-def _fail(sender: Any, refusal: Refusal) -> None:
-    error = pb_utils.TritonError(str(refusal), getattr(pb_utils.TritonError, refusal.code))
-    sender.send(pb_utils.InferenceResponse(error=error), FINAL)
-
-
-def _end(error: BaseException) -> NoReturn:
-    """End the process: the gateway fails its requests and starts another."""
-    text = "".join(traceback.format_exception(error))
-    print(f"the engine has died: {text}", flush=True)  # noqa: T201 - the gateway logs it
-    os._exit(ENGINE_DIED)
+            end(error)

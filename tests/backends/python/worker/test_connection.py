@@ -10,7 +10,15 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from backends.python.worker.sluice_worker.connection import GatewayConnection
-from backends.python.worker.sluice_worker.protocol import FrameSplitter, OutgoingSegments, ToGateway
+from backends.python.worker.sluice_worker.protocol import (
+    FrameSplitter,
+    OutgoingSegments,
+    ToGateway,
+    ToWorker,
+    frame,
+)
+from backends.python.worker.sluice_worker.work import GatewayCalls, WorkSocket
+from tests.serving import wait_until
 
 WAIT_SECS = 20.0
 
@@ -50,3 +58,64 @@ def test_released_segments_are_sent_while_work_is_full(
     assert json.loads(header) == [ToGateway.RELEASED, [number], []]
     outgoing.close()
     connection.incoming.close()
+
+
+def sent(work: socket.socket) -> list[int]:
+    """The kinds of the messages that one read finds."""
+    work.settimeout(WAIT_SECS)
+    return [json.loads(header)[0] for header, _ in FrameSplitter().feed(work.recv(1 << 16))]
+
+
+def test_gathered_messages_leave_together_and_those_of_other_threads_at_once(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    work = pairs[0][0]
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
+    with connection.gathered():
+        connection.send([1], [b"a"])
+        other = threading.Thread(target=connection.send, args=([2],))
+        other.start()
+        other.join(WAIT_SECS)
+        connection.send([3])
+        assert sent(work) == [2]
+    assert sent(work) == [1, 3]
+    connection.send([4])
+    assert sent(work) == [4]
+
+
+def test_gathered_messages_are_sent_if_the_block_fails(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
+    with suppress(ZeroDivisionError), connection.gathered():
+        connection.send([1])
+        raise ZeroDivisionError
+    assert sent(pairs[0][0]) == [1]
+
+
+def test_work_is_drained_only_while_its_reader_waits_for_more(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    gateway = pairs[0][0]
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
+    work = WorkSocket(connection, GatewayCalls(connection))
+    assert not work.drained
+    found: list[int] = []
+    handled = threading.Event()
+
+    def read() -> None:
+        while (message := work.next()) is not None:
+            found.append(message[0][0])
+            handled.wait(WAIT_SECS)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    wait_until(lambda: work.drained, "the reader waits")
+    gateway.sendall(frame(json.dumps([ToWorker.FINALIZE]).encode()))
+    wait_until(lambda: bool(found), "a message has arrived")
+    assert not work.drained
+    handled.set()
+    wait_until(lambda: work.drained, "the message has been handled")
+    gateway.shutdown(socket.SHUT_WR)
+    reading.join(WAIT_SECS)
+    assert not reading.is_alive()

@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .chat import Tools
-from .model_file import LORA_NAME
-from .request import GUIDE, GUIDE_TYPE, LlmRequest, Refusal
+from .request import GUIDE, GUIDE_TYPE, LORA_NAME, LlmRequest, Refusal
 
 NUMBERS = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
@@ -34,7 +33,7 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
     """The request in a body; Refusal names a wrong member."""
     for name in REFUSED:
         if body.get(name):
-            raise Refusal(f"'{name}' is not supported for TensorRT-LLM models", "UNSUPPORTED")
+            raise Refusal(f"'{name}' is not supported for this model", "UNSUPPORTED")
     stream = _typed(body, "stream", bool, "true or false") or False
     if _typed(body, "stream_options", dict, "an object") and not stream:
         raise Refusal("`stream_options` can only be used when `stream` is True")
@@ -108,7 +107,7 @@ def read_tools(body: Mapping[str, Any]) -> Tools | None:
         return Tools(definitions, parallel=parallel)
     if choice == "required":
         raise Refusal(
-            "'tool_choice' is \"required\", which is not supported for TensorRT-LLM models; name "
+            "'tool_choice' is \"required\", which is not supported for this model; name "
             "the function, or leave the choice to the model",
             "UNSUPPORTED",
         )

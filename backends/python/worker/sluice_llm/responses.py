@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from .chat import ChatPiece, ChatReader, ForcedToolReader, Parsers, PlainReader, delta, message
+from .chat import ChatParsers, ChatPiece, ChatReader, ForcedToolReader, PlainReader, delta, message
 from .deltas import (
     Decode,
     SequenceDelta,
@@ -42,17 +42,24 @@ class TensorResponses:
     """Makes the responses to one request; `batched` models have one more dimension.
 
     `outputs` are the requested optional ones. `with_logprobs`: the library returns log
-    probabilities. `prefix` precedes each text.
+    probabilities. `prefix` precedes each text. `counts` is the type of token counts.
     """
 
     def __init__(
-        self, outputs: Collection[str], decode: Decode, *, with_logprobs: bool, batched: bool
+        self,
+        outputs: Collection[str],
+        decode: Decode,
+        *,
+        with_logprobs: bool,
+        batched: bool,
+        counts: Any = np.int32,
     ) -> None:
         self.prefix = ""
         self._outputs = outputs
         self._decode = decode
         self._with_logprobs = with_logprobs
         self._batched = batched
+        self._counts = counts
         self._prompt_counted = False
 
     def responses(
@@ -80,10 +87,10 @@ class TensorResponses:
         if "logprobs" in self._outputs:
             tensors.append(self._texts("logprobs", [self._logprobs(each) for each in deltas]))
         if "num_input_tokens" in self._outputs:
-            tensors.append(self._tensor("num_input_tokens", [prompt_tokens], np.int32))
+            tensors.append(self._tensor("num_input_tokens", [prompt_tokens], self._counts))
         if "num_output_tokens" in self._outputs:
             counts = [each.tokens for each in deltas]
-            tensors.append(self._tensor("num_output_tokens", counts, np.int32))
+            tensors.append(self._tensor("num_output_tokens", counts, self._counts))
         if "perf_metrics" in self._outputs:
             tensors += self._measured([each.metrics for each in deltas])
         return tensors
@@ -133,7 +140,7 @@ def _table(deltas: Sequence[SequenceDelta]) -> list[list[float]]:
 
 
 def read_call(
-    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode, parsers: Parsers
+    inputs: Inputs, model: str, adapters: Collection[str], decode: Decode, parsers: ChatParsers
 ) -> "OpenAiCall":
     """The call in the tensors; Refusal names a wrong input or member."""
     body = inputs.json(REQUEST, dict)
@@ -144,7 +151,7 @@ def read_call(
     inputs.refuse_unread()
     if endpoint not in (CHAT, COMPLETIONS):
         raise Refusal(
-            f"TensorRT-LLM models serve '{CHAT}' and '{COMPLETIONS}', not '{endpoint}'",
+            f"this model serves '{CHAT}' and '{COMPLETIONS}', not '{endpoint}'",
             "UNSUPPORTED",
         )
     chat = endpoint == CHAT
@@ -293,6 +300,9 @@ class OpenAiCall:
             "completion_tokens": self._tokens,
             "total_tokens": prompt_tokens + self._tokens,
         }
+
+
+Writer = TensorResponses | OpenAiCall
 
 
 def _response(body: Mapping[str, Any], parameters: Mapping[str, str] | None) -> Any:

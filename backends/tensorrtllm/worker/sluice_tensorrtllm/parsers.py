@@ -1,72 +1,22 @@
-"""Messages of a chat, and parsers of its text into content, thoughts and tool calls."""
+"""The library's parsers of a chat's text: thoughts and tool calls."""
 
 import inspect
-import json
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from .request import Refusal, clean
-
-NO_TOOLS = (
-    "'tools' is not supported by this model: its parameter 'tool_call_parser' names no parser that "
-    "reads calls from its text"
+from sluice_llm.chat import (
+    NO_TOOLS,
+    ChatPiece,
+    ChatReader,
+    ForcedToolReader,
+    PlainReader,
+    ToolCall,
+    Tools,
 )
+from sluice_llm.request import Refusal, clean
 
 READ_OF_TOOLS = ("name", "description", "parameters")
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A piece of a call: the first piece has a name, the arguments are JSON in pieces."""
-
-    index: int
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class ChatPiece:
-    """The content, thoughts and calls in a piece of text."""
-
-    content: str = ""
-    thoughts: str = ""
-    calls: tuple[ToolCall, ...] = ()
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The tools that the model may call: any of them, or the `named` one alone."""
-
-    definitions: Sequence[Mapping[str, Any]]
-    named: str = ""
-    parallel: bool = True
-
-
-class ChatReader(Protocol):
-    """Reads the text of one choice, in pieces or, without a stream, at once."""
-
-    def read(self, text: str, *, final: bool) -> ChatPiece:
-        """The content of the next piece; Refusal if a parser fails."""
-
-
-class PlainReader:
-    """Text as content."""
-
-    def read(self, text: str, *, final: bool) -> ChatPiece:
-        return ChatPiece(text)
-
-
-class ForcedToolReader:
-    """Text as the arguments of the one tool that the client names."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def read(self, text: str, *, final: bool) -> ChatPiece:
-        name, self._name = self._name, ""
-        return ChatPiece(calls=(ToolCall(0, name, text),)) if text or name else ChatPiece()
 
 
 class ParsedReader:
@@ -153,7 +103,7 @@ class Parsers:
         definitions = [] if tools is None else self._defined(tools)
         with_tools = None if tools is None else self.tools
         if self.thoughts is None and with_tools is None:
-            return PlainReader
+            return lambda: PlainReader()
         return lambda: ParsedReader(
             self.thoughts and self.thoughts(template),
             with_tools and with_tools(),
@@ -217,82 +167,3 @@ def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _first(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     return tuple(each for each in calls if each.index == 0)
-
-
-def readable(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages with one text each; Refusal names an invalid message or part."""
-    return [_readable(place, message) for place, message in enumerate(messages)]
-
-
-def _readable(place: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise Refusal(f"message {place} is {json.dumps(message)[:40]}, expected an object")
-    found = dict(message)
-    if isinstance(content := found.get("content"), list):
-        found["content"] = "\n".join(_text(place, part) for part in content)
-    if isinstance(calls := found.get("tool_calls"), list):
-        found["tool_calls"] = [_with_arguments(place, call) for call in calls]
-    return found
-
-
-def _text(place: int, part: Any) -> str:
-    """The text of a part, which may also be the text itself."""
-    text = part
-    if isinstance(part, dict):
-        text = part.get("text") if part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise Refusal(
-            f"message {place} has the part {json.dumps(part)[:40]}, but TensorRT-LLM models take "
-            "only parts of the type text"
-        )
-    return text
-
-
-def _with_arguments(place: int, call: Any) -> Any:
-    """The call with parsed arguments; arguments that are no text stay unchanged."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        raise Refusal(
-            f"message {place} has a tool call whose arguments are not valid JSON: {error}"
-        ) from None
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def message(said: ChatPiece) -> dict[str, Any]:
-    """The whole message; `reasoning` is vLLM's name for thoughts."""
-    found: dict[str, Any] = {"role": "assistant", "content": said.content}
-    if said.thoughts:
-        found["reasoning"] = said.thoughts
-    if said.calls:
-        found["content"] = said.content or None
-        found["tool_calls"] = [_call(each) for each in said.calls]
-    return found
-
-
-def delta(said: ChatPiece) -> dict[str, Any]:
-    """The new parts of a message; empty if there are none."""
-    found: dict[str, Any] = {"content": said.content} if said.content else {}
-    if said.thoughts:
-        found["reasoning"] = said.thoughts
-    if said.calls:
-        found["tool_calls"] = _pieces(said.calls)
-    return found
-
-
-def _pieces(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Pieces of calls; the first piece of a call has its name and id."""
-    return [
-        {"index": each.index, **_call(each)}
-        if each.name
-        else {"index": each.index, "function": {"arguments": each.arguments}}
-        for each in calls
-    ]
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

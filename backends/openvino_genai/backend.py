@@ -1,0 +1,105 @@
+"""The backend `openvino_genai`: LLMs on CPUs by OpenVINO GenAI, each in a worker process.
+
+The inputs and outputs are those of Triton's vLLM backend, and OpenAI's requests.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+
+from backends.python.backend import PythonBackend
+from backends.python.llm_instance import LlmInstance
+from gateway.backend import Backend, Instance, ModelContext
+from gateway.config import InstanceGroup, InstanceKind, ModelConfig, TransactionPolicy
+from gateway.errors import Code, InferenceError
+from gateway.generation import EMBEDDING_REQUEST, IMAGE, INPUTS, OUTPUTS
+from gateway.process_limits import processors, quota
+from gateway.threads import apart
+
+PROGRAM = Path(__file__).parent / "worker"
+"""The folder of the Python-based backend that serves the models."""
+DEFAULT_FILE = "model.json"
+STORED_MODEL = "stored_model"
+UNSERVED = (IMAGE, EMBEDDING_REQUEST)
+"""Inputs of other LLM backends."""
+PARAMETERS = {
+    # A step of a large model on few cores takes seconds, and answers no health check meanwhile.
+    "health_check_secs": "60",
+}
+"""Parameters of the Python backend with another default."""
+
+
+class OpenVinoGenAiBackend(Backend):
+    """Runs the program with the engine on the Python backend."""
+
+    def __init__(self) -> None:
+        self._workers = PythonBackend()
+
+    async def prepare(self, config: ModelConfig, path: Path) -> None:
+        await self._python().prepare(config, path)
+
+    def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
+        """Add missing inputs and outputs of the contract; the model is decoupled."""
+        _check_groups(config)
+        inputs = {each.name for each in config.input}
+        outputs = {each.name for each in config.output}
+        served = [each for each in INPUTS if each.name not in UNSERVED]
+        return replace(
+            config,
+            max_batch_size=0,
+            input=(*config.input, *(i for i in served if i.name not in inputs)),
+            output=(*config.output, *(o for o in OUTPUTS if o.name not in outputs)),
+            model_transaction_policy=TransactionPolicy(decoupled=True),
+            instance_group=config.instance_group
+            or (InstanceGroup(kind=InstanceKind.KIND_CPU, count=1),),
+        )
+
+    async def load(self, context: ModelContext) -> Instance:
+        added = await apart(_parameters, context)
+        config = replace(context.config, parameters={**added, **context.config.parameters})
+        return LlmInstance(await self._python().load(replace(context, config=config)))
+
+    def _python(self) -> PythonBackend:
+        return self._workers.for_program(self, PROGRAM)
+
+
+def _check_groups(config: ModelConfig) -> None:
+    for group in config.instance_group:
+        if group.count > 1:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{config.name}': an instance group has count {group.count}, expected 1: an "
+                "engine of OpenVINO GenAI serves any number of requests at once",
+            )
+        if group.kind == InstanceKind.KIND_GPU:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{config.name}': an instance group is KIND_GPU, expected KIND_CPU: "
+                "OpenVINO GenAI models are served on CPUs; use the backend 'vllm' on GPUs",
+            )
+
+
+def _parameters(context: ModelContext) -> Mapping[str, str]:
+    """Parameters for the worker: its threads, and the stored model that its settings name."""
+    threads = len(context.cpu_cores) or processors()
+    if (share := quota()) is not None:
+        threads = min(threads, max(1, math.floor(share)))
+    found = {**PARAMETERS, "engine_threads": str(threads)}
+    name = _named_model(context)
+    if name and (context.store / name).is_dir():
+        found[STORED_MODEL] = name
+    return found
+
+
+def _named_model(context: ModelContext) -> str:
+    """The plain name in the model's settings, "" without one; the worker reports wrong files."""
+    file = context.path / (context.config.default_model_filename or DEFAULT_FILE)
+    try:
+        settings = orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return ""
+    name = settings.get("model") if isinstance(settings, dict) else None
+    return name if isinstance(name, str) and Path(name).name == name else ""

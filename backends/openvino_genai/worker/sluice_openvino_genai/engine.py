@@ -1,0 +1,101 @@
+"""Start of the library's engine, and the errors of the library."""
+
+import os
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from sluice_llm.request import Refusal, clean
+
+from .model_file import GenAiModelFile
+
+HOW_TO_INSTALL = "pip install 'sluice[openvino_genai]'"
+_PLACE = re.compile(r"Exception from \S+?:\d+:?|Check '.*?' failed at \S+?:\d+:?")
+_GRAMMAR = re.compile(r"^(?:\[[\d:]+\] )?/?\S+\.cc:\d+: ?")
+_CHECKED = re.compile(r"Check failed: \(.*?\) is false: ?")
+
+
+@dataclass(frozen=True)
+class GenAiLibrary:
+    """The modules in use."""
+
+    genai: Any
+    Tensor: Any
+
+    def prompt(self, tokens: list[int]) -> Any:
+        """Tokens as the library takes them."""
+        return self.Tensor(np.array([tokens], np.int64))
+
+
+def import_library() -> GenAiLibrary:
+    """The library; Refusal if it is missing or cannot be imported."""
+    try:
+        import openvino
+        import openvino_genai
+    except ModuleNotFoundError as error:
+        raise Refusal(
+            f"its environment has no package '{error.name}'; {HOW_TO_INSTALL}", "UNAVAILABLE"
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Refusal(f"openvino_genai cannot be imported: {reason(error)}") from error
+    return GenAiLibrary(openvino_genai, openvino.Tensor)
+
+
+def opened(library: GenAiLibrary, file: GenAiModelFile, threads: int) -> Any:
+    """A running engine; blocks during its start."""
+    scheduler = library.genai.SchedulerConfig()
+    for name, value in file.scheduler.items():
+        setattr(scheduler, name, value)
+    properties = {"INFERENCE_NUM_THREADS": threads, **file.properties}
+    began = time.monotonic()
+    try:
+        found = library.genai.ContinuousBatchingPipeline(
+            str(file.weights), scheduler_config=scheduler, device="CPU", properties=properties
+        )
+    except Exception as error:  # one load, by foreign code
+        raise Refusal(f"its {file.weights.name} cannot be loaded: {reason(error)}") from error
+    pb_utils.Logger.log_info(f"engine started secs={time.monotonic() - began:.1f}")
+    return found
+
+
+def cache_blocks(library: GenAiLibrary, pipeline: Any, end: int) -> int:
+    """The blocks of the cache, by the share of them that a first request takes."""
+    config = library.genai.GenerationConfig()
+    config.apply_chat_template = False
+    config.set_eos_token_id(end)
+    config.ignore_eos, config.max_new_tokens = True, 2
+    handle = pipeline.add_request(0, library.prompt([end]), config)
+    pipeline.step()
+    share = pipeline.get_metrics().cache_usage
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    del handle  # without it the library drops the request
+    if share <= 0:
+        raise Refusal("its engine has no room for a token: raise cache_size or num_kv_blocks")
+    return round(100 / share)
+
+
+def reason(error: BaseException) -> str:
+    """The library's own words: without places in its source and paths of the host."""
+    lines = [_PLACE.sub("", line).strip() for line in str(error).splitlines()]
+    text = next((line for line in reversed(lines) if line), type(error).__name__)
+    text = _CHECKED.sub("", _GRAMMAR.sub("", text))
+    return str(clean(RuntimeError(text)))
+
+
+def temporary_file(content: bytes, name: str) -> tuple[Any, Path]:
+    """A file in a folder that is deleted with the first of the two."""
+    folder = tempfile.TemporaryDirectory(prefix="sluice-")
+    path = Path(folder.name) / name
+    path.write_bytes(content)
+    return folder, path
+
+
+def processors() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

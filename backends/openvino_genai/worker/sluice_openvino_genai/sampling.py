@@ -1,0 +1,291 @@
+"""Sampling parameters of clients, as configurations of the library."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_llm.request import GUIDE, GUIDE_TYPE, Refusal
+
+from .engine import reason
+
+DEFAULT_TOKENS = 16
+"""vLLM's default of new tokens."""
+MOST_SEQUENCES = 128
+SEEDS = 1 << 63
+SAME = {
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "repetition_penalty": "repetition_penalty",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "min_tokens": "min_new_tokens",
+}
+"""Parameters, and the fields of `GenerationConfig` that each is."""
+SAMPLED = ("top_p", "top_k", "min_p")
+"""Parameters without a meaning at temperature 0."""
+INTEGERS = frozenset(
+    {"n", "seed", "top_k", "max_tokens", "min_tokens", "logprobs", "no_repeat_ngram_size"}
+)
+FLOATS = frozenset(
+    {
+        *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+        "repetition_penalty",
+    }
+)
+FLAGS = frozenset({"ignore_eos", "include_stop_str_in_output", "skip_special_tokens"})
+OTHERS = frozenset({"stop", "stop_token_ids", "structured_outputs", GUIDE_TYPE, GUIDE})
+KNOWN = INTEGERS | FLOATS | FLAGS | OTHERS
+NEUTRAL: Mapping[str, Any] = {
+    "best_of": 1,
+    "bad_words": [],
+    "bad": [],
+    "bad_words_token_ids": [],
+    "logit_bias": {},
+    "prompt_logprobs": None,
+    "detokenize": True,
+    "spaces_between_special_tokens": True,
+    "allowed_token_ids": None,
+    "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+    "lora_name": None,
+    "beam_width": 1,
+    "length_penalty": 1.0,
+    "extra_args": None,
+    "stop_words": [],
+    "logits_processors": None,
+    "guided_decoding": None,
+}
+"""Parameters of other engines that this one lacks, and the values that ask for nothing."""
+EMPTY: tuple[Any, ...] = (None, "", [], {}, [""])
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The form of an answer: a field of the library's configuration, and its value."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Parameters of one request, for each of its `count` sequences.
+
+    `fields` are the library's. `logprobs` is None if none are requested. `counted`: the total of
+    log probabilities is requested.
+    """
+
+    count: int = 1
+    seed: int = 0
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    stop_tokens: frozenset[int] = frozenset()
+    ignore_end: bool = False
+    skip_special: bool = True
+    logprobs: int | None = None
+    structure: Structure | None = None
+    counted: bool = False
+
+
+def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
+    """The parameters; Refusal names an unknown or a wrong one."""
+    found = {name: _checked(name, value) for name, value in given.items() if _means(name, value)}
+    temperature = found.get("temperature", 1.0)
+    count, seed = found.get("n", 1), found.get("seed")
+    if not 1 <= count <= MOST_SEQUENCES:
+        raise Refusal(f"sampling parameter 'n' is {count}, expected 1 to {MOST_SEQUENCES}")
+    if temperature < 0:
+        raise Refusal(f"sampling parameter 'temperature' is {temperature}, expected at least 0")
+    fields = {
+        field: found[name]
+        for name, field in SAME.items()
+        if name in found and not (name in SAMPLED and not temperature)
+    }
+    if fields.get("top_k", 1) in (0, -1):  # all tokens
+        del fields["top_k"]
+    return Sampling(
+        count=count,
+        seed=secrets.randbelow(SEEDS) if seed is None else seed % SEEDS,
+        temperature=temperature,
+        max_tokens=_max_tokens(found),
+        min_tokens=found.get("min_tokens", 0),
+        fields=fields,
+        stops=_stops(found.get("stop")),
+        include_stop=found.get("include_stop_str_in_output", False),
+        stop_tokens=_stop_tokens(found.get("stop_token_ids")),
+        ignore_end=found.get("ignore_eos", False),
+        skip_special=found.get("skip_special_tokens", True),
+        logprobs=_logprobs(found.get("logprobs"), temperature),
+        structure=_structure(found),
+        counted=counted,
+    )
+
+
+def configuration(genai: Any, sampling: Sampling, index: int, end: int, most: int) -> Any:
+    """The library's configuration for one sequence of at most `most` tokens."""
+    config = genai.GenerationConfig()
+    config.apply_chat_template = False
+    config.set_eos_token_id(end)
+    config.max_new_tokens = most
+    config.ignore_eos = sampling.ignore_end
+    config.stop_token_ids = {end, *sampling.stop_tokens}
+    config.do_sample = sampling.temperature > 0
+    if sampling.temperature > 0:
+        config.temperature = sampling.temperature
+    config.rng_seed = (sampling.seed + index) % SEEDS
+    config.logprobs = 1 if sampling.counted or sampling.logprobs is not None else 0
+    try:
+        for name, value in sampling.fields.items():
+            setattr(config, name, value)
+        if sampling.structure is not None:
+            config.structured_output_config = structured(genai, sampling.structure)
+        config.validate()
+    except TypeError as error:
+        raise Refusal(f"a sampling parameter is out of range: {sampling.fields}") from error
+    except RuntimeError as error:
+        raise Refusal(reason(error)) from error
+    return config
+
+
+def structured(genai: Any, structure: Structure) -> Any:
+    """The library's configuration of a structure."""
+    found = genai.StructuredOutputConfig()
+    setattr(found, structure.kind, structure.text)
+    return found
+
+
+def _means(name: str, value: Any) -> bool:
+    """Whether a parameter asks for anything; Refusal if this engine lacks or does not know it."""
+    if name in KNOWN:
+        return value is not None
+    if name not in NEUTRAL:
+        raise Refusal(
+            f"unknown sampling parameter '{name}', expected one of {', '.join(sorted(KNOWN))}"
+        )
+    if value in EMPTY or str(value) == str(NEUTRAL[name]):
+        return False
+    raise Refusal(
+        f"sampling parameter '{name}' is not supported by OpenVINO GenAI models", "UNSUPPORTED"
+    )
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value, which may be a text of a number, as Triton's clients send them."""
+    if isinstance(value, str):
+        value = _of_text(name, value)
+    kinds: tuple[type, ...] = ()
+    if name in INTEGERS:
+        kinds, expected = (int,), "a whole number"
+    elif name in FLOATS:
+        kinds, expected = (int, float), "a number"
+    elif name in FLAGS:
+        kinds, expected = (bool,), "true or false"
+    if kinds and (type(value) not in kinds):
+        raise Refusal(f"sampling parameter '{name}' is {value!r}, expected {expected}")
+    return value
+
+
+def _of_text(name: str, text: str) -> Any:
+    try:
+        if name in INTEGERS:
+            return int(text)
+        if name in FLOATS:
+            return float(text)
+    except ValueError:
+        raise Refusal(f"sampling parameter '{name}' is {text!r}, expected a number") from None
+    return {"true": True, "false": False}.get(text.lower(), text) if name in FLAGS else text
+
+
+def _max_tokens(found: Mapping[str, Any]) -> int | None:
+    most, least = found.get("max_tokens"), found.get("min_tokens", 0)
+    if most is not None and most < 1:
+        raise Refusal(f"sampling parameter 'max_tokens' is {most}, expected at least 1")
+    if least < 0 or (most is not None and least > most):
+        raise Refusal(
+            f"sampling parameter 'min_tokens' is {least}, expected 0 to max_tokens ({most})"
+        )
+    return most
+
+
+def _stops(given: Any) -> tuple[str, ...]:
+    words = [given] if isinstance(given, str) else given or []
+    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+        raise Refusal(f"sampling parameter 'stop' is {given!r}, expected a text or a list of texts")
+    return tuple(each for each in words if each)
+
+
+def _stop_tokens(given: Any) -> frozenset[int]:
+    if isinstance(given, str):
+        given = _json("stop_token_ids", given)
+    if not isinstance(given or [], list) or not all(type(e) is int and e >= 0 for e in given or ()):
+        raise Refusal(
+            f"sampling parameter 'stop_token_ids' is {given!r}, expected a list of tokens"
+        )
+    return frozenset(given or ())
+
+
+def _logprobs(wanted: int | None, temperature: float) -> int | None:
+    if wanted is None or wanted == 0:
+        return wanted
+    if wanted == 1 and not temperature:
+        return 1
+    raise Refusal(
+        f"sampling parameter 'logprobs' is {wanted}, but OpenVINO GenAI computes log probabilities "
+        "of the chosen token only: expected 0, or 1 at temperature 0",
+        "UNSUPPORTED",
+    )
+
+
+def _structure(found: Mapping[str, Any]) -> Structure | None:
+    given, kind = found.get("structured_outputs"), found.get(GUIDE_TYPE)
+    if given is None and kind is None:
+        return None
+    if given is None:
+        guides = {"json": "json_object", "json_schema": "json", "ebnf_grammar": "grammar"}
+        given = {guides.get(str(kind), kind): found.get(GUIDE) if kind != "json" else True}
+    if isinstance(given, str):
+        given = _json("structured_outputs", given)
+    if not isinstance(given, dict):
+        raise Refusal(f"sampling parameter 'structured_outputs' is {given!r}, expected an object")
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if len(wanted) != 1:
+        raise Refusal(
+            f"sampling parameter 'structured_outputs' has {sorted(wanted)}, expected one of json, "
+            "json_object, regex, choice, grammar"
+        )
+    return _one_structure(*wanted.popitem())
+
+
+def _one_structure(kind: str, value: Any) -> Structure | None:
+    if kind == "json" and isinstance(value, dict | str):
+        return Structure("json_schema", value if isinstance(value, str) else json.dumps(value))
+    if kind == "json_object" and isinstance(value, bool):
+        return Structure("json_schema", '{"type": "object"}') if value else None
+    if kind in ("regex", "grammar") and isinstance(value, str):
+        return Structure(kind, value)
+    if kind == "choice" and isinstance(value, list) and value:
+        if all(isinstance(each, str) and each for each in value):
+            return Structure("grammar", f"root ::= {' | '.join(map(json.dumps, value))}")
+        raise Refusal("'choice' of 'structured_outputs' must be a list of texts")
+    if kind in ("json", "json_object", "regex", "choice", "grammar"):
+        raise Refusal(f"'{kind}' of 'structured_outputs' is {str(value)[:40]!r}, of a wrong type")
+    raise Refusal(
+        f"'{kind}' of 'structured_outputs' is not supported by OpenVINO GenAI models, expected one "
+        "of json, json_object, regex, choice, grammar",
+        "UNSUPPORTED",
+    )
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Refusal(f"sampling parameter '{name}' is not valid JSON: {error}") from None

@@ -1,0 +1,71 @@
+"""A folder as `optimum-cli export openvino` writes it."""
+
+import importlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.settings import ENVIRONMENT
+from gateway.storage.store import default_root
+from tests.e2e.llama import ANSWER, FRANCE, Llama
+from tests.serving import serving, write_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+OF_TRANSFORMERS = ("config.json", "generation_config.json", "tokenizer_config.json")
+
+
+@pytest.fixture
+def exported(gguf: Path, tmp_path: Path) -> Path:
+    """The same weights as a graph, and the tokenizer of transformers."""
+    for package in ("transformers", "openvino_tokenizers"):
+        pytest.importorskip(package)
+    original = default_root(ENVIRONMENT) / "smollm2-135m-instruct"
+    if not (original / "tokenizer.json").is_file():
+        pytest.skip("the model is not stored: run `sluice fetch smollm2-135m-instruct`")
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    _save_graph(gguf, folder)
+    _save_tokenizer(original, folder)
+    for name in OF_TRANSFORMERS:
+        shutil.copy(original / name, folder)
+    return folder
+
+
+def _save_graph(gguf: Path, folder: Path) -> None:
+    genai: Any = importlib.import_module("openvino_genai")
+    link = folder / "model.gguf"
+    link.symlink_to(gguf)
+    scheduler = genai.SchedulerConfig()
+    scheduler.num_kv_blocks = 1
+    genai.ContinuousBatchingPipeline(
+        str(link),
+        scheduler_config=scheduler,
+        device="CPU",
+        properties={"enable_save_ov_model": True},
+    )
+    link.unlink()
+
+
+def _save_tokenizer(original: Path, folder: Path) -> None:
+    openvino: Any = importlib.import_module("openvino")
+    tokenizers: Any = importlib.import_module("openvino_tokenizers")
+    transformers: Any = importlib.import_module("transformers")
+    own = transformers.AutoTokenizer.from_pretrained(original)
+    tokenizer, detokenizer = tokenizers.convert_tokenizer(own, with_detokenizer=True)
+    openvino.save_model(tokenizer, str(folder / "openvino_tokenizer.xml"))
+    openvino.save_model(detokenizer, str(folder / "openvino_detokenizer.xml"))
+
+
+def test_it_answers_as_the_gguf_it_is_made_of(exported: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    write_model(repository, "llama", 'backend: "openvino_genai"\n')
+    settings = '{"model": "weights", "num_kv_blocks": 300}'
+    (repository / "llama" / "1" / "model.json").write_text(settings)
+    shutil.move(exported, repository / "llama" / "1" / "weights")
+    with serving(repository) as server, Llama(server) as llama:
+        assert llama.generate(**FRANCE)["text_output"] == ANSWER
+        long = llama.post("/generate", {"text_input": "word " * 9000})
+        assert "the prompt has 9001 tokens, expected at most 8191" in long.json()["error"]

@@ -1,0 +1,90 @@
+"""Sampling parameters, read and refused by name."""
+
+from typing import Any
+
+import pytest
+from sluice_llm.request import Refusal
+
+from backends.openvino_genai.worker.sluice_openvino_genai.pattern_size import patterns, states
+from backends.openvino_genai.worker.sluice_openvino_genai.sampling import Structure, read_sampling
+
+
+def read(**given: Any) -> Any:
+    return read_sampling(given, counted=False)
+
+
+def test_numbers_may_be_texts() -> None:
+    found = read(temperature="0.5", max_tokens="7", n="2", ignore_eos="true", min_p="0.1")
+    assert (found.temperature, found.max_tokens, found.count) == (0.5, 7, 2)
+    assert (found.ignore_end, dict(found.fields)) == (True, {"min_p": 0.1})
+
+
+def test_parameters_of_sampling_have_no_meaning_at_temperature_0() -> None:
+    assert read(temperature=0, top_p=0.5, top_k=3, repetition_penalty=1.1).fields == {
+        "repetition_penalty": 1.1
+    }
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_top_k_means_all_tokens(top_k: int) -> None:
+    assert read(top_k=top_k).fields == {}
+
+
+def test_a_request_without_a_seed_gets_a_random_one() -> None:
+    assert len({read().seed for _ in range(5)}) == 5
+    assert read(seed=-1).seed == read(seed=-1).seed >= 0
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [{"bad_words": [""]}, {"stop_words": []}, {"best_of": 1}, {"lora_name": ""}, {"stop": None}],
+)
+def test_a_parameter_that_asks_for_nothing_is_accepted(neutral: dict[str, Any]) -> None:
+    assert read(**neutral).stops == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"json": {"type": "object"}}, Structure("json_schema", '{"type": "object"}')),
+        ('{"choice": ["a", "\\"b"]}', Structure("grammar", 'root ::= "a" | "\\"b"')),
+        ({"json_object": True}, Structure("json_schema", '{"type": "object"}')),
+        ({"regex": "a+", "json": None}, Structure("regex", "a+")),
+    ],
+)
+def test_structures_are_those_of_vllm(given: Any, expected: Structure) -> None:
+    assert read(structured_outputs=given).structure == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"structured_outputs": "{"}, "is not valid JSON"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "expected one of json"),
+        ({"structured_outputs": {"choice": [1]}}, "must be a list of texts"),
+        ({"structured_outputs": {"regex": 3}}, "of a wrong type"),
+        ({"stop": [1]}, "expected a text or a list of texts"),
+        ({"stop_token_ids": [-1]}, "expected a list of tokens"),
+        ({"n": 0}, "'n' is 0, expected 1 to"),
+        ({"max_tokens": 1.5}, "expected a whole number"),
+        ({"ignore_eos": 1}, "expected true or false"),
+        ({"logprobs": 1}, "or 1 at temperature 0"),
+    ],
+)
+def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(Refusal, match=error):
+        read(**given)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [("(yes|no)", 6), ("a{3}", 3), ("(a{2}b){10,20}", 60), (r"[a-z\]]{5}\{", 6), ("(((", 0)],
+)
+def test_repetitions_multiply_the_size_of_a_pattern(pattern: str, expected: int) -> None:
+    assert states(pattern) == expected
+
+
+def test_patterns_of_a_schema_are_found_everywhere() -> None:
+    schema = '{"anyOf": [{"pattern": "a"}], "patternProperties": {"b": {"pattern": "c"}}}'
+    assert set(patterns(schema)) == {"a", "b", "c"}
+    assert list(patterns("{")) == []
