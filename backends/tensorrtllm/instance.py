@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, MutableSet, Sequence
+from collections.abc import AsyncGenerator, Iterable, MutableSet, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.backend import Answer, ForwardingInstance, Instance
+from gateway.backend import Answer, ExportedMetric, Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 
@@ -18,12 +18,14 @@ USAGE = "sluice_usage"
 """The response parameter with prompt tokens, new tokens and the finish reason."""
 
 
-class TensorRtLlmInstance(ForwardingInstance):
+class TensorRtLlmInstance(Instance):
     """Sends every request to the worker at once, and reads token counts from its responses.
 
     `adapters` are the names of LoRA adapters for OpenAI's clients. `siblings` are all instances of
     the same model and version.
     """
+
+    concurrency = None
 
     def __init__(
         self,
@@ -31,23 +33,35 @@ class TensorRtLlmInstance(ForwardingInstance):
         adapters: Sequence[str],
         siblings: "MutableSet[TensorRtLlmInstance]",
     ) -> None:
-        super().__init__(worker)
-        self.concurrency = None
+        self._worker = worker
         self.adapters = adapters
+        self.death = worker.death
         self._siblings = siblings
         siblings.add(self)
+
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return self._worker.alive
+
+    @property
+    def metrics(self) -> Iterable[ExportedMetric]:
+        return self._worker.metrics
+
+    @property
+    def waits_for(self) -> Iterable[str]:
+        return self._worker.waits_for
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if stops := [each for each in requests if _stops_another(each)]:
             await self._stop_elsewhere(stops)
-        async with aclosing(self._inner.execute(requests)) as answers:
+        async with aclosing(self._worker.execute(requests)) as answers:
             async for index, answer in answers:
                 yield index, _with_usage(answer) if isinstance(answer, InferResponse) else answer
 
     async def deliver_stops(self, requests: Sequence[InferRequest]) -> None:
         """Deliver requests that stop others; another instance answers them."""
         try:
-            async with aclosing(self._inner.execute(requests)) as answers:
+            async with aclosing(self._worker.execute(requests)) as answers:
                 async for _ in answers:
                     """Each is a cancellation or a refusal of the stop itself."""
         except InferenceError as error:
@@ -66,9 +80,15 @@ class TensorRtLlmInstance(ForwardingInstance):
         except TimeoutError:
             log.warning("stop not delivered in time", extra={"model": requests[0].model})
 
+    def kill(self, reason: str) -> None:
+        self._worker.kill(reason)
+
+    async def check_ready(self) -> None:
+        await self._worker.check_ready()
+
     async def close(self) -> None:
         self._siblings.discard(self)
-        await super().close()
+        await self._worker.close()
 
 
 def _stops_another(request: InferRequest) -> bool:
