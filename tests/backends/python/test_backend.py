@@ -152,12 +152,13 @@ async def test_a_model_that_completes_nothing_keeps_its_config(tmp_path: Path) -
     assert await soon(asyncio.to_thread(PythonBackend().complete, CONFIG, folder)) == CONFIG
 
 
+@pytest.mark.parametrize(("limit", "own"), [(0.5, "600"), (600, "0.5"), (0.5, "0")])
 async def test_completing_a_config_may_not_take_forever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float, own: str
 ) -> None:
-    monkeypatch.setattr(module, "COMPLETE_SECS", 0.5)
+    monkeypatch.setattr(module, "COMPLETE_SECS", limit)
     folder = write(tmp_path, COMPLETES.replace("return config", "time.sleep(600)"))
-    config = ModelConfig(name="m", backend="python")
+    config = ModelConfig(name="m", backend="python", parameters={"initialize_timeout_secs": own})
     with pytest.raises(InferenceError, match=r"did not return within 0\.5 s"):
         await soon(asyncio.to_thread(PythonBackend().complete, config, folder))
 

@@ -248,3 +248,15 @@ def test_an_estimator_that_selects_columns_by_name_gets_data_frames(program: Pro
     )
     for each, answer in zip(parts, found, strict=True):
         np.testing.assert_array_equal(answer["transform"], chosen.transform(frame[each]))
+
+
+def test_tensors_of_a_config_may_be_reshaped(
+    program: Program, estimators: Mapping[str, Any]
+) -> None:
+    square = {"name": "x", "data_type": "TYPE_FP64", "dims": [2, 2], "reshape": {"shape": [4]}}
+    label = {"name": "predict", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}
+    contract = program.opened(
+        estimators["forest"], max_batch_size=8, input=[square], output=[label]
+    )
+    (found,) = program.answers(contract, program.request(x=ROWS[:3]))
+    np.testing.assert_array_equal(found["predict"], estimators["forest"].predict(ROWS[:3]))

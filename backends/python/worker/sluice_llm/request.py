@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from sluice_worker.errors import HOST_PATH
+
 MAX_TEXT = 1000
-_HOST_PATH = re.compile(
-    r"""(?<=["'])(?:file:/)?/[^"'\n]*/[^"'\n]*(?=["'])"""  # in quotes it may have spaces
-    r"""|file://[^\s"']*"""
-    r"""|(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]*"""
-)
 _NAME = re.compile("[A-Za-z0-9_]+")
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
@@ -33,7 +30,7 @@ class Refusal(Exception):
 
 def clean(error: BaseException) -> str:
     """The text of a library's exception: its first error, without paths of the host, bounded."""
-    text = _HOST_PATH.sub("<path>", _first_mistake(error))
+    text = HOST_PATH.sub("<path>", _first_mistake(error))
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 

@@ -105,22 +105,26 @@ class RowReader:
             known = f" or the columns {', '.join(features.names)}" if features.names else ""
             raise self._refusal(f"lists {len(names)} inputs, expected one tensor of rows{known}")
         for each in self._listed:
-            self._check_dims(each["name"], list(each["dims"]))
+            self._check_dims(each["name"], dims_of(each))
             if each["data_type"] == WITHOUT_NUMPY:
                 raise self._refusal(f"has TYPE_BF16 for input '{each['name']}', which numpy lacks")
 
     def _check_dims(self, name: str, dims: list[int]) -> None:
         expected = expected_dims(self._features, columns=self.columns, batched=self._batched)
-        given = _agree(dims, expected)
-        if self.columns or self._features.texts:
-            given = given or _agree(dims, [*expected, 1]) or _agree(dims, [ANY_SIZE, 1])
-        if not given:
+        one_each = (self.columns or self._features.texts) and not self._batched
+        if not _agree(dims, expected) and not (one_each and _agree(dims, [*expected, 1])):
             raise self._refusal(
                 f"has dims {dims} for input '{name}', but the estimator expects {expected}"
             )
 
     def _refusal(self, why: str) -> BadAnswer:
         return BadAnswer(f"model '{self._model}': its configuration {why}", "INVALID_ARG")
+
+
+def dims_of(tensor: Mapping[str, Any]) -> list[int]:
+    """The dims of a config's input or output as the model gets them."""
+    reshape = tensor.get("reshape")
+    return list(tensor["dims"] if reshape is None else reshape.get("shape", ()))
 
 
 def is_columns(names: Sequence[str], features: EstimatorInput) -> bool:

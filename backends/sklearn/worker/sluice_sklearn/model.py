@@ -49,5 +49,6 @@ def _loaded(config: Mapping[str, Any]) -> Any:
 
 def share_of_cores(config: Mapping[str, Any], cores: int) -> int:
     """The threads of one instance: the instances of a model share the cores."""
-    instances = sum(max(1, each.get("count", 1)) for each in config.get("instance_group", ()))
-    return max(1, cores // max(1, int(instances)))
+    groups = config.get("instance_group", ())
+    instances = sum(max(1, int(each.get("count", 1))) for each in groups)
+    return max(1, cores // max(1, instances))

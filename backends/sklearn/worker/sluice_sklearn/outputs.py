@@ -8,9 +8,10 @@ import triton_python_backend_utils as pb_utils
 from sluice_worker.errors import BadAnswer
 from sluice_worker.tensor import TRITON_STRING_TO_NUMPY, name_of
 
+from .inputs import ANY_SIZE, dims_of
+
 METHODS = ("predict", "predict_proba", "decision_function", "transform")
 """The methods that may be outputs."""
-ANY_SIZE = -1
 
 
 class InvalidOutput(Exception):
@@ -45,7 +46,7 @@ class OutputWriter:
             for each in config.get("output", ())
         }
         self._dims = {
-            each["name"]: [*([ANY_SIZE] if batched else []), *each["dims"]]
+            each["name"]: [*([ANY_SIZE] if batched else []), *dims_of(each)]
             for each in config.get("output", ())
         }
 
