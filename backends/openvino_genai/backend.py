@@ -4,15 +4,16 @@ The inputs and outputs are those of Triton's vLLM backend, and OpenAI's requests
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import orjson
 
 from backends.python.backend import PythonBackend
 from backends.python.llm_instance import LlmInstance
-from gateway.backend import Backend, Instance, ModelContext
+from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig, TransactionPolicy
 from gateway.errors import Code, InferenceError
 from gateway.generation import EMBEDDING_REQUEST, IMAGE, INPUTS, OUTPUTS
@@ -21,6 +22,8 @@ from gateway.threads import apart
 
 PROGRAM = Path(__file__).parent / "worker"
 """The folder of the Python-based backend that serves the models."""
+LIBRARY = "openvino-genai"
+INSTALL = "pip install 'sluice[openvino_genai]'"
 DEFAULT_FILE = "model.json"
 STORED_MODEL = "stored_model"
 UNSERVED = (IMAGE, EMBEDDING_REQUEST)
@@ -37,6 +40,18 @@ class OpenVinoGenAiBackend(Backend):
 
     def __init__(self) -> None:
         self._workers = PythonBackend()
+
+    @property
+    def computes_on_gpus(self) -> bool:
+        return False
+
+    @property
+    def facts(self) -> Sequence[Fact]:
+        """Whether the gateway's environment has the library; a model may have one of its own."""
+        try:
+            return (Fact("library", version(LIBRARY)),)
+        except PackageNotFoundError:
+            return (Fact("library", f"{LIBRARY} is not installed", INSTALL),)
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         await self._python().prepare(config, path)

@@ -3,6 +3,7 @@
 import re
 import struct
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import httpx
@@ -50,6 +51,20 @@ def test_an_instance_group_that_cannot_be_served_is_refused(
     config = ModelConfig(name="m", backend="openvino_genai", instance_group=(group,))
     with pytest.raises(InferenceError, match=error):
         OpenVinoGenAiBackend().complete(config, tmp_path)
+
+
+def test_sluice_doctor_names_the_command_that_installs_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("backends.openvino_genai.backend.version", missing)
+    (fact,) = OpenVinoGenAiBackend().facts
+    assert (fact.found, fact.fix) == (
+        "openvino-genai is not installed",
+        "pip install 'sluice[openvino_genai]'",
+    )
 
 
 @pytest.fixture(scope="module")

@@ -145,9 +145,12 @@ def test_log_probabilities_are_those_of_the_chosen_tokens(
     assert total == pytest.approx(sum(each["logprob"] for each in chosen), abs=1e-4)
     assert -10 < total < -0.1
     without = llama.generate(**given, parameters=GREEDY)
-    assert (without["logprobs"], without["cumulative_logprob"]) == ("null", pytest.approx(total))
+    assert without["logprobs"] == "null"
+    # Another batch, or a prompt of the cache, rounds differently.
+    assert without["cumulative_logprob"] == pytest.approx(total, abs=0.05)
     said = chat(client, logprobs=True).choices[0].logprobs.content
-    assert [each.logprob for each in said] == [each["logprob"] for each in chosen]
+    logprobs = [each["logprob"] for each in chosen]
+    assert [each.logprob for each in said] == pytest.approx(logprobs, abs=0.05)
     sampled = chat(client, logprobs=True, temperature=1, max_tokens=3, seed=1)
     assert len(sampled.choices[0].logprobs.content) == 3
 
@@ -286,7 +289,8 @@ def test_a_client_that_leaves_frees_the_engine(server: Serving, prompt: str) -> 
     url = f"{server.http}/v2/models/llama/generate_stream"
     with httpx.stream("POST", url, json=body, timeout=60) as answered:
         if len(prompt) < 100:
-            next(answered.iter_lines())
+            lines = answered.iter_lines()
+            next(lines)
             wait_until(lambda: not idle(server), "the engine is busy")
     wait_until(lambda: idle(server), "the engine is idle")
 

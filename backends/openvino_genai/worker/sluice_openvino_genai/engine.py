@@ -77,7 +77,8 @@ def cache_blocks(library: GenAiLibrary, pipeline: Any, end: int) -> int:
     del handle  # without it the library drops the request
     if share <= 0:
         raise Refusal("its engine has no room for a token: raise cache_size or num_kv_blocks")
-    return round(100 / share)
+    blocks: int = round(100 / share)
+    return blocks
 
 
 def reason(error: BaseException) -> str:

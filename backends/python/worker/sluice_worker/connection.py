@@ -36,6 +36,8 @@ class GatewayConnection:
         self._sockets = (work, control, descriptors)
         self._work, self._control = work, control
         self._work_lock, self._control_lock = threading.Lock(), threading.Lock()
+        # Two, since a poll object is for one thread at a time; unlike select, with any descriptor.
+        self._waiting, self._asking = _poll(work), _poll(work)
         self._late: deque[bytes] = deque()
         self._gathered: list[bytes] | None = None
         self._gatherer = 0
@@ -48,7 +50,7 @@ class GatewayConnection:
 
     def wait_work(self) -> None:
         """Wait until bytes have arrived over `work`, or the gateway has closed it."""
-        select.select([self._work], (), ())
+        self._waiting.poll()
 
     def receive_work_now(self) -> bytes | None:
         """Bytes that have arrived over `work`; None if there are none now."""
@@ -61,7 +63,7 @@ class GatewayConnection:
 
     def has_work(self) -> bool:
         """Whether bytes have arrived over `work` that are not yet received."""
-        return bool(select.select([self._work], (), (), 0)[0])
+        return bool(self._asking.poll(0))
 
     def receive_control(self) -> bytes:
         """The next bytes over `control`; none if the gateway has closed it."""
@@ -134,6 +136,12 @@ class GatewayConnection:
     def _close(self) -> None:
         for each in self._sockets:
             each.close()
+
+
+def _poll(source: socket.socket) -> "select.poll":
+    found = select.poll()
+    found.register(source, select.POLLIN)
+    return found
 
 
 def _receive(source: socket.socket) -> bytes:
