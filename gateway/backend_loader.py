@@ -26,7 +26,7 @@ MOVED_MODULES = {
 }
 """Modules of release 0.1 that plug-in backends may import, and their present names."""
 
-EXTRAS = {"openvino": "openvino", "tensorrtllm": "trtllm"}
+EXTRAS = {"fil": "fil", "openvino": "openvino", "tensorrtllm": "trtllm"}
 """Optional dependencies of Sluice that have all that a backend needs."""
 
 NOT_SERVED = {
