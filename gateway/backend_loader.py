@@ -27,6 +27,7 @@ MOVED_MODULES = {
 """Modules of release 0.1 that plug-in backends may import, and their present names."""
 
 EXTRAS = {
+    "fil": "fil",
     "openvino": "openvino",
     "openvino_genai": "openvino_genai",
     "sklearn": "sklearn",

@@ -12,6 +12,7 @@ from gateway.errors import Code, InferenceError
 
 ENSEMBLE = "ensemble"
 TENSORRT = "tensorrt_plan"
+FOREST = "fil"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ PLATFORMS = (
     Platform("sklearn", "", "model.pkl", marks=("model.pkl",)),
     Platform("sklearn", "", "model.pickle", marks=("model.pickle",)),
     Platform("python", "", "model.py", marks=("model.py",)),
+    Platform(FOREST, "", "xgboost.json", marks=("xgboost.json",)),
+    Platform(FOREST, "", "xgboost.ubj", marks=("xgboost.ubj",)),
+    Platform(FOREST, "", "xgboost.model", marks=("xgboost.model",)),
+    Platform(FOREST, "", "checkpoint.tl", marks=("checkpoint.tl",)),
+    Platform(FOREST, "", "model.txt", marks=()),
 )
 """The recognised kinds of models, in the order of the checks."""
 
@@ -86,7 +92,12 @@ def _named(config: ModelConfig, candidates: Sequence[Platform]) -> Platform | No
 
 
 def _found(config: ModelConfig, candidates: Sequence[Platform], files: Set[str]) -> Platform | None:
-    """The candidate that the files identify, else the first one of a named backend."""
+    """The candidate that the files identify, else the first one of a named backend.
+
+    The backend of forests finds its file itself, by `model_type`.
+    """
+    if config.backend == FOREST:
+        return None
     if not (config.platform or config.default_model_filename):
         for each in candidates:
             if not files.isdisjoint(each.marks):

@@ -19,6 +19,8 @@ from gateway.models.repository import ModelRepository
 CONFIG_FILE = "config.pbtxt"
 
 Candidates = list[tuple[str, Platform]]
+OF_ANY_CONTENT = (".json", ".py", ".txt")
+"""Suffixes that do not identify a kind of model: only the default names do."""
 BATCHED = """\
 # The largest batch that the server makes of requests: raise it as memory and latency allow.
 # Tensors have a first dimension for the batch, which dims below leave out.
@@ -156,7 +158,7 @@ def _candidates(names: Sequence[str]) -> Candidates:
         (name, each)
         for name in sorted(names)
         for each in PLATFORMS
-        if each.backend != "python" and Path(name).suffix == Path(each.filename).suffix
+        if Path(name).suffix == Path(each.filename).suffix not in OF_ANY_CONTENT
     ]
 
 

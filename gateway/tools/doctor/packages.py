@@ -15,6 +15,7 @@ from packaging.version import Version
 from gateway.tools.doctor.report import Finding, Health
 
 RUNTIMES: Mapping[str, Sequence[str]] = {
+    "fil": ("xgboost-cpu", "xgboost"),
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
     "openvino_genai": ("openvino-genai",),
