@@ -26,7 +26,7 @@ MOVED_MODULES = {
 }
 """Modules of release 0.1 that plug-in backends may import, and their present names."""
 
-EXTRAS = {"openvino": "openvino", "tensorrtllm": "trtllm"}
+EXTRAS = {"openvino": "openvino", "tensorflow": "tensorflow", "tensorrtllm": "trtllm"}
 """Optional dependencies of Sluice that have all that a backend needs."""
 
 REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {

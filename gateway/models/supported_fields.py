@@ -37,10 +37,12 @@ class FieldSupport:
 HONOURED = FieldSupport(FieldVerdict.HONOURED)
 TENSORRT_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed for TensorRT", ("tensorrt",))
 ONNX_RUNTIME = ("onnxruntime",)
+WITH_LIBRARIES = ("onnxruntime", "tensorflow")
 STACKED = FieldSupport(
     FieldVerdict.IGNORED,
-    "only ONNX Runtime, OpenVINO, PyTorch and TensorRT models get their batches as one tensor",
-    ("onnxruntime", "openvino", "pytorch", "tensorrt"),
+    "only ONNX Runtime, OpenVINO, PyTorch, TensorFlow and TensorRT models get their batches as one "
+    "tensor",
+    ("onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"),
 )
 UNUSED_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed that makes no difference here")
 VECTORISED = FieldSupport(FieldVerdict.REFUSED, "tensors in vectorised formats are not served")
@@ -135,7 +137,9 @@ SUPPORT = {
     "parameters": HONOURED,
     "model_warmup": HONOURED,
     "model_operations": FieldSupport(
-        FieldVerdict.IGNORED, "only ONNX Runtime loads libraries of operators", ONNX_RUNTIME
+        FieldVerdict.IGNORED,
+        "only ONNX Runtime and TensorFlow load libraries of operators",
+        WITH_LIBRARIES,
     ),
     "model_transaction_policy": HONOURED,
     "model_repository_agents": _refused("no agents act on the model's files"),

