@@ -21,7 +21,7 @@ MEMORY_FRACTION = "gpu-memory-fraction"
 
 DEFAULT_TAG = "serve"
 CALLERS_THREAD = -1
-"""TensorFlow's number of threads between operations for none but that of the run."""
+"""The library's number of threads between operations for the thread of the run."""
 MOST_THREADS = 1024
 """The library ends the process if the system refuses a thread."""
 WORDS = {"yes": "true", "no": "false"}
@@ -57,7 +57,7 @@ class TensorFlowParameters:
             found.get(TAG, "") or DEFAULT_TAG,
             found.get(SIGNATURE, ""),
             _threads(config, INTRA_THREADS) or share,
-            _threads(config, INTER_THREADS) or (share if share > 1 else CALLERS_THREAD),
+            _inter_threads(_threads(config, INTER_THREADS) or share),
             share_count,
             found.get(INIT_OPS_FILE, ""),
             switch(settings, SOFT_PLACEMENT, default=True),
@@ -69,6 +69,11 @@ def _threads_of_session(config: ModelConfig, share_count: int) -> int:
     """The threads of one session if all sessions of the model share the cores; at least 1."""
     sessions = -(-instances_on_cpu(config) // share_count)
     return max(1, processors() // sessions)
+
+
+def _inter_threads(count: int) -> int:
+    """A pool of one thread only adds switches to the instance's thread."""
+    return count if count > 1 else CALLERS_THREAD
 
 
 def _threads(config: ModelConfig, key: str) -> int:

@@ -29,6 +29,7 @@ def test_sessions_share_the_cores() -> None:
 
 def test_a_session_of_one_thread_has_that_of_its_runs() -> None:
     assert read(count=processors()).inter_threads == -1
+    assert read(TF_NUM_INTER_THREADS="1").inter_threads == -1
 
 
 def test_given_values_are_used() -> None:
