@@ -62,4 +62,10 @@ NOISE = re.compile(
 
 def clear_failures(folder: Path, what: str) -> ClearFailures:
     """A context for calls of the library; `what` begins the text of a failure."""
-    return ClearFailures(folder, what, ERRORS, lambda text: NOISE.sub("", text).strip("\"'"))
+    return ClearFailures(folder, what, ERRORS, _reason)
+
+
+def _reason(text: str) -> str:
+    """The library's reason; KeyError puts its text into quotation marks."""
+    reason = NOISE.sub("", text)
+    return reason[1:-1] if reason[:1] == reason[-1:] == '"' else reason

@@ -150,6 +150,7 @@ SUPPORT = {
 
 PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
+    "TF_USE_PER_SESSION_THREADS": _ignored("sessions of TensorFlow have threads of their own"),
 }
 """The verdict on Triton's keys of `parameters` that are not honoured."""
 

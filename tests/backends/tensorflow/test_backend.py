@@ -132,7 +132,8 @@ async def test_a_saved_model_that_is_cut_short_is_refused(folder: Path, bytes_ke
     file = save(unchanged(), folder) / "model.savedmodel" / "saved_model.pb"
     file.write_bytes(file.read_bytes()[:bytes_kept])
     assert (await failure(folder)).message.startswith(
-        "unable to load model 'm': '1/model.savedmodel' cannot be read: Error parsing message"
+        "unable to load model 'm': '1/model.savedmodel' cannot be read: Error parsing message with "
+        "type 'tensorflow.SavedModel'"
     )
 
 
