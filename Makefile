@@ -17,11 +17,17 @@ NEWEST_WORKERS ?= 2
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
+# TensorFlow takes 1.4 GB and is not in the lock. Its environment shares the packages of $(VENV), too.
+TENSORFLOW_TESTS := tests/backends/tensorflow
+TENSORFLOW_VENV := $(VENV)/tensorflow
+TENSORFLOW_BIN := $(TENSORFLOW_VENV)/bin
+TENSORFLOW_READY := $(TENSORFLOW_VENV)/ready
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# Every test runs in one of the three; tests marked `both` run in the first two.
-ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet)
+# Every test runs in one of the four; tests marked `both` run in the first two.
+ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or tensorflow)
 ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not quiet
 ALONE := quiet
+ON_TENSORFLOW := tensorflow
 # The modules of those tests; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
 NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
@@ -34,7 +40,7 @@ ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transpor
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-all test-oldest test-newest test-alone stored lint bench profile soak gpu-check clean
+.PHONY: setup serve test test-all test-oldest test-newest test-tensorflow test-alone stored lint bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -57,8 +63,8 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# `make -j3 test` runs the first three at the same time. Tests that measure time run when nothing else does.
-test: lint test-oldest test-newest
+# `make -j3 test` runs three of them at the same time. Tests that measure time run when nothing else does.
+test: lint test-oldest test-newest test-tensorflow
 	@$(MAKE) --no-print-directory test-alone
 
 stored: $(READY)
@@ -74,6 +80,10 @@ test-oldest: $(READY) stored
 # start engines stay in two processes, which start first (tests/distribution.py).
 test-newest: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
+
+# Models of TensorFlow.
+test-tensorflow: $(TENSORFLOW_READY)
+	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "$(ON_TENSORFLOW) $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)))
 
 test-alone: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
@@ -95,13 +105,24 @@ if [ "$${found%.*}" = "$${ours%.*}" ] && [ "$$found" != "$$ours" ]; then \
 fi
 endef
 
+# $(call share_packages,VENV): that environment imports what this one and $(VENV) have.
+share_packages = printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python*/site-packages \
+  > $$(echo $(1)/lib/python*/site-packages)/shared.pth
+
 define MAKE_OLDEST
 $(OLDEST) -m venv --without-pip --clear $(OLDEST_VENV) && \
-printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python*/site-packages \
-  > $$(echo $(OLDEST_VENV)/lib/python*/site-packages)/shared.pth && \
+$(call share_packages,$(OLDEST_VENV)) && \
 $(BIN)/pip --python $(OLDEST_BIN)/python --disable-pip-version-check install --quiet --no-deps \
   $(PIP_ARGS) "$$(grep ^async-timeout== $(LOCK))"
 endef
+
+$(TENSORFLOW_READY): $(TENSORFLOW_TESTS)/requirements.txt | $(READY)
+	@echo "test-tensorflow: installing TensorFlow (1.4 GB on disk)"
+	@$(BIN)/python -m venv --without-pip --clear $(TENSORFLOW_VENV)
+	@$(BIN)/pip --python $(TENSORFLOW_BIN)/python --disable-pip-version-check install --quiet --no-deps --no-compile \
+	  $(PIP_ARGS) -r $<
+	@$(call share_packages,$(TENSORFLOW_VENV))
+	@touch $@
 
 bench: $(READY)
 	@$(BIN)/sluice fetch

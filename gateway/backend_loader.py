@@ -31,6 +31,7 @@ EXTRAS = {
     "openvino": "openvino",
     "openvino_genai": "openvino_genai",
     "sklearn": "sklearn",
+    "tensorflow": "tensorflow",
     "tensorrtllm": "trtllm",
 }
 """Optional dependencies of Sluice that have all that a backend needs."""

@@ -2,10 +2,14 @@
 
 import argparse
 import asyncio
+import importlib.util
 import shutil
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,22 +21,41 @@ from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from loadtests.support import rounds
-from loadtests.support.rounds import Better, Metric, Report, Step
+from loadtests.support.rounds import Better, Metric, Report, Results, Step
 from loadtests.support.servers import Server, gateway, spent_secs
 from loadtests.support.triton import sentences
 
 HERE = Path(__file__).parent
 MODELS = {"add_sub": HERE / "models", "minilm": HERE.parent / "model_repository"}
-RUNTIMES = ("onnxruntime", "openvino")
-"""The peer first."""
+PEER = "onnxruntime"
+RUNTIMES = (PEER, "openvino")
+TENSORFLOW = "tensorflow"
+"""Not part of `make setup`; it has no encoder with the same weights."""
+NO_TENSORFLOW = "tensorflow is not measured: it is not installed (pip install 'sluice[tensorflow]')"
+SAVED_MODEL = """
+import sys
+import tensorflow.compat.v1 as tf
+
+graph = tf.Graph()
+with graph.as_default(), tf.Session(graph=graph) as session:
+    first, second = (tf.placeholder(tf.float32, [None, 16], f"INPUT{place}") for place in (0, 1))
+    tf.saved_model.simple_save(
+        session,
+        sys.argv[1],
+        {"INPUT0": first, "INPUT1": second},
+        {"OUTPUT0": first + second, "OUTPUT1": first - second},
+    )
+"""
+"""A program, since TensorFlow takes half a gigabyte of the client's process."""
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WARM_UP_SECS = 1.0
 
 
 def runtimes(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure the sum of 16 floats and an encoder over gRPC, with the ONNX files of both runtimes.
+    """Measure the sum of 16 floats and an encoder over gRPC, on runtimes with the same weights.
 
     `minilm` gets sentences of mixed lengths, which are padded to a common length in batches.
+    TensorFlow, if it is installed, has a SavedModel of the sum.
     """
     parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
     parser.add_argument("--secs", type=float, default=4.0, metavar="N", help="of each measurement")
@@ -42,13 +65,48 @@ def runtimes(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 def _runtimes(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
     contenders = [gateway(_repository(folder / name, name), name) for name in RUNTIMES]
-    requests = {"add_sub": [_floats()], "minilm": [_sentence(ids) for ids in sentences(256)]}
-    steps: list[Step] = [
+    sums = _steps(asked, "add_sub", [_floats()])
+    encoder = _steps(asked, "minilm", [_sentence(ids) for ids in sentences(256)])
+    steps = {name: [*sums, *encoder] for name in RUNTIMES}
+    if measured := importlib.util.find_spec(TENSORFLOW) is not None:
+        contenders.insert(1, gateway(_saved_model(folder / TENSORFLOW), TENSORFLOW))
+        steps[TENSORFLOW] = sums
+    results, report = rounds.compare_contenders(
+        "The same weights", contenders, steps, asked, console
+    )
+    notes = list(_ratios(results)) if measured else [NO_TENSORFLOW]
+    return replace(report, notes=notes)
+
+
+def _steps(asked: argparse.Namespace, model: str, messages: Sequence[bytes]) -> list[Step]:
+    return [
         (f"{model}, {clients} clients", partial(_measure, asked, model, messages, clients))
-        for model, messages in requests.items()
         for clients in asked.clients
     ]
-    return rounds.compare_contenders("The same weights", contenders, steps, asked, console)[1]
+
+
+def _ratios(results: Results) -> Iterator[str]:
+    for metric, found in results.values.items():
+        if TENSORFLOW in found and metric.better is Better.HIGHER:
+            ratio = results.ratio(metric, TENSORFLOW, PEER)
+            yield f"{metric}: tensorflow {ratio:.2f} of {PEER}"
+
+
+def _saved_model(folder: Path) -> Path:
+    """A repository with the sum of 16 floats as a SavedModel, on one thread as its peers."""
+    version = folder / "add_sub" / "1"
+    version.mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-c", SAVED_MODEL, version / "model.savedmodel"],
+        check=True,
+        capture_output=True,
+    )
+    config = (MODELS["add_sub"] / "add_sub" / "config.pbtxt").read_text()
+    config = config.replace('backend: "onnxruntime"', 'platform: "tensorflow_savedmodel"')
+    config = config.replace("intra_op_thread_count", "TF_NUM_INTRA_THREADS")
+    config += 'parameters { key: "TF_NUM_INTER_THREADS" value { string_value: "1" } }\n'
+    (folder / "add_sub" / "config.pbtxt").write_text(config)
+    return folder
 
 
 def _repository(folder: Path, backend: str) -> Path:

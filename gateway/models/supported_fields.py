@@ -37,10 +37,12 @@ class FieldSupport:
 HONOURED = FieldSupport(FieldVerdict.HONOURED)
 TENSORRT_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed for TensorRT", ("tensorrt",))
 ONNX_RUNTIME = ("onnxruntime",)
+WITH_LIBRARIES = ("onnxruntime", "tensorflow")
 STACKED = FieldSupport(
     FieldVerdict.IGNORED,
-    "only ONNX Runtime, OpenVINO, PyTorch and TensorRT models get their batches as one tensor",
-    ("onnxruntime", "openvino", "pytorch", "tensorrt"),
+    "only ONNX Runtime, OpenVINO, PyTorch, TensorFlow and TensorRT models get their batches as one "
+    "tensor",
+    ("onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"),
 )
 UNUSED_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed that makes no difference here")
 VECTORISED = FieldSupport(FieldVerdict.REFUSED, "tensors in vectorised formats are not served")
@@ -135,7 +137,9 @@ SUPPORT = {
     "parameters": HONOURED,
     "model_warmup": HONOURED,
     "model_operations": FieldSupport(
-        FieldVerdict.IGNORED, "only ONNX Runtime loads libraries of operators", ONNX_RUNTIME
+        FieldVerdict.IGNORED,
+        "only ONNX Runtime and TensorFlow load libraries of operators",
+        WITH_LIBRARIES,
     ),
     "model_transaction_policy": HONOURED,
     "model_repository_agents": HONOURED,
@@ -147,6 +151,7 @@ SUPPORT = {
 PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
     "allow-pickle": _ignored("only --backend-config=sklearn,allow-pickle=true permits pickles"),
+    "TF_USE_PER_SESSION_THREADS": _ignored("sessions of TensorFlow have threads of their own"),
 }
 """The verdict on keys of `parameters` that are not honoured."""
 

@@ -1,6 +1,7 @@
-"""Checks of a config against its model, by Triton's rules for ONNX models, in its words."""
+"""Checks of a config against its model, by Triton's rules, in its words."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from gateway.batches.shapes import ANY_SIZE, batched_shape_problems, whole_shape_problems
 from gateway.batches.stacking import sequence_inputs, with_sequence_tensors
@@ -11,12 +12,28 @@ from gateway.tensor import format_shape
 from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
 
 
-def check(config: ModelConfig, signature: ModelSignature) -> None:
+@dataclass(frozen=True, slots=True)
+class CheckRules:
+    """Rules that differ between runtimes; the defaults are those for ONNX models.
+
+    `spare_inputs`: the model may have inputs that the config omits. `exact_outputs`: the config's
+    dims of outputs equal the model's. `free_ranks`: a tensor of no dims has those of the config.
+    """
+
+    spare_inputs: bool = False
+    exact_outputs: bool = False
+    free_ranks: bool = False
+
+
+ONNX_RULES = CheckRules()
+
+
+def check(config: ModelConfig, signature: ModelSignature, rules: CheckRules = ONNX_RULES) -> None:
     """Raise INVALID_ARG for the first contradiction.
 
-    A model may have more outputs than the config lists, but not more inputs.
+    A model may have more outputs than the config lists.
     """
-    raise_first(_problems(config, signature))
+    raise_first(_problems(config, signature, rules))
 
 
 def raise_first(problems: Iterator[str]) -> None:
@@ -25,11 +42,14 @@ def raise_first(problems: Iterator[str]) -> None:
         raise InferenceError(Code.INVALID_ARG, problem)
 
 
-def _problems(config: ModelConfig, signature: ModelSignature) -> Iterator[str]:
+def _problems(config: ModelConfig, signature: ModelSignature, rules: CheckRules) -> Iterator[str]:
     yield from control_problems(config, signature.inputs)
-    yield from count_problems(config, len(signature.inputs), signature.defaults)
+    if rules.spare_inputs:
+        yield from _excess_problems(config, len(signature.inputs))
+    else:
+        yield from count_problems(config, len(signature.inputs), signature.defaults)
     for each in config.input:
-        yield from _input_problems(each, config, signature)
+        yield from _input_problems(each, config, signature, rules)
     for batch_input in config.batch_input:
         for name in batch_input.target_name:
             yield from name_problems(name, "input", signature.inputs)
@@ -37,8 +57,8 @@ def _problems(config: ModelConfig, signature: ModelSignature) -> Iterator[str]:
                 name, "input", batch_input.data_type, signature.inputs[name], config
             )
     for output in config.output:
-        yield from _output_problems(output, config, signature)
-    yield from _sequence_problems(config, signature)
+        yield from _output_problems(output, config, signature, rules)
+    yield from _sequence_problems(config, signature, rules)
 
 
 def control_problems(config: ModelConfig, inputs: Iterable[str]) -> Iterator[str]:
@@ -52,37 +72,55 @@ def control_problems(config: ModelConfig, inputs: Iterable[str]) -> Iterator[str
             )
 
 
-def _sequence_problems(config: ModelConfig, signature: ModelSignature) -> Iterator[str]:
+def _sequence_problems(
+    config: ModelConfig, signature: ModelSignature, rules: CheckRules
+) -> Iterator[str]:
     """Controls and states are checked like other tensors."""
     if config.sequence_batching is None:
         return
     for tensor in sequence_inputs(config.sequence_batching):
-        yield from _input_problems(tensor, config, signature)
+        yield from _input_problems(tensor, config, signature, rules)
     for output in with_sequence_tensors(config).output[len(config.output) :]:
-        yield from _output_problems(output, config, signature)
+        yield from _output_problems(output, config, signature, rules)
 
 
 def count_problems(config: ModelConfig, found: int, defaults: Iterable[str] = ()) -> Iterator[str]:
     """The difference of the number of inputs, without those in `defaults`, from the model's."""
-    batching = config.sequence_batching
-    names = {each.name for each in config.input}.difference(defaults)
-    names.update(name for each in config.batch_input for name in each.target_name)
-    names.update(each.name for each in (sequence_inputs(batching) if batching else ()))
-    if len(names) != found:
+    expected = _expected_inputs(config, defaults)
+    if expected != found:
         yield (
-            f"unable to load model '{config.name}', configuration expects {len(names)} inputs, "
+            f"unable to load model '{config.name}', configuration expects {expected} inputs, "
             f"model provides {found}"
         )
 
 
+def _expected_inputs(config: ModelConfig, defaults: Iterable[str] = ()) -> int:
+    batching = config.sequence_batching
+    names = {each.name for each in config.input}.difference(defaults)
+    names.update(name for each in config.batch_input for name in each.target_name)
+    names.update(each.name for each in (sequence_inputs(batching) if batching else ()))
+    return len(names)
+
+
+def _excess_problems(config: ModelConfig, found: int) -> Iterator[str]:
+    expected = _expected_inputs(config)
+    if expected > found:
+        yield (
+            f"unable to load model '{config.name}', configuration expects {expected} inputs, "
+            f"model provides at most {found}"
+        )
+
+
 def _input_problems(
-    tensor: ModelInput, config: ModelConfig, signature: ModelSignature
+    tensor: ModelInput, config: ModelConfig, signature: ModelSignature, rules: CheckRules
 ) -> Iterator[str]:
     known = {**signature.inputs, **signature.defaults}
     yield from name_problems(tensor.name, "input", known)
     found = known[tensor.name]
     yield from _optional_problems(tensor, config)
     yield from _type_problems(tensor.name, "input", tensor.data_type, found, config)
+    if rules.free_ranks and not found.dims:
+        return
     if tensor.allow_ragged_batch:
         yield from whole_shape_problems(config.name, tensor.name, found.dims or (), (ANY_SIZE,))
     else:
@@ -90,14 +128,23 @@ def _input_problems(
 
 
 def _output_problems(
-    tensor: ModelOutput, config: ModelConfig, signature: ModelSignature
+    tensor: ModelOutput, config: ModelConfig, signature: ModelSignature, rules: CheckRules
 ) -> Iterator[str]:
     yield from name_problems(tensor.name, "output", signature.outputs)
     found = signature.outputs[tensor.name]
     yield from _type_problems(tensor.name, "output", tensor.data_type, found, config)
     scattered = {name for each in config.batch_output for name in each.target_name}
-    if tensor.name not in scattered:
-        yield from _shape_problems(tensor, found, config)
+    if tensor.name in scattered or (rules.free_ranks and not found.dims):
+        return
+    yield from _shape_problems(tensor, found, config)
+    dims = tensor.dims if tensor.reshape is None else tensor.reshape.shape
+    whole = (ANY_SIZE, *dims) if config.batching else dims
+    if rules.exact_outputs and found.dims != whole:
+        yield (
+            f"model '{config.name}', tensor '{tensor.name}': the model computes shape "
+            f"{format_shape(found.dims or ())} but the model configuration specifies shape "
+            f"{format_shape(whole)}"
+        )
 
 
 def name_problems(name: str, role: str, known: Iterable[str]) -> Iterator[str]:

@@ -1,14 +1,14 @@
-"""Completion of a config from the model, by Triton's rules for ONNX models, in its words.
-
-It looks at whole sides: inputs or outputs that a config lists are kept.
-"""
+"""Completion of a config from the model, by Triton's rules, in its words."""
 
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import Enum, auto
+from typing import TypeVar
 
 from gateway.batches.stacking import sequence_inputs
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TensorReshape
+from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
@@ -19,13 +19,29 @@ DEFAULT_BATCH_SIZE = "default-max-batch-size"
 """The option of `--backend-config` with the batch size of models without one."""
 USUAL_BATCH_SIZE = 4
 
+Side = TypeVar("Side", ModelInput, ModelOutput)
+
+
+class ListedTensors(Enum):
+    """The rule for tensors that a config lists already."""
+
+    KEPT = auto()
+    """A side that lists tensors is kept as it is, as on Triton for ONNX models."""
+    FILLED = auto()
+    """Listed tensors get what they lack, and missing inputs are added, as for TensorFlow models."""
+
 
 def is_complete(config: ModelConfig) -> bool:
     """Whether nothing is missing; batching then is as configured."""
     return bool((config.input or config.batch_input) and config.output)
 
 
-def complete(config: ModelConfig, signature: ModelSignature, batch_size: int | None) -> ModelConfig:
+def complete(
+    config: ModelConfig,
+    signature: ModelSignature,
+    batch_size: int | None,
+    listed: ListedTensors = ListedTensors.KEPT,
+) -> ModelConfig:
     """The config with the model's tensors, batch size and dynamic batching filled in.
 
     `batch_size` is that of a config without one; None if the model cannot batch. Raises
@@ -42,12 +58,74 @@ def complete(config: ModelConfig, signature: ModelSignature, batch_size: int | N
         log.warning("batch size chosen", extra={"model": config.name, "max_batch_size": batch_size})
         config = replace(config, max_batch_size=batch_size)
     own = _without_sequence_tensors(signature, config)
+    inputs, outputs = (_filled if listed is ListedTensors.FILLED else _kept)(config, own)
     return replace(
         config,
-        input=config.input if config.input or config.batch_input else _inputs(own, config),
-        output=config.output or _outputs(own, config),
+        input=inputs,
+        output=outputs,
         dynamic_batching=with_batching(config).dynamic_batching,
     )
+
+
+Sides = tuple[tuple[ModelInput, ...], tuple[ModelOutput, ...]]
+
+
+def _kept(config: ModelConfig, own: ModelSignature) -> Sides:
+    return (
+        config.input if config.input or config.batch_input else _inputs(own, config),
+        config.output or _outputs(own, config),
+    )
+
+
+def _filled(config: ModelConfig, own: ModelSignature) -> Sides:
+    derived = {name for each in config.batch_input for name in each.target_name}
+    known = {each.name for each in config.input}
+    missing = {name: each for name, each in own.inputs.items() if name not in known.union(derived)}
+    _require_ranks(missing, config, "and dimensions are not defined")
+    if not config.output:
+        _require_ranks(own.outputs, config, "which is not supported")
+    wanted = {each.name for each in config.output} or set(own.outputs)
+    own = replace(own, outputs={name: own.outputs[name] for name in own.outputs if name in wanted})
+    inputs = _inputs(own, config)
+    outputs = _outputs(own, config)
+    added = tuple(each for each in inputs if each.name in missing)
+    return (
+        (*_with_own(config.input, inputs, config), *added),
+        _with_own(config.output, outputs, config) or outputs,
+    )
+
+
+def _require_ranks(tensors: Mapping[str, ModelTensor], config: ModelConfig, problem: str) -> None:
+    for each in tensors.values():
+        if each.dims is None:
+            raise _unknown_rank(each.name, config, problem)
+
+
+def _unknown_rank(name: str, config: ModelConfig, problem: str) -> InferenceError:
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"unable to autofill for '{config.name}': the rank of model tensor '{name}' is 0 {problem}",
+    )
+
+
+def _with_own(
+    listed: tuple[Side, ...], found: tuple[Side, ...], config: ModelConfig
+) -> tuple[Side, ...]:
+    """The listed tensors; each without data type or dims has those of the model."""
+    own = {each.name: each for each in found}
+    return tuple(
+        _completed(each, own[each.name], config) if each.name in own else each for each in listed
+    )
+
+
+def _completed(tensor: Side, own: Side, config: ModelConfig) -> Side:
+    if tensor.data_type is DataType.TYPE_INVALID:
+        tensor = replace(tensor, data_type=own.data_type)
+    if tensor.dims:
+        return tensor
+    if not own.dims:
+        raise _unknown_rank(own.name, config, "and dimensions are not defined")
+    return replace(tensor, dims=own.dims, reshape=own.reshape)
 
 
 def with_batching(config: ModelConfig) -> ModelConfig:

