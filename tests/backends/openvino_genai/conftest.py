@@ -29,7 +29,7 @@ def gguf() -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def repository(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped model with the config for laptops and a small cache."""
     found = tmp_path_factory.mktemp("repository")
@@ -39,7 +39,7 @@ def repository(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Serving]:
     with serving(repository, "--model-config-name=laptop") as started:
         yield started

@@ -86,7 +86,7 @@ class GatewayConnection:
     def gathered(self) -> Iterator[None]:
         """Messages that this thread sends over `work` in the block leave together at its end.
 
-        Only one thread of a process may do so.
+        Only one thread of a process may do so, and nothing in the block may wait for an answer.
         """
         self._gathered, self._gatherer = [], threading.get_ident()
         try:
