@@ -39,8 +39,9 @@ TENSORRT_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed for Tenso
 ONNX_RUNTIME = ("onnxruntime",)
 STACKED = FieldSupport(
     FieldVerdict.IGNORED,
-    "only ONNX Runtime, OpenVINO, PyTorch and TensorRT models get their batches as one tensor",
-    ("onnxruntime", "openvino", "pytorch", "tensorrt"),
+    "only forests and ONNX Runtime, OpenVINO, PyTorch and TensorRT models get their batches as "
+    "one tensor",
+    ("fil", "onnxruntime", "openvino", "pytorch", "tensorrt"),
 )
 UNUSED_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed that makes no difference here")
 VECTORISED = FieldSupport(FieldVerdict.REFUSED, "tensors in vectorised formats are not served")

@@ -11,13 +11,16 @@ import pytest
 import xgboost
 
 from backends.fil.backend import FilBackend
+from backends.fil.model_file import find_model
 from gateway.backend_loader import BackendLoader
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig, ModelInput
 from gateway.config.data_type import DataType
+from gateway.config.pbtxt import parse
 from gateway.config.platforms import resolve_backend
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
+from gateway.tools.draft import draft, open_file
 from tests.backends.fil.conftest import (
     HOLES,
     LABELS,
@@ -145,6 +148,16 @@ async def test_a_forest_of_dart_is_served(load: Load) -> None:
     (found,) = await ask(await load({"xgboost.json": json_of(booster)}), floats(input__0=HOLES))
     expected = booster.predict(xgboost.DMatrix(HOLES))
     np.testing.assert_allclose(found["output__0"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["xgboost.json", "mine.ubj", "model.txt"])
+def test_a_draft_is_the_completed_config(folder: Path, name: str) -> None:
+    data = text_of(lgb("binary")) if name == "model.txt" else ubj_of(xgb(BINARY))
+    file = save({name: data}, folder) / name
+    found = parse(draft(open_file(file), BackendLoader()).text, "m")
+    assert (found.backend, found.max_batch_size) == ("fil", 32768)
+    assert (found.input, found.output) == ((X,), (output(1),))
+    assert find_model(found, folder) == file
 
 
 # Contradictions.
