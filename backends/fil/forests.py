@@ -83,7 +83,7 @@ class LightgbmForest:
 
     def __init__(self, data: bytes, threads: int) -> None:
         self._threads = threads
-        self._booster = lightgbm.Booster({"verbosity": -1}, model_str=data.decode())
+        self._booster = lightgbm.Booster(model_str=data.decode())
         objective = self._booster.dump_model(num_iteration=1).get("objective", "").split(" ")[0]
         self.features = self._booster.num_feature()
         self.classes = self._booster.num_model_per_iteration()

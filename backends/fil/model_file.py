@@ -9,6 +9,12 @@ import treelite
 import xgboost
 
 from backends.fil.forests import Forest, LightgbmForest, TreeliteForest, XgboostForest
+from backends.fil.whole_files import (
+    JSON_BEGIN,
+    is_ubjson,
+    is_whole_lightgbm,
+    require_whole_ubjson,
+)
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.tensor_runtime.failures import ClearFailures
@@ -29,11 +35,8 @@ FILES = {
 }
 """The names of a file by `model_type`, Triton's first."""
 
-JSON_BEGIN = b"{"
-"""UBJSON begins with it, too."""
 OLD_XGBOOST_BEGIN = b"binf"
 LIGHTGBM_BEGIN = b"tree"
-LIGHTGBM_END = b"end of trees"
 
 ERRORS = (
     xgboost.core.XGBoostError,
@@ -103,6 +106,8 @@ def read_forest(config: ModelConfig, folder: Path, threads: int) -> Forest:
     library, read = _reader(kind, file, data)
     reading = f"'{shown}' is cut short, or of a format that {library} does not read"
     with clear_failures(folder, what, reading):
+        if is_ubjson(data):
+            require_whole_ubjson(data)
         return read(threads)
 
 
@@ -124,8 +129,8 @@ def _problem(kind: str, data: bytes) -> str:
     """A difference that a library would not report, or report unclearly."""
     if kind == LIGHTGBM and not data.startswith(LIGHTGBM_BEGIN):
         return "no model of LightGBM: expected a text that begins with 'tree'"
-    if kind == LIGHTGBM and LIGHTGBM_END not in data:
-        return f"cut short: expected '{LIGHTGBM_END.decode()}' after the trees of LightGBM"
+    if kind == LIGHTGBM and not is_whole_lightgbm(data):
+        return "cut short: expected trees of LightGBM of the sizes in 'tree_sizes'"
     if kind.startswith(XGBOOST) and not data.startswith((JSON_BEGIN, OLD_XGBOOST_BEGIN)):
         return (
             "no model of XGBoost: expected JSON or UBJSON, which begin with '{', or an old binary, "

@@ -40,9 +40,9 @@ ONNX_RUNTIME = ("onnxruntime",)
 WITH_LIBRARIES = ("onnxruntime", "tensorflow")
 STACKED = FieldSupport(
     FieldVerdict.IGNORED,
-    "only ONNX Runtime, OpenVINO, PyTorch, TensorFlow and TensorRT models get their batches as one "
-    "tensor",
-    ("onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"),
+    "only forests and ONNX Runtime, OpenVINO, PyTorch, TensorFlow and TensorRT models get their "
+    "batches as one tensor",
+    ("fil", "onnxruntime", "openvino", "pytorch", "tensorflow", "tensorrt"),
 )
 UNUSED_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed that makes no difference here")
 VECTORISED = FieldSupport(FieldVerdict.REFUSED, "tensors in vectorised formats are not served")

@@ -26,6 +26,10 @@ def resolved(files: set[str], **given: str) -> Resolved:
         ({"model.pt"}, ("pytorch", "pytorch_libtorch", "model.pt")),
         ({"model.pt2"}, ("pytorch", "torch_aoti", "model.pt2")),
         ({"model.py"}, ("python", "", "model.py")),
+        ({"xgboost.json"}, ("fil", "", "xgboost.json")),
+        ({"xgboost.ubj"}, ("fil", "", "xgboost.ubj")),
+        ({"xgboost.model"}, ("fil", "", "xgboost.model")),
+        ({"checkpoint.tl"}, ("fil", "", "checkpoint.tl")),
         ({"model.py", "model.onnx"}, ("onnxruntime", "onnxruntime_onnx", "model.onnx")),
     ],
 )
@@ -33,7 +37,9 @@ def test_a_default_file_gives_the_backend_away(files: set[str], expected: Resolv
     assert resolved(files) == expected
 
 
-@pytest.mark.parametrize("files", [{"model.savedmodel"}, {"model.plan/"}, {"other.onnx"}])
+@pytest.mark.parametrize(
+    "files", [{"model.savedmodel"}, {"model.plan/"}, {"other.onnx"}, {"model.json"}, {"model.txt"}]
+)
 def test_a_folder_is_no_file_and_a_file_no_folder(files: set[str]) -> None:
     with pytest.raises(InferenceError):
         resolved(files)
@@ -83,6 +89,7 @@ def test_a_config_that_names_file_or_platform_decides(
         ),
         ({"backend": "tensorflow"}, set(), ("tensorflow", "", "")),
         ({"backend": "vllm"}, {"model.py"}, ("vllm", "", "")),
+        ({"backend": "fil"}, {"xgboost.json", "model.txt"}, ("fil", "", "")),
         (
             {"backend": "onnxruntime", "platform": "tensorrt_plan"},
             {"model.onnx"},
