@@ -227,6 +227,7 @@ async def test_an_unknown_model_type_is_refused(folder: Path) -> None:
         ("xgboost_ubj", "xgboost.ubj", ubj_of(xgb(BINARY))),
         ("xgboost", "xgboost.model", old_binary()),
         ("lightgbm", "model.txt", text_of(lgb("binary")).partition(b"end of trees")[0]),
+        ("lightgbm", "model.txt", text_of(lgb("binary")).partition(b"end of parameters")[0]),
         ("treelite_checkpoint", "checkpoint.tl", checkpoint_of(xgb(BINARY))),
     ],
 )
