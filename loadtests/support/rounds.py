@@ -42,6 +42,9 @@ PACKAGES = (
         "onnxruntime",
         "onnxruntime-gpu",
         "openvino",
+        "xgboost-cpu",
+        "lightgbm",
+        "treelite",
     ),
     *("uvicorn", "uvloop", "grpcio", "tritonclient"),
 )
