@@ -3,23 +3,29 @@
 import argparse
 import asyncio
 import importlib.util
+import json
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc
+import lightgbm
 import numpy as np
+import treelite
 import uvloop
+import xgboost
 from rich.console import Console
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
+from gateway.process_limits import processors
 from loadtests.support import rounds
 from loadtests.support.rounds import Better, Metric, Report, Results, Step
 from loadtests.support.servers import Server, gateway, spent_secs
@@ -50,13 +56,31 @@ with graph.as_default(), tf.Session(graph=graph) as session:
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WARM_UP_SECS = 1.0
 
+COLUMNS = 32
+FOREST_ROWS = (1, 1024)
+FOREST_CLIENTS = 32
+FORESTS = {"xgboost": "xgboost.json", "lightgbm": "model.txt"}
+"""Files by the library, which is the name of the model, too."""
+FOREST_CONFIG = """
+backend: "fil"
+max_batch_size: 1024
+input [{{ name: "input__0" data_type: TYPE_FP32 dims: [ {columns} ] }}]
+output [{{ name: "output__0" data_type: TYPE_FP32 dims: [ 1 ] }}]
+{batching}
+"""
+BATCHING = {"not batched": "", "batched": "dynamic_batching { }"}
+ALONE_CALLS = 300
+
 
 def runtimes(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure the sum of 16 floats and an encoder over gRPC, on runtimes with the same weights.
 
     `minilm` gets sentences of mixed lengths, which are padded to a common length in batches.
     TensorFlow, if it is installed, has a SavedModel of the sum.
+    With --forests: forests with dynamic batching and without, and their libraries alone.
     """
+    parser.add_argument("--forests", action="store_true", help="measure the backend fil instead")
+    parser.add_argument("--trees", type=rounds.positive, default=500, metavar="N", help="of each")
     parser.add_argument("--clients", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
     parser.add_argument("--secs", type=float, default=4.0, metavar="N", help="of each measurement")
     rounds.add_flags(parser)
@@ -64,6 +88,8 @@ def runtimes(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _runtimes(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    if asked.forests:
+        return _forests(asked, folder, console)
     contenders = [gateway(_repository(folder / name, name), name) for name in RUNTIMES]
     sums = _steps(asked, "add_sub", [_floats()])
     encoder = _steps(asked, "minilm", [_sentence(ids) for ids in sentences(256)])
@@ -184,3 +210,117 @@ async def _ask(address: str, messages: Sequence[bytes], clients: int, secs: floa
 
         await asyncio.gather(*map(repeat, range(clients)))
     return durations
+
+
+def _forests(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    _train(folder, asked.trees)
+    contenders = [
+        gateway(_forest_repository(folder, name, batching), name)
+        for name, batching in BATCHING.items()
+    ]
+    steps: list[Step] = []
+    for model in FORESTS:
+        steps += [
+            (f"{model}, {rows} rows", partial(_execution, asked, model, rows))
+            for rows in FOREST_ROWS
+        ]
+        message = [_rows(model, 1)]
+        step = partial(_measure, asked, model, message, FOREST_CLIENTS)
+        steps.append((f"{model}, {FOREST_CLIENTS} clients", step))
+    title = f"Forests of {asked.trees} trees"
+    results, report = rounds.compare_contenders(title, contenders, steps, asked, console)
+    notes = [
+        _beside_the_library(model, rows, results, folder)
+        for model in FORESTS
+        for rows in FOREST_ROWS
+    ]
+    return Report(report.table, report.rows, notes)
+
+
+def _train(folder: Path, trees: int) -> None:
+    """Write a classifier of each library."""
+    random = np.random.default_rng(0)
+    rows = random.random((4000, COLUMNS), dtype=np.float32)
+    labels = (rows[:, 0] * rows[:, 1] + random.random(4000) * 0.3 > 0.4).astype(int)
+    objective = {"objective": "binary:logistic", "max_depth": 6}
+    matrix = xgboost.DMatrix(rows, labels)
+    xgboost.train(objective, matrix, trees).save_model(folder / FORESTS["xgboost"])
+    objective = {"objective": "binary", "num_leaves": 63, "verbose": -1}
+    dataset = lightgbm.Dataset(rows, labels)
+    lightgbm.train(objective, dataset, trees).save_model(folder / FORESTS["lightgbm"])
+
+
+def _forest_repository(folder: Path, name: str, batching: str) -> Path:
+    repository = folder / name.replace(" ", "-")
+    for model, file in FORESTS.items():
+        version = repository / model / "1"
+        version.mkdir(parents=True)
+        shutil.copy(folder / file, version)
+        config = FOREST_CONFIG.format(columns=COLUMNS, batching=batching)
+        (version.parent / "config.pbtxt").write_text(config)
+    return repository
+
+
+def _some_rows(rows: int) -> np.ndarray:
+    return np.random.default_rng(1).random((rows, COLUMNS), dtype=np.float32)
+
+
+def _rows(model: str, rows: int) -> bytes:
+    return _request(model, {"input__0": _some_rows(rows)})
+
+
+def _execution_metric(model: str, rows: int) -> Metric:
+    return Metric(f"{model} execution", rows, "us", Better.LOWER, "row")
+
+
+def _execution(
+    asked: argparse.Namespace, model: str, rows: int, server: Server
+) -> Mapping[Metric, float]:
+    """The time of an execution in the server, by its statistics, with one client."""
+    address, message = f"127.0.0.1:{server.ports.grpc}", [_rows(model, rows)]
+    uvloop.run(_ask(address, message, 1, WARM_UP_SECS))
+    before = _computed(server, model)
+    uvloop.run(_ask(address, message, 1, asked.secs))
+    count, spent_ns = np.subtract(_computed(server, model), before)
+    return {_execution_metric(model, rows): spent_ns / count / 1e3}
+
+
+def _computed(server: Server, model: str) -> tuple[int, int]:
+    """The number of requests of a model, and the nanoseconds of their executions."""
+    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/stats"
+    with urlopen(url) as response:
+        found = json.load(response)["model_stats"][0]["inference_stats"]
+    parts = [found[f"compute_{part}"] for part in ("input", "infer", "output")]
+    return parts[0]["count"], sum(part["ns"] for part in parts)
+
+
+def _beside_the_library(model: str, rows: int, results: Results, folder: Path) -> str:
+    ours = min(results.median(_execution_metric(model, rows), name) for name in BATCHING)
+    alone, interpreter = (_call_us(call) for call in _calls(model, folder, _some_rows(rows)))
+    return (
+        f"{model}, {rows} rows: execution {ours:,.0f} us, library alone {alone:,.0f} us "
+        f"({ours / alone:.2f}), treelite's interpreter {interpreter:,.0f} us "
+        f"({interpreter / ours:.1f} times as long)"
+    )
+
+
+def _calls(model: str, folder: Path, rows: np.ndarray) -> tuple[Callable[[], object], ...]:
+    """A prediction by the library, and one by treelite's interpreter, on all cores."""
+    file, cores = str(folder / FORESTS[model]), processors()
+    if model == "xgboost":
+        booster = xgboost.Booster({"nthread": cores}, model_file=file)
+        read = treelite.frontend.load_xgboost_model(file, format_choice="json")
+        alone = partial(booster.inplace_predict, rows)
+    else:
+        alone = partial(lightgbm.Booster(model_file=file).predict, rows, num_threads=cores)
+        read = treelite.frontend.load_lightgbm_model(file)
+    return alone, partial(treelite.gtil.predict, read, rows, nthread=cores)
+
+
+def _call_us(call: Callable[[], object]) -> float:
+    durations = []
+    for _ in range(ALONE_CALLS):
+        began = time.perf_counter()
+        call()
+        durations.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(durations)

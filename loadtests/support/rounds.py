@@ -43,6 +43,9 @@ PACKAGES = (
         "onnxruntime-gpu",
         "openvino",
         "tensorflow-cpu",
+        "xgboost-cpu",
+        "lightgbm",
+        "treelite",
     ),
     *("uvicorn", "uvloop", "grpcio", "tritonclient"),
 )
