@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Command] = {
     "python": Command("tensors", "the same model.py in the gateway and in Triton"),
     "transports": Command("tensors", "gRPC by both transports of the gateway, and by Triton"),
     "runtimes": Command("runtimes", "the same weights on several runtimes of the gateway"),
+    "first_minute": Command("first_minute", "from git clone to the first token of make serve"),
     "streams": Command("streams", "responses per second without an engine"),
     "frontends": Command("streams", "processor time of many streams at a steady rate"),
     "idle_streams": Command("idle_streams", "memory of waiting streams"),
