@@ -16,8 +16,8 @@ Array = npt.NDArray[Any]
 
 XGBOOST_CLASSIFIERS = ("binary:", "multi:")
 LIGHTGBM_CLASSIFIERS = ("binary", "multiclass", "multiclassova")
-XGBOOST_BLOCK = 64
-"""The rows that XGBoost gives to a thread at once."""
+BLOCK = 64
+"""The rows that one thread predicts alone; XGBoost gives no less to a thread."""
 TREELITE_CLASSIFIERS = (0, 2)
 """Numbers of treelite's kBinaryClf and kMultiClf."""
 
@@ -70,9 +70,9 @@ class XgboostForest:
         return found.reshape(len(rows), self.classes)
 
     def _use_threads(self, rows: int) -> None:
-        """One thread for one block: others only wait, for milliseconds on a busy machine."""
-        threads = 1 if rows <= XGBOOST_BLOCK else self._threads
-        if threads != self._set:  # it costs half a prediction
+        """One thread for one block, or all: a change costs half a prediction of a row."""
+        threads = 1 if rows <= BLOCK else self._threads
+        if threads != self._set:
             self._set = threads
             self._booster.set_param({"nthread": threads})
 
@@ -101,7 +101,7 @@ class LightgbmForest:
         self.classifies = objective in LIGHTGBM_CLASSIFIERS
 
     def predict(self, rows: Array) -> Array:
-        threads = min(self._threads, max(1, len(rows)))
+        threads = _threads_for(rows, self._threads)
         found: Array = self._booster.predict(rows, num_threads=threads)
         return found.astype(np.float32).reshape(len(rows), self.classes)
 
@@ -125,7 +125,8 @@ class TreeliteForest:
         self.classifies = _first(header.get_field("task_type")) in TREELITE_CLASSIFIERS
 
     def predict(self, rows: Array) -> Array:
-        found: Array = treelite.gtil.predict(self._model, rows, nthread=self._threads)
+        threads = _threads_for(rows, self._threads)
+        found: Array = treelite.gtil.predict(self._model, rows, nthread=threads)
         return found.astype(np.float32).reshape(len(rows), self.classes)
 
     def contributions(self, rows: Array) -> Array:
@@ -136,6 +137,11 @@ def require_one_target(targets: int) -> None:
     """Raise InferenceError UNKNOWN for a forest of several targets, as Triton."""
     if targets > 1:
         raise InferenceError(Code.UNKNOWN, "Multi-target model not supported")
+
+
+def _threads_for(rows: Array, most: int) -> int:
+    """One thread per block: on a busy machine threads wait for each other for milliseconds."""
+    return max(1, min(most, len(rows) // BLOCK))
 
 
 def _first(numbers: Sequence[Any]) -> int:
