@@ -69,7 +69,7 @@ output [{{ name: "output__0" data_type: TYPE_FP32 dims: [ 1 ] }}]
 {batching}
 """
 BATCHING = {"not batched": "", "batched": "dynamic_batching { }"}
-ALONE_CALLS = 300
+ALONE_SECS = 3.0
 
 
 def runtimes(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -319,8 +319,8 @@ def _calls(model: str, folder: Path, rows: np.ndarray) -> tuple[Callable[[], obj
 
 def _call_us(call: Callable[[], object]) -> float:
     durations = []
-    for _ in range(ALONE_CALLS):
-        began = time.perf_counter()
+    end = time.perf_counter() + ALONE_SECS
+    while (began := time.perf_counter()) < end:
         call()
         durations.append(time.perf_counter() - began)
     return 1e6 * statistics.median(durations)

@@ -16,6 +16,8 @@ Array = npt.NDArray[Any]
 
 XGBOOST_CLASSIFIERS = ("binary:", "multi:")
 LIGHTGBM_CLASSIFIERS = ("binary", "multiclass", "multiclassova")
+BLOCK = 64
+"""The rows that one thread predicts alone; XGBoost gives no less to a thread."""
 TREELITE_CLASSIFIERS = (0, 2)
 """Numbers of treelite's kBinaryClf and kMultiClf."""
 
@@ -46,6 +48,7 @@ class XgboostForest:
 
     def __init__(self, data: bytes, threads: int) -> None:
         self._threads = threads
+        self._set = threads
         self._booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(data))
         learner = json.loads(self._booster.save_config())["learner"]
         if learner["gradient_booster"]["name"] == "gblinear":
@@ -62,8 +65,16 @@ class XgboostForest:
             self._booster.set_param({"objective": "multi:softprob"})
 
     def predict(self, rows: Array) -> Array:
+        self._use_threads(len(rows))
         found: Array = self._booster.inplace_predict(rows, validate_features=False)
         return found.reshape(len(rows), self.classes)
+
+    def _use_threads(self, rows: int) -> None:
+        """One thread for one block, or all: a change costs half a prediction of a row."""
+        threads = 1 if rows <= BLOCK else self._threads
+        if threads != self._set:
+            self._set = threads
+            self._booster.set_param({"nthread": threads})
 
     def contributions(self, rows: Array) -> Array:
         matrix = xgboost.DMatrix(
@@ -90,7 +101,8 @@ class LightgbmForest:
         self.classifies = objective in LIGHTGBM_CLASSIFIERS
 
     def predict(self, rows: Array) -> Array:
-        found: Array = self._booster.predict(rows, num_threads=self._threads)
+        threads = _threads_for(rows, self._threads)
+        found: Array = self._booster.predict(rows, num_threads=threads)
         return found.astype(np.float32).reshape(len(rows), self.classes)
 
     def contributions(self, rows: Array) -> Array:
@@ -113,7 +125,8 @@ class TreeliteForest:
         self.classifies = _first(header.get_field("task_type")) in TREELITE_CLASSIFIERS
 
     def predict(self, rows: Array) -> Array:
-        found: Array = treelite.gtil.predict(self._model, rows, nthread=self._threads)
+        threads = _threads_for(rows, self._threads)
+        found: Array = treelite.gtil.predict(self._model, rows, nthread=threads)
         return found.astype(np.float32).reshape(len(rows), self.classes)
 
     def contributions(self, rows: Array) -> Array:
@@ -124,6 +137,11 @@ def require_one_target(targets: int) -> None:
     """Raise InferenceError UNKNOWN for a forest of several targets, as Triton."""
     if targets > 1:
         raise InferenceError(Code.UNKNOWN, "Multi-target model not supported")
+
+
+def _threads_for(rows: Array, most: int) -> int:
+    """One thread per block: on a busy machine threads wait for each other for milliseconds."""
+    return max(1, min(most, len(rows) // BLOCK))
 
 
 def _first(numbers: Sequence[Any]) -> int:
