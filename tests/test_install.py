@@ -9,13 +9,13 @@ import shutil
 import ssl
 import subprocess
 import sys
-import sysconfig
 import threading
 import tomllib
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -81,7 +81,10 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "lock").write_text(f"one==1.0\nuv=={UV}\n")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
-    (packages(folder) / "shared.pth").write_text(sysconfig.get_path("purelib"))
+    found = find_spec("uv")
+    assert found is not None
+    assert found.origin is not None
+    (packages(folder) / "shared.pth").write_text(str(Path(found.origin).parents[1]))
     return folder
 
 
