@@ -1,5 +1,6 @@
 """Each field of config.pbtxt that `sluice check` calls honoured has its effect on a real model."""
 
+import hashlib
 import os
 import threading
 import time
@@ -285,6 +286,19 @@ def _labels(world: World) -> None:
 
     assert classes(labelled) == ["2.000000:1:dog", "1.000000:0:cat"]
     assert classes(IDENTITY) == ["2.000000:1", "1.000000:0"]
+
+
+@shows("model_repository_agents.agents.name", "model_repository_agents.agents.parameters")
+def _agents(world: World) -> None:
+    agent = (
+        "model_repository_agents { agents { name: 'checksum' "
+        "parameters { key: 'MD5:labels.txt' value: '%s' } } }"
+    )
+    text = b"cat\ndog\n"
+    right = hashlib.md5(text).hexdigest()
+    world.load(IDENTITY + agent % right, {"labels.txt": text})
+    wrong = IDENTITY + agent % ("0" * len(right))
+    assert "Mismatched MD5 hash" in error(lambda: world.load(wrong, {"labels.txt": text}))
 
 
 RAGGED = """

@@ -32,7 +32,8 @@ async def compare(folder: Path, config: ModelConfig, inputs: dict[str, Array]) -
     """Every output is that of ONNX Runtime."""
     runtime = backend()
     whole = runtime.complete(config, folder)
-    instance = await soon(runtime.load(context(whole, folder)))
+    # Compiling takes long on a busy machine: only the limit of the whole test holds.
+    instance = await runtime.load(context(whole, folder))
     datatypes = {each.name: each.datatype for each in whole.input}
     tensors = tuple(array_tensor(name, datatypes[name], each) for name, each in inputs.items())
     try:
