@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 OLDEST, NEWEST = (3, 11), (3, 13)
@@ -85,19 +86,16 @@ def install(lock: Path, pip_arguments: Sequence[str]) -> None:
     say("done")
 
 
-class only_one_setup:
-    """Waits inside `with` while another setup of this checkout runs."""
-
-    def __enter__(self) -> None:
-        self._file = open(__file__, "rb")
+@contextmanager
+def only_one_setup() -> Iterator[None]:
+    """Wait before the block while another setup of this checkout runs."""
+    with open(__file__, "rb") as file:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("another setup is running; waiting for its end")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def has_environment() -> bool:

@@ -38,6 +38,8 @@ version = "1"
 py-modules = []
 """
 SECS = 60
+NOWHERE = "http://127.0.0.1:9"
+"""The discard port, on which nothing listens."""
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -152,7 +154,7 @@ def test_an_argument_that_uv_does_not_know_is_for_pip(
 def test_without_a_network_the_last_line_says_so_and_the_next_start_continues(
     checkout: Path, tmp_path: Path, index: str, authority: Authority
 ) -> None:
-    nowhere = environment(tmp_path / "home", "index-url = http://127.0.0.1:9\nretries = 0")
+    nowhere = environment(tmp_path / "home", f"index-url = {NOWHERE}\nretries = 0")
     status, output = installed(checkout, nowhere)
     assert status == 1
     assert output.splitlines()[-1] == (

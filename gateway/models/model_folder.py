@@ -237,10 +237,15 @@ def stay_inside(parameter: str) -> str:
     return normal
 
 
+def leaves_folder(name: str) -> bool:
+    """Whether a file name, below a folder, may lead out of it."""
+    return name.startswith("/") or ".." in name.split("/")
+
+
 def refuse_escapes(config: ModelConfig) -> None:
     """Raise INVALID_ARG if a client's config names a file outside the version's folder."""
     for name in (config.default_model_filename, *config.cc_model_filenames.values()):
-        if name.startswith("/") or ".." in name.split("/"):
+        if leaves_folder(name):
             raise InferenceError(
                 Code.INVALID_ARG,
                 f"model file '{name}' of model '{config.name}' must stay within the version's "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import leaves_folder
 
 CHECKSUM = "checksum"
 ALGORITHMS = {"md5": "MD5", "sha256": "SHA256"}
@@ -78,7 +79,7 @@ def _checksum(key: str, expected: str, model: str) -> FileChecksum:
         raise InferenceError(
             Code.UNSUPPORTED, f"Unsupported checksum algorithm: {algorithm}; expected MD5 or SHA256"
         )
-    if file.startswith("/") or ".." in file.split("/") or "\0" in file:
+    if leaves_folder(file) or "\0" in file:
         raise InferenceError(
             Code.INVALID_ARG,
             f"checksum of file '{file}' of model '{model}': it must stay within the model's folder",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from sluice_llm.program import importing
 from sluice_llm.request import Refusal, clean
 
 from .model_file import GenAiModelFile
@@ -34,15 +35,9 @@ class GenAiLibrary:
 
 def import_library() -> GenAiLibrary:
     """The library; Refusal if it is missing or cannot be imported."""
-    try:
+    with importing("openvino_genai", HOW_TO_INSTALL, reason):
         import openvino
         import openvino_genai
-    except ModuleNotFoundError as error:
-        raise Refusal(
-            f"its environment has no package '{error.name}'; {HOW_TO_INSTALL}", "UNAVAILABLE"
-        ) from error
-    except (ImportError, OSError, RuntimeError) as error:
-        raise Refusal(f"openvino_genai cannot be imported: {reason(error)}") from error
     return GenAiLibrary(openvino_genai, openvino.Tensor)
 
 

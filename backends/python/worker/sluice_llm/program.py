@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -35,6 +36,21 @@ class EngineLoop:
         self._tasks.discard(future)
         if not future.cancelled() and (error := future.exception()) is not None:
             pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+
+
+@contextmanager
+def importing(
+    package: str, how_to_install: str, explain: Callable[[BaseException], str]
+) -> Iterator[None]:
+    """Turn errors of the block's imports into a Refusal."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise Refusal(
+            f"its environment has no package '{error.name}'; {how_to_install}", "UNAVAILABLE"
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Refusal(f"{package} cannot be imported: {explain(error)}") from error
 
 
 def parameter(config: dict[str, Any], name: str) -> str:

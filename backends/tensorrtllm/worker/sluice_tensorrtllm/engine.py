@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_llm.program import importing
 from sluice_llm.request import Refusal, clean
 
 from .model_file import LlmModelFile
@@ -54,16 +55,10 @@ def _check_one_gpu(file: LlmModelFile) -> None:
 
 def import_library() -> tuple[Any, LlmLibrary]:
     """The class `LLM`, and the others; Refusal if the package is missing or cannot be imported."""
-    try:
+    with importing("tensorrt_llm", HOW_TO_INSTALL, _explained):
         from tensorrt_llm import LLM
         from tensorrt_llm.executor import LoRARequest, RequestError
         from tensorrt_llm.llmapi import GuidedDecodingParams, SamplingParams
-    except ModuleNotFoundError as error:
-        raise Refusal(
-            f"its environment has no package '{error.name}'; {HOW_TO_INSTALL}", "UNAVAILABLE"
-        ) from error
-    except (ImportError, OSError, RuntimeError) as error:
-        raise Refusal(f"tensorrt_llm cannot be imported: {_explained(error)}") from error
     return LLM, LlmLibrary(SamplingParams, GuidedDecodingParams, LoRARequest, RequestError)
 
 

@@ -29,6 +29,26 @@ def unpack(tmp_path_factory: pytest.TempPathFactory) -> Unpack:
     return unpack
 
 
+@pytest.fixture(scope="module")
+def steps() -> list[tuple[str, float]]:
+    """The steps of the unpacking by `folder`, and the share that was done."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def folder(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, float]],
+) -> Path:
+    """The module's MODEL, unpacked."""
+    store = ModelStore(tmp_path_factory.mktemp("models"))
+    with Unpacker() as unpacker:
+        return fetch(
+            request.module.MODEL, store, unpacker, lambda step, done: steps.append((step, done))
+        )
+
+
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     return Reference()

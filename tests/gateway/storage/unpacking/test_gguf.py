@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.storage.fetch import fetch, find
-from gateway.storage.store import ModelStore
-from gateway.storage.unpacking.process import Unpacker
+from gateway.storage.fetch import find
 
 MODEL = find("smollm2-135m-instruct")
 
@@ -21,18 +19,6 @@ pytestmark = [
         reason="needs the extra 'cpu'",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def steps() -> list[tuple[str, float]]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, float]]) -> Path:
-    store = ModelStore(tmp_path_factory.mktemp("models"))
-    with Unpacker() as unpacker:
-        return fetch(MODEL, store, unpacker, lambda step, done: steps.append((step, done)))
 
 
 @pytest.fixture(scope="module")
