@@ -16,23 +16,23 @@ TEST ?= compare
 ARGS ?=
 MARKS ?=
 # Processes of each of the two concurrent runs of tests; each process takes a gigabyte of memory.
-WORKERS ?= 3
+WORKERS ?= 2
 NEWEST_WORKERS ?= 2
 # The oldest Python that is served is Debian 12's. Its environment shares the packages of $(VENV).
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
-# TensorFlow takes 1.4 GB and is not in the lock. Its environment shares the packages of $(VENV), too.
-TENSORFLOW_TESTS := tests/backends/tensorflow
+# TensorFlow takes 1.4 GB, and each process of vLLM imports scikit-learn where it finds it: they are not in the lock.
+# Their environment shares the packages of $(VENV), too.
+TENSORFLOW_TESTS := tests/backends/tensorflow tests/backends/sklearn
 TENSORFLOW_VENV := $(VENV)/tensorflow
 TENSORFLOW_BIN := $(TENSORFLOW_VENV)/bin
 TENSORFLOW_READY := $(TENSORFLOW_VENV)/ready
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# Every test runs in one of the four; tests marked `both` run in the first two.
-ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or tensorflow)
+# Every test runs in one of these or in test-tensorflow; tests marked `both` run in the first two.
+ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet)
 ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not quiet
 ALONE := quiet
-ON_TENSORFLOW := tensorflow
 # The modules of those tests; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
 NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
@@ -106,9 +106,9 @@ test-newest: $(READY) stored
 test-oldest-tensorflow: $(READY) stored
 	@$(MAKE) --no-print-directory test-oldest && $(MAKE) --no-print-directory test-tensorflow
 
-# Models of TensorFlow.
+# Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
-	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "$(ON_TENSORFLOW) $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)))
+	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "not quiet $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)),-n $(WORKERS))
 
 test-alone: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
@@ -141,8 +141,8 @@ $(BIN)/pip --python $(OLDEST_BIN)/python --disable-pip-version-check install --q
   $(PIP_ARGS) "$$(grep ^async-timeout== $(LOCK))"
 endef
 
-$(TENSORFLOW_READY): $(TENSORFLOW_TESTS)/requirements.txt | $(READY)
-	@echo "test-tensorflow: installing TensorFlow (1.4 GB on disk)"
+$(TENSORFLOW_READY): tests/backends/requirements.txt | $(READY)
+	@echo "test-tensorflow: installing TensorFlow and scikit-learn (1.5 GB on disk)"
 	@$(BIN)/python -m venv --without-pip --clear $(TENSORFLOW_VENV)
 	@$(BIN)/pip --python $(TENSORFLOW_BIN)/python --disable-pip-version-check install --quiet --no-deps --no-compile \
 	  $(PIP_ARGS) -r $<

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
-from loadtests.support import generation, rounds, servers
+from loadtests.support import generation, pipeline, rounds, servers
 from loadtests.support.generation import (
     PROMPT_TOKENS,
     PROMPT_WORDS,
@@ -40,17 +40,24 @@ from loadtests.support.servers import (
     LoadTestFailed,
     Server,
     gateway,
+    shared_out_bytes,
     spent_secs,
 )
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent / "model_repository"
 MODEL, SMALL = "llama", "add_sub"
+LAPTOP = "laptop"
+"""The name of the config by which OpenVINO GenAI computes the model."""
 FEWEST_REQUESTS = 16
 
 
 def compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure the gateway and vLLM's own server, with the same model and engine arguments."""
+    """Measure the gateway and vLLM's own server, with the same model and engine arguments.
+
+    With --laptop the last contender is the gateway with the model's config `laptop`, and its engine
+    alone is measured after the rounds.
+    """
     parser.add_argument("--model-repository", type=Path, default=REPOSITORY, metavar="DIR")
     parser.add_argument("--model", default=MODEL, metavar="NAME", help="a model of backend vllm")
     parser.add_argument(
@@ -58,6 +65,7 @@ def compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         action="store_true",
         help="ask both by /v1/chat/completions, not by generate_stream and /v1/completions",
     )
+    parser.add_argument("--laptop", action="store_true", help="measure the config `laptop`, too")
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 8, 32], metavar="N,N")
     parser.add_argument(
         "--max-tokens",
@@ -82,17 +90,39 @@ def _compare(asked: argparse.Namespace, folder: Path, console: Console) -> Repor
     model = asked.model_repository.resolve() / asked.model
     # A repository with the one model, so that others are not loaded.
     (folder / asked.model).symlink_to(model)
-    contenders = (
+    contenders = [
         servers.vllm(asked.model, read_model(model, gateway_defaults()).flags),
         gateway(folder),
-    )
+    ]
+    endpoints = {**_endpoints(asked.model, chat=asked.chat)}
+    if asked.laptop:
+        contenders.append(gateway(folder, LAPTOP, f"--model-config-name={LAPTOP}"))
+        endpoints[LAPTOP] = endpoints[GATEWAY]
     steps = {
-        name: _load_steps(asked, endpoint)
-        for name, endpoint in _endpoints(asked.model, chat=asked.chat).items()
+        name: [*_load_steps(asked, endpoint), ("memory", _memory)]
+        for name, endpoint in endpoints.items()
     }
     title = f"Generation, {asked.model}"
     results, report = rounds.compare_contenders(title, contenders, steps, asked, console)
-    return Report(report.table, report.rows, failure=_differing_prompts(results))
+    notes = list(_beside_the_pipeline(asked, results)) if asked.laptop else []
+    return Report(report.table, report.rows, notes, _differing_prompts(results))
+
+
+def _memory(server: Server) -> Mapping[Metric, float]:
+    return {Metric("memory", 0, "MB", Better.LOWER): shared_out_bytes(server) / 1e6}
+
+
+def _beside_the_pipeline(asked: argparse.Namespace, results: Results) -> Iterator[str]:
+    """The gateway's tokens per second over those of the engine alone, with the same prompts."""
+    settings = json.loads((asked.model_repository / asked.model / "1" / "laptop.json").read_text())
+    weights = default_root(ENVIRONMENT) / settings.pop("model") / "model.gguf"
+    for load in _loads(asked):
+        found = [pipeline.tokens_per_sec(weights, settings, load) for _ in range(asked.rounds)]
+        metric = Metric("tokens/s", load.streams, "", Better.HIGHER)
+        ours, alone = results.median(metric, LAPTOP), statistics.median(found)
+        yield (
+            f"{metric}: the gateway {ours:.1f}, its engine alone {alone:.1f} ({ours / alone:.2f})"
+        )
 
 
 def _endpoints(model: str, *, chat: bool) -> Mapping[str, Endpoint]:
@@ -107,16 +137,19 @@ def _endpoints(model: str, *, chat: bool) -> Mapping[str, Endpoint]:
 
 def _load_steps(asked: argparse.Namespace, endpoint: Endpoint) -> Sequence[Step]:
     warm_up = Load(max(asked.streams), 1, 16)
-    measured = (
-        Load(streams, max(asked.requests, -(-FEWEST_REQUESTS // streams)), asked.max_tokens)
-        for streams in asked.streams
-    )
     return [
         ("warm-up", partial(generation.warm_up, endpoint, warm_up)),
         *(
             (f"{load.streams} streams", partial(generation.measure, endpoint, load, seed))
-            for seed, load in enumerate(measured, WARM_UP_SEED + 1)
+            for seed, load in enumerate(_loads(asked), WARM_UP_SEED + 1)
         ),
+    ]
+
+
+def _loads(asked: argparse.Namespace) -> Sequence[Load]:
+    return [
+        Load(streams, max(asked.requests, -(-FEWEST_REQUESTS // streams)), asked.max_tokens)
+        for streams in asked.streams
     ]
 
 

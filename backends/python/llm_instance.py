@@ -5,6 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from gateway.backend import Answer, ForwardingInstance, Instance
+from gateway.errors import AnsweredError, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 
 USAGE = "sluice_usage"
@@ -21,7 +22,13 @@ class LlmInstance(ForwardingInstance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         async with aclosing(self._inner.execute(requests)) as answers:
             async for index, answer in answers:
-                yield index, _with_usage(answer) if isinstance(answer, InferResponse) else answer
+                if isinstance(answer, InferResponse):
+                    yield index, _with_usage(answer)
+                elif isinstance(answer, AnsweredError):
+                    # The program refuses in the name of the backend: the request has failed.
+                    yield index, InferenceError(answer.code, answer.message)
+                else:
+                    yield index, answer
 
 
 def _with_usage(response: InferResponse) -> InferResponse:

@@ -5,7 +5,9 @@ processes: they are entry points of the group `vllm.general_plugins`.
 """
 
 import sysconfig
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from platform import python_version_tuple
 from typing import Any
@@ -25,6 +27,10 @@ WITHOUT_BFLOAT16 = "float32"
 """The data type for a CPU without such instructions, which is several times slower in bfloat16."""
 
 NO_USAGE_STATS = "VLLM_NO_USAGE_STATS"
+
+SLEPT_SHARE = 0.02
+"""Of the time already waited: how much later than its message a process may be."""
+LONGEST_SLEEP_SECS = 0.001
 
 
 def avoid_compilation() -> None:
@@ -49,6 +55,32 @@ def avoid_amx() -> None:
 
 def _no_tiles() -> bool:
     return False
+
+
+def sleep_in_waits() -> None:
+    """Make this process sleep while it waits for another process of an engine on a CPU.
+
+    vLLM yields in a loop for up to a second, which takes a core from the engine and the gateway.
+    """
+    if _serves_on_cpu():
+        # Imported here: the entry point is loaded during the import of vllm.
+        from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+        SpinCondition.wait = _sleeping(SpinCondition.wait)
+
+
+def _sleeping(wait: Callable[..., None]) -> Callable[..., None]:
+    """The wait of vLLM's `SpinCondition`, which sleeps instead of its turns on the processor."""
+
+    @wraps(wait)
+    def sleep_or_wait(self: Any, timeout_ms: int | None = None) -> None:
+        waited_secs = time.monotonic() - self.last_read
+        if waited_secs <= self.busy_loop_s:
+            time.sleep(min(waited_secs * SLEPT_SHARE, LONGEST_SLEEP_SECS))
+        else:
+            wait(self, timeout_ms)
+
+    return sleep_or_wait
 
 
 def keep_usage_private() -> None:

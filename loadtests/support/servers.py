@@ -278,6 +278,16 @@ def resident_bytes(pid: int) -> int:
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0
 
 
+def shared_out_bytes(server: Server) -> int:
+    """The bytes of the server's processes in RAM; a page of several counts for each in part."""
+    return sum(_proportional_bytes(pid) for pid in (server.pid, *descendants(server.pid)))
+
+
+def _proportional_bytes(pid: int) -> int:
+    lines = read_proc(pid, "smaps_rollup").decode().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
 def open_files(pid: int) -> int:
     """The number of open descriptors of a process."""
     return len(os.listdir(PROC / str(pid) / "fd"))

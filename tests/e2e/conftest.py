@@ -1,4 +1,4 @@
-"""Two servers with the real model for all tests that need no server of their own."""
+"""Three servers with the real model for all tests that need no server of their own."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,13 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from tests.backends.vllm.adapters import write_adapter
 from tests.conformance.models import identity
-from tests.e2e.llama import Llama, shipped_arguments, write_llama
+from tests.e2e.llama import (
+    Llama,
+    shipped_arguments,
+    stored_gguf,
+    write_laptop_settings,
+    write_llama,
+)
 from tests.e2e.shared_server import SharedServer
 from tests.serving import Serving, write_model
 
@@ -20,16 +26,24 @@ MAX_RUNNING = 8
 SEND_TIMEOUT_SECS = 1
 FIRST_RESPONSE_SECS = 2
 EXIT_TIMEOUT_SECS = 3
+FLAGS = (
+    f"--send-timeout-secs={SEND_TIMEOUT_SECS}",
+    f"--http-first-response-secs={FIRST_RESPONSE_SECS}",
+    f"--exit-timeout-secs={EXIT_TIMEOUT_SECS}",
+    "--metrics-config=histogram_latencies=true",
+)
 
 ADAPTER = "odd"
 FOLDER = Path(__file__).parent
 LAST = ("ended_server", "ended_other_server")
 """Fixtures of tests that end a shared server."""
+SHARED = {"vllm": "shared_server", "openvino_genai": "shared_laptop_server"}
+"""The fixture of the shared server by the engine of its model."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of this folder run last, by their server, so that at most two engines run."""
+    """Tests of this folder run last, by their server, so that at most two engines of vLLM run."""
     mine = [item for item in items if FOLDER in item.path.parents]
     others = [item for item in items if FOLDER not in item.path.parents]
     items[:] = [*others, *sorted(mine, key=_place)]
@@ -38,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(item: pytest.Item) -> tuple[int, bool]:
     """First the other server, then servers of single tests; tests that end a server end a group."""
     names = set(getattr(item, "fixturenames", ()))
-    group = 0 if "shared_other_server" in names else 2 if "shared_server" in names else 1
+    group = 0 if "shared_other_server" in names else 2 if "server" in names else 1
     return group, not names.isdisjoint(LAST)
 
 
@@ -65,13 +79,7 @@ def shared_server(
     folder = repository / "llama" / "1"
     write_adapter(folder / ADAPTER, rank=8)
     (folder / "multi_lora.json").write_text(json.dumps({ADAPTER: ADAPTER}))
-    flags = (
-        f"--send-timeout-secs={SEND_TIMEOUT_SECS}",
-        f"--http-first-response-secs={FIRST_RESPONSE_SECS}",
-        f"--exit-timeout-secs={EXIT_TIMEOUT_SECS}",
-        "--metrics-config=histogram_latencies=true",
-    )
-    shared = SharedServer(repository, flags)
+    shared = SharedServer(repository, FLAGS)
     yield shared
     shared.close()
 
@@ -99,10 +107,30 @@ def environment(compiler: str, cache: Path) -> dict[str, str]:
     return {"CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
 
 
+@pytest.fixture(scope="session")
+def gguf() -> Path:
+    """The stored file of the same model; without it, or without its engine, tests are skipped."""
+    return stored_gguf()
+
+
+@pytest.fixture(scope="session")
+def shared_laptop_server(
+    gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
+    """A server as the first, whose model is computed by OpenVINO GenAI."""
+    repository = tmp_path_factory.mktemp("repository")
+    write_llama(repository, max_in_flight=MAX_IN_FLIGHT)
+    write_laptop_settings(repository, max_num_seqs=MAX_RUNNING)
+    shared = SharedServer(repository, ("--model-config-name=laptop", *FLAGS))
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(scope="module")
-def server(shared_server: SharedServer) -> Serving:
-    """The server that every test leaves without a request."""
-    return shared_server.get()
+def server(request: pytest.FixtureRequest) -> Serving:
+    """The server that every test leaves without a request; `every_engine` asks for all engines."""
+    shared: SharedServer = request.getfixturevalue(SHARED[getattr(request, "param", "vllm")])
+    return shared.get()
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +140,9 @@ def other_server(shared_other_server: SharedServer) -> Serving:
 
 
 @pytest.fixture
-def ended_server(shared_server: SharedServer) -> Serving:
-    """The first server, for a test that ends it."""
-    return shared_server.get()
+def ended_server(server: Serving) -> Serving:
+    """That server, for a test that ends it."""
+    return server
 
 
 @pytest.fixture

@@ -4,12 +4,16 @@ import json
 import shutil
 import uuid
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import httpx
+import pytest
 
+from gateway.settings import ENVIRONMENT
+from gateway.storage.store import default_root
 from tests.conformance.models import with_parameters
 from tests.leaving import Question
 from tests.rpc import infer_request
@@ -25,6 +29,9 @@ GREEDY = {"max_tokens": 32, "temperature": 0}
 FRANCE = {"messages": QUESTION, **GREEDY}
 """A request whose answer is known."""
 
+every_engine = pytest.mark.parametrize("server", ["vllm", "openvino_genai"], indirect=True)
+"""A test of any engine of LLMs."""
+
 ENDLESS = {"max_tokens": 8000, "ignore_eos": True}
 """The fields of a request that takes minutes."""
 
@@ -36,8 +43,26 @@ def write_llama(
     shutil.copytree(SHIPPED, repository / "llama")
     model_json = repository / "llama" / "1" / "model.json"
     model_json.write_text(json.dumps({**shipped_arguments(), **arguments}))
-    with (repository / "llama" / "config.pbtxt").open("a") as config:
-        config.write(with_parameters(parameters))
+    for name in ("config.pbtxt", "configs/laptop.pbtxt"):
+        with (repository / "llama" / name).open("a") as config:
+            config.write(with_parameters(parameters))
+
+
+def write_laptop_settings(repository: Path, **settings: Any) -> None:
+    """Add settings to those of the engine for laptops."""
+    file = repository / "llama" / "1" / "laptop.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+
+def stored_gguf() -> Path:
+    """The model for laptops; without it, or without its engine, the test is skipped."""
+    if find_spec("openvino_genai") is None:
+        pytest.skip("openvino-genai is not installed")
+    stored = json.loads((SHIPPED / "1" / "laptop.json").read_text())["model"]
+    file = default_root(ENVIRONMENT) / stored / "model.gguf"
+    if not file.is_file():
+        pytest.skip(f"the model is not stored: run `sluice fetch {stored}`")
+    return file
 
 
 def shipped_arguments() -> dict[str, Any]:

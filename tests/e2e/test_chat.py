@@ -24,6 +24,7 @@ from tests.e2e.llama import (
     QUESTION,
     Llama,
     events,
+    every_engine,
     joined,
     long_text,
     streamed,
@@ -32,7 +33,7 @@ from tests.e2e.streams import STREAM, hear
 from tests.raw import Connection
 from tests.serving import ROOT, Serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), every_engine]
 
 README = (ROOT / "README.md").read_text()
 CONVERSATION = text("messages", json.dumps(QUESTION))

@@ -23,6 +23,7 @@ TOPICS = (
     *("rain", "bread", "the moon", "glass", "a river", "salt", "music", "a bridge", "wool", "tea"),
     *("iron", "a map", "honey", "wind", "paper", "a clock", "snow", "sugar", "a wheel", "soap"),
 )
+FEW_TOPICS = TOPICS[:5]
 SAMPLING = {"temperature": 0, "max_tokens": 10}
 CHAT = "/v1/chat/completions"
 FIGURES = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
@@ -114,6 +115,20 @@ def _heard(server: Serving, topic: str) -> Answer:
 
 def _value(result: Any, name: str) -> int:
     return int(result.as_numpy(name)[0])
+
+
+@pytest.mark.parametrize("server", ["openvino_genai"], indirect=True)
+def test_every_door_of_another_engine_gives_the_same_answers(server: Serving, ask: Ask) -> None:
+    with Llama(server) as llama:
+        wholes = {topic: _asked_whole(llama, topic) for topic in FEW_TOPICS}
+    assert {topic: ask(topic) for topic in FEW_TOPICS} == wholes
+
+
+def _asked_whole(llama: Llama, topic: str) -> Answer:
+    asked = {"messages": conversation(topic), **SAMPLING, **dict.fromkeys(FIGURES, True)}
+    found = llama.generate(**asked)
+    tokens = (found["num_input_tokens"], found["num_output_tokens"])
+    return Answer(found["text_output"], found["finish_reason"], *tokens)
 
 
 def test_every_door_answers_what_vllms_own_server_answers(

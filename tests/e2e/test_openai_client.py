@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from tests.e2e.figures import A_FEW_TOKENS, RUNNING, WASTED, changes, figures, wait_at_rest
-from tests.e2e.llama import ANSWER, ANSWER_SECS, GREEDY, QUESTION, Llama
+from tests.e2e.llama import ANSWER, ANSWER_SECS, GREEDY, QUESTION, Llama, every_engine
 from tests.serving import Serving, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -65,6 +65,7 @@ def chat(client: Any, **asked: Any) -> Any:
     return client.chat.completions.create(**{**ASKED, **asked})
 
 
+@every_engine
 def test_a_stream_is_the_answer_with_its_usage(client: openai.OpenAI) -> None:
     *deltas, last = chat(client, stream=True, stream_options={"include_usage": True})
     assert "".join(chunk.choices[0].delta.content or "" for chunk in deltas) == ANSWER
@@ -86,6 +87,7 @@ def test_a_tool_that_must_be_called_is_called_with_arguments_of_its_schema(
     assert list(json.loads(call.function.arguments)) == ["city"]
 
 
+@every_engine
 def test_a_call_of_a_tool_is_streamed(client: openai.OpenAI) -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     written, names = "", []
@@ -103,6 +105,7 @@ def test_tools_that_may_be_called_may_be_left_alone(client: openai.OpenAI) -> No
     assert answered.choices[0].message.content or answered.choices[0].message.tool_calls
 
 
+@every_engine
 def test_an_answer_follows_its_schema(client: openai.OpenAI) -> None:
     answered = chat(client, max_tokens=60, response_format=CITY)
     found = json.loads(answered.choices[0].message.content or "")
@@ -110,6 +113,7 @@ def test_an_answer_follows_its_schema(client: openai.OpenAI) -> None:
     assert isinstance(found["capital"], bool)
 
 
+@every_engine
 def test_several_answers_seeds_and_stops(client: openai.OpenAI) -> None:
     warm = {"temperature": 1.5, "max_tokens": 8, "n": 3, "seed": 7}
     first, second = (chat(client, **warm) for _ in range(2))
@@ -160,6 +164,7 @@ def test_closing_a_stream_stops_the_engine_and_every_token_is_counted(
     llama.expect_answer()
 
 
+@every_engine
 async def test_many_tasks_each_get_their_own_answer(server: Serving) -> None:
     async with openai.AsyncOpenAI(
         base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=ANSWER_SECS
@@ -168,6 +173,7 @@ async def test_many_tasks_each_get_their_own_answer(server: Serving) -> None:
     assert [texts(each) for each in found] == [[ANSWER]] * 6
 
 
+@every_engine
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, llama: Llama) -> None:
     with pytest.raises(openai.NotFoundError):
         chat(client, model="nobody")

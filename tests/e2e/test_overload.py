@@ -6,12 +6,12 @@ import pytest
 
 from tests.e2e.conftest import MAX_IN_FLIGHT
 from tests.e2e.figures import IN_FLIGHT, changes, figures, wait_at_rest
-from tests.e2e.llama import ENDLESS, FRANCE, Llama, streamed
+from tests.e2e.llama import ENDLESS, FRANCE, Llama, every_engine, streamed
 from tests.e2e.streams import crowd
 from tests.rpc import connected, streaming
 from tests.serving import Serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), every_engine]
 
 AT_ONCE_SECS = 1.0
 STORY = streamed("Once upon a time", **ENDLESS)

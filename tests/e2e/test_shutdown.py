@@ -7,13 +7,13 @@ import pytest
 
 from tests.e2e.conftest import EXIT_TIMEOUT_SECS
 from tests.e2e.figures import IN_FLIGHT
-from tests.e2e.llama import ENDLESS, events, streamed
+from tests.e2e.llama import ENDLESS, events, every_engine, streamed
 from tests.e2e.processes import Processes
 from tests.raw import Connection
 from tests.rpc import connected, streaming
 from tests.serving import Serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), every_engine]
 
 ENDED_SECS = 15.0
 GENERATE = "/v2/models/llama/generate"

@@ -3,10 +3,8 @@
 import lightgbm
 import numpy as np
 import pytest
-import skops.io
 import xgboost
 
-from gateway.errors import InferenceError
 from gateway.models.repository import ModelRepository
 from gateway.models.supported_fields import FieldVerdict
 from gateway.tools.check import check
@@ -42,20 +40,6 @@ def test_the_forest_of_lightgbm() -> None:
     booster = lightgbm.Booster(model_file=str(FOLDER / "fil_lightgbm/1/model.txt"))
     (found,) = answer("fil_lightgbm", {"input__0": A})
     np.testing.assert_array_equal(found["output__0"].reshape(-1), booster.predict(A) > 0.5)
-
-
-def test_the_pipeline_of_scikit_learn() -> None:
-    pipeline = skops.io.load(FOLDER / "sklearn_skops/1/model.skops")
-    (found,) = answer("sklearn_skops", {"X": A})
-    np.testing.assert_array_equal(found["predict"].reshape(-1), pipeline.predict(A))
-
-
-def test_a_pickle_needs_the_operators_permission() -> None:
-    with pytest.raises(InferenceError, match=r"'model\.pkl' is a pickle"):
-        answer("sklearn_pickle", {"X": np.float64(A)})
-    allowed = {"backend_config": ["sklearn,allow-pickle=true"]}
-    (found,) = answer("sklearn_pickle", {"X": np.float64(A)}, **allowed)
-    assert found["predict"].shape[0] == len(A)
 
 
 def test_decoupled_models() -> None:

@@ -104,6 +104,7 @@ def write_tensorflow() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["tensorflow"]:
         write_tensorflow()
+        write_sklearn()
     else:
-        for write in (write_onnx, write_openvino, write_torchscript, write_forests, write_sklearn):
+        for write in (write_onnx, write_openvino, write_torchscript, write_forests):
             write()

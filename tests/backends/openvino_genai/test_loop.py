@@ -59,7 +59,11 @@ class Running:
         self.read: list[int] = []
         self.cancelled = False
         self.prompt_tokens, self.tokens = 1, steps
+        self.open_sequences, self.begun_at = 1, -1
         self._engine, self._steps = engine, steps
+
+    def begin(self) -> None:
+        self.begun_at = self._engine.taken
 
     def deliver(self) -> bool:
         self.read.append(self._engine.taken)
@@ -85,12 +89,14 @@ def process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def serving(engine: Engine, running: list[Running]) -> AsyncIterator[list[int]]:
+async def serving(
+    engine: Engine, running: list[Running], most: int = 256
+) -> AsyncIterator[list[int]]:
     """A loop that has taken in these; the tokens of those that have ended."""
     ended: list[int] = []
     gauges = SimpleNamespace(show=lambda *_: None)
     lengths = SimpleNamespace(finished=lambda _, tokens: ended.append(tokens))
-    loop = GenerationLoop(engine, gauges, lengths)  # type: ignore[arg-type]
+    loop = GenerationLoop(engine, gauges, lengths, most)  # type: ignore[arg-type]
     for each in running:
         loop.add(each)  # type: ignore[arg-type]
     task = asyncio.create_task(loop.run(lambda _: None))
@@ -139,6 +145,33 @@ async def test_a_cancelled_request_leaves_the_engine_before_the_next_step() -> N
         assert (gone.cancelled, other.cancelled) == (True, False)
         assert gone.read[-1] <= taken
         assert gone.sender.errors == ["Request cancelled by client"]
+
+
+async def test_requests_beyond_the_limit_wait_in_their_order() -> None:
+    engine = Engine(4)
+    running = [Running(engine, 2), Running(engine, 3), Running(engine, 4)]
+    async with serving(engine, running, most=2) as ended:
+        await until(lambda: len(ended) == 3)
+    assert [each.begun_at for each in running] == [0, 0, 2]
+
+
+async def test_a_request_of_more_sequences_than_the_limit_runs_alone() -> None:
+    engine = Engine(4)
+    running = [Running(engine, 1), Running(engine, 3), Running(engine, 4)]
+    running[1].open_sequences = 5
+    async with serving(engine, running, most=2) as ended:
+        await until(lambda: len(ended) == 3)
+    assert [each.begun_at for each in running] == [0, 1, 3]
+
+
+async def test_a_request_that_waits_can_be_cancelled() -> None:
+    engine = Engine(1000)
+    running = [Running(engine, 1000), Running(engine, 1000)]
+    async with serving(engine, running, most=1):
+        await until(lambda: engine.taken > 2)
+        running[1].sender.cancelled = True
+        await until(lambda: running[1].sender.errors == ["Request cancelled by client"])
+    assert (running[1].begun_at, running[0].cancelled) == (-1, False)
 
 
 async def test_an_exception_of_a_step_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

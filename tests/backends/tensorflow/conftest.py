@@ -1,13 +1,10 @@
-"""TensorFlow has an environment of its own (`make test-tensorflow`); others skip this folder."""
+"""The folder of a model."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.tensor_backends import version_folder
-
-collect_ignore_glob = [] if find_spec("tensorflow") else ["test_*.py"]
 
 
 @pytest.fixture

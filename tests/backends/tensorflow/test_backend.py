@@ -35,8 +35,6 @@ from tests.backends.tensorflow.models import (
 from tests.builders import soon
 from tests.tensor_backends import ask, context, floats
 
-pytestmark = pytest.mark.tensorflow
-
 FP32 = DataType.TYPE_FP32
 EMPTY = ModelConfig(name="m", backend="tensorflow", platform="tensorflow_savedmodel")
 X = ModelInput(name="x", data_type=FP32, dims=(2,))

@@ -33,8 +33,6 @@ from tests.backends.tensorflow.models import (
     unchanged,
 )
 
-pytestmark = pytest.mark.tensorflow
-
 FP32 = DataType.TYPE_FP32
 EMPTY = ModelConfig(name="m", backend="tensorflow", platform="tensorflow_savedmodel")
 GRAPH_DEF = replace(EMPTY, platform="tensorflow_graphdef")

@@ -29,8 +29,6 @@ from tests.backends.tensorflow.models import (
 from tests.builders import soon
 from tests.tensor_backends import Load, answers, ask, floats, loading, request
 
-pytestmark = pytest.mark.tensorflow
-
 SAVED_MODEL = ModelConfig(backend="tensorflow", platform="tensorflow_savedmodel")
 GRAPH_DEF = ModelConfig(
     backend="tensorflow",

@@ -7,8 +7,6 @@ from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.process_limits import processors
 
-pytestmark = pytest.mark.tensorflow
-
 
 def read(
     *, count: int = 1, settings: dict[str, str] | None = None, **parameters: str

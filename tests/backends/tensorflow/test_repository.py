@@ -4,8 +4,6 @@ import pytest
 
 from tests.repositories.asking import require_sum
 
-pytestmark = pytest.mark.tensorflow
-
 
 @pytest.mark.parametrize("model", ["tensorflow_savedmodel", "tensorflow_graphdef"])
 def test_a_sum(model: str) -> None:

@@ -16,7 +16,8 @@ from gateway.backend import Fact
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
 
 PROGRAM = """
-import json, sysconfig, sys
+import json, sysconfig, sys, time
+from types import SimpleNamespace
 from vllm.plugins import load_general_plugins
 if len(sys.argv) > 1:
     sysconfig.get_path = lambda *names: sys.argv[1]
@@ -33,12 +34,23 @@ compiled = []
 if "off" in facts()[0].found:
     double(torch.ones(1))
 found = [[fact.what, fact.found, fact.fix] for fact in facts()]
-print(json.dumps([*found, compiled, torch.cpu._is_amx_tile_supported()]))
+
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+waits = SimpleNamespace(last_read=time.monotonic(), busy_loop_s=1)
+began_secs = time.process_time()
+while time.monotonic() < waits.last_read + 0.5:
+    SpinCondition.wait(waits)
+spent_secs = time.process_time() - began_secs
+print(json.dumps([*found, compiled, spent_secs, torch.cpu._is_amx_tile_supported()]))
 """
 
 
 def told(*arguments: str, **environment: str) -> Any:
-    """The facts in a process of vLLM, whether a call was compiled, and whether it finds AMX."""
+    """The facts in a process of vLLM, whether a call was compiled, and whether it finds AMX.
+
+    Before the last: the processor time of a wait of half a second.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         env={**os.environ, **environment},
@@ -88,10 +100,15 @@ def test_a_process_of_vllm_finds_no_amx(without_compiler: Any) -> None:
     assert is_amx_found is False
 
 
+def test_a_process_that_waits_for_another_sleeps(without_compiler: Any) -> None:
+    *_, spent_secs, _ = without_compiler
+    assert spent_secs < 0.25
+
+
 def test_without_a_compiler_nothing_is_compiled_and_the_package_is_named(
     without_compiler: Any,
 ) -> None:
-    compilation, _, compiled, _ = without_compiler
+    compilation, _, compiled, *_ = without_compiler
     assert compilation[:2] == ["torch.compile", "off: no C++ compiler (no-such-compiler)"]
     assert "apt-get install g++ (Debian" in compilation[2]
     assert compiled == [False]
@@ -100,7 +117,7 @@ def test_without_a_compiler_nothing_is_compiled_and_the_package_is_named(
 def test_without_pythons_headers_nothing_is_compiled_and_the_package_is_named(
     tmp_path: Path,
 ) -> None:
-    compilation, _, compiled, _ = told(str(tmp_path), CXX=sys.executable)
+    compilation, _, compiled, *_ = told(str(tmp_path), CXX=sys.executable)
     assert compilation[1] == f"off: no Python.h in {tmp_path}"
     assert f"python{sys.version_info[0]}.{sys.version_info[1]}-dev (Debian" in compilation[2]
     assert compiled == [False]

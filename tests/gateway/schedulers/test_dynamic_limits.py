@@ -71,13 +71,13 @@ async def test_a_timeout_is_answered_when_it_ends_although_the_instance_is_busy(
     start: Start,
 ) -> None:
     """The text and the reason are a real Triton's, which answers up to half a second later."""
-    limits = policy(default_timeout_microseconds=2000)
+    limits = policy(default_timeout_microseconds=60_000_000, allow_timeout_override=True)
     queue = start(dynamic(1, default_queue_policy=limits))
     instance = queue.employ()
     queue.submit("-")
     first = await instance.begun()
     began_ns = time.monotonic_ns()
-    (late,) = queue.submit("a")
+    late = queue.ask(word("a", timeout_us=2000))
     error = await refused(late)
     assert time.monotonic_ns() - began_ns >= 2 * MS
     assert (error.code, error.message) == (Code.UNAVAILABLE, "Request timeout expired")

@@ -1,5 +1,6 @@
 """One request in the engine: its sequences, and their new text after each step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -17,20 +18,27 @@ IGNORED = "IGNORED"
 
 
 class AnswerSequence:
-    """One answer of a request; `handle` is the library's object for it."""
+    """One answer of a request; `add` adds it to the engine and returns the library's object."""
 
-    def __init__(self, index: int, handle: Any, sampling: Sampling, tokens: Tokens) -> None:
+    def __init__(
+        self, index: int, add: Callable[[], Any], sampling: Sampling, tokens: Tokens
+    ) -> None:
         self.index = index
         self.reason: str | None = None
         self.tokens = 0
         self.cumulative = 0.0
-        self._handle = handle
+        self._add = add
+        self._handle: Any = None
         self._sampling = sampling
         # The library ends at no token while it ignores the end.
         self._ends = sampling.stop_tokens if sampling.ignore_end else frozenset()
         self._stop_tokens = frozenset({tokens.end}) | sampling.stop_tokens
         self._reader = tokens.reader(skip_special=sampling.skip_special)
         self._stops = StopFinder(sampling.stops, include=sampling.include_stop)
+
+    def begin(self) -> None:
+        """Add it to the engine; Refusal if the engine refuses it."""
+        self._handle = self._add()
 
     def read(self) -> SequenceDelta | None:
         """New text and tokens; None if there is nothing new."""
@@ -93,7 +101,8 @@ class AnswerSequence:
 
     def cancel(self) -> None:
         """Free its blocks at the next step."""
-        self._handle.cancel()
+        if self._handle is not None:
+            self._handle.cancel()
 
 
 class RunningGeneration:
@@ -111,6 +120,16 @@ class RunningGeneration:
         self._every = isinstance(writer, TensorResponses)
         self._open = {each.index: each for each in sequences}
         self._kept: dict[int, list[SequenceDelta]] = {each.index: [] for each in sequences}
+
+    @property
+    def open_sequences(self) -> int:
+        """The number of sequences that have not ended."""
+        return len(self._open)
+
+    def begin(self) -> None:
+        """Add its sequences to the engine; Refusal if the engine refuses them."""
+        for each in self.sequences:
+            each.begin()
 
     @property
     def tokens(self) -> int:

@@ -21,15 +21,23 @@ from .metrics import EngineGauges
 TAKE_IN_SECS = 0.05
 """Longest wait for requests that have arrived but are not yet read."""
 POLL_SECS = 0.0002
-GAUGES_SECS = 1.0
+GAUGES_SECS = 0.25
 
 
 class GenerationLoop:
-    """Generations in one engine; all but `arrived` are for its event loop."""
+    """Generations in one engine; all but `arrived` are for its event loop.
 
-    def __init__(self, pipeline: Any, gauges: EngineGauges, lengths: TokenLengths) -> None:
+    At most `most` sequences are in the engine at once: with `dynamic_split_fuse` the library heeds
+    no limit of its own.
+    """
+
+    def __init__(
+        self, pipeline: Any, gauges: EngineGauges, lengths: TokenLengths, most: int
+    ) -> None:
         self._pipeline = pipeline
         self._gauges, self._lengths = gauges, lengths
+        self._most = most
+        self._waiting: deque[RunningGeneration] = deque()
         self._arrived: deque[Any] = deque()
         self._running: set[RunningGeneration] = set()
         self._held: set[RunningGeneration] = set()
@@ -45,8 +53,8 @@ class GenerationLoop:
             self._loop.call_soon_threadsafe(self._wake.set)
 
     def add(self, generation: RunningGeneration) -> None:
-        """A request is in the engine."""
-        self._running.add(generation)
+        """A request is ready for the engine."""
+        self._waiting.append(generation)
         self._wake.set()
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -62,6 +70,7 @@ class GenerationLoop:
             self._wake.clear()
             await self._take_in(accept)
             self._drop_cancelled()
+            self._admit()
             busy = self._pipeline.has_non_finished_requests()
             if busy:
                 self._step()
@@ -89,10 +98,28 @@ class GenerationLoop:
             end(error)
 
     def _drop_cancelled(self) -> None:
-        for generation in [each for each in self._running if each.sender.is_cancelled()]:
+        every = (*self._waiting, *self._running)
+        for generation in [each for each in every if each.sender.is_cancelled()]:
             generation.cancel()
-            self._running.discard(generation)
+            if generation in self._running:
+                self._running.discard(generation)
+            else:
+                self._waiting.remove(generation)
             fail(generation.sender, Refusal(CANCELLED, "CANCELLED"))
+
+    def _admit(self) -> None:
+        """Begin requests in the order of their arrival while the engine has room for them."""
+        while self._waiting:
+            generation = self._waiting[0]
+            if self._running and self._sequences() + generation.open_sequences > self._most:
+                return
+            self._waiting.popleft()
+            with answering(generation.sender):
+                generation.begin()
+                self._running.add(generation)
+
+    def _sequences(self) -> int:
+        return sum([each.open_sequences for each in self._running])
 
     def _deliver(self) -> None:
         for generation in [*self._running]:
@@ -122,4 +149,5 @@ class GenerationLoop:
     def _show(self, *, busy: bool) -> None:
         if not busy or time.monotonic() - self._shown_at >= GAUGES_SECS:
             self._shown_at = time.monotonic()
-            self._gauges.show(self._pipeline.get_metrics(), len(self._running))
+            found = self._pipeline.get_metrics()
+            self._gauges.show(found, self._sequences(), len(self._running), len(self._waiting))

@@ -34,16 +34,20 @@ class EngineGauges:
         self._set("max", most)
         self._set("max_blocks", blocks)
 
-    def show(self, found: Any, running: int) -> None:
-        """Set the gauges from the library's figures; `running` requests are not yet answered."""
-        scheduled = found.scheduled_requests if running else 0
+    def show(self, found: Any, sequences: int, running: int, waiting: int) -> None:
+        """Set the gauges from the library's figures, which count each sequence as a request.
+
+        `running` requests with `sequences` open ones are in the engine, `waiting` ones before it.
+        """
+        scheduled = min(running, found.scheduled_requests)
+        idle = max(0, sequences - found.scheduled_requests)
         share = found.cache_usage / 100 if running else 0.0
-        self._set("active", running)
+        self._set("active", running + waiting)
         self._set("scheduled", scheduled)
         self._set("used_blocks", round(share * self._blocks))
         self._set("fraction", share)
         self._set("vllm:num_requests_running", scheduled)
-        self._set("vllm:num_requests_waiting", max(0, running - scheduled))
+        self._set("vllm:num_requests_waiting", waiting + min(idle, running - scheduled))
         self._set("vllm:kv_cache_usage_perc", share)
 
     def _family(self, name: str, about: str) -> Any:

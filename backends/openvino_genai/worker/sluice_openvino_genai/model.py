@@ -56,8 +56,9 @@ class OpenVinoGenAiModel:
         tokens = Tokens(tokenizer, end)
         blocks = cache_blocks(library, pipeline, end)
         metrics = MetricFamilies(args["model_name"], args["model_version"])
-        gauges = EngineGauges(metrics, blocks, file.scheduler["max_num_seqs"])
-        self._generations = GenerationLoop(pipeline, gauges, TokenLengths(metrics))
+        most = file.scheduler["max_num_seqs"]
+        gauges = EngineGauges(metrics, blocks, most)
+        self._generations = GenerationLoop(pipeline, gauges, TokenLengths(metrics), most)
         contract = ModelContract(
             model=config["name"], decoupled=True, batched=False, max_length=file.max_length
         )

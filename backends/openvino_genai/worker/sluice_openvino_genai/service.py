@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,8 @@ class GenAiService:
         sequences = []
         for index in range(sampling.count):
             config = configuration(self._library.genai, sampling, index, self._tokens.end, most)
-            handle = self._handle(prompt, config)
-            sequences.append(AnswerSequence(index, handle, sampling, self._tokens))
+            add = partial(self._handle, prompt, config)
+            sequences.append(AnswerSequence(index, add, sampling, self._tokens))
         generation = RunningGeneration(sender, writer, sequences, len(prompt))
         generation.stream, generation.room = llm_request.stream, room
         self._loop.add(generation)
