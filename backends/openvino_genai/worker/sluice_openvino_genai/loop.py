@@ -76,7 +76,7 @@ class GenerationLoop:
                 self._step()
             with worker().connection.gathered():
                 self._deliver()
-            self._show(busy=busy)
+                self._show()
             if not busy and not self._arrived:
                 await self._wake.wait()
 
@@ -146,8 +146,10 @@ class GenerationLoop:
         self._held.discard(generation)
         self._wake.set()
 
-    def _show(self, *, busy: bool) -> None:
-        if not busy or time.monotonic() - self._shown_at >= GAUGES_SECS:
+    def _show(self) -> None:
+        """Set the gauges: at the latest with the last answer, in the same message."""
+        idle = not self._running and not self._waiting
+        if idle or time.monotonic() - self._shown_at >= GAUGES_SECS:
             self._shown_at = time.monotonic()
             found = self._pipeline.get_metrics()
             self._gauges.show(found, self._sequences(), len(self._running), len(self._waiting))
