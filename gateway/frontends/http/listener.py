@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,10 @@ from gateway.settings import HttpTimeLimits
 BACKLOG = 2048
 SEND_TIMEOUT_SECS = 30.0
 DEFAULT_LIMITS = HttpTimeLimits()
+
+
+HALF_REQUESTS_SECS = 0.5
+"""Interval of looking for half requests while the last connections end."""
 
 
 class _Server(uvicorn.Server):
@@ -46,10 +50,14 @@ class HttpListener:
             reserve=DescriptorReserve(),
         )
         self._server = _Server(_config(app, protocol))
+        self._ended = False
 
-    def serve(self) -> Coroutine[Any, Any, None]:
+    async def serve(self) -> None:
         """Serve until `stop` has been called and every connection has closed."""
-        return self._server.serve(sockets=[self._socket])
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._ended = True
 
     def stop(self, grace_secs: float) -> None:
         """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
@@ -57,10 +65,15 @@ class HttpListener:
         self._server.should_exit = True
 
     def drop_half_requests(self) -> None:
-        """Drop the connections on which half a request has arrived."""
+        """Drop the connections on which half a request has arrived, and later ones, to the end.
+
+        A process that was still starting accepts what waited at its socket afterwards.
+        """
         for connection in self._connections():
             if connection.is_receiving:
                 connection.transport.abort()
+        if not self._ended:
+            asyncio.get_running_loop().call_later(HALF_REQUESTS_SECS, self.drop_half_requests)
 
     def _drop_all(self) -> None:
         for connection in self._connections():
