@@ -37,10 +37,14 @@ def test_the_tokens_that_were_asked_for_are_counted_once(
     assert change["gateway_wasted_tokens_total"] == 0
 
 
-def test_the_engine_counts_the_same_tokens(server: Serving, llama: Llama) -> None:
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_the_engine_counts_the_same_tokens(
+    server: Serving, llama: Llama, sequences: int, stream: bool
+) -> None:
     with changes(server) as change:
-        ask(llama, 2, stream=True)
-    assert change["vllm:generation_tokens_total"] == 2 * TOKENS
+        ask(llama, sequences, stream=stream)
+    assert change["vllm:generation_tokens_total"] == sequences * TOKENS
 
 
 @every_engine

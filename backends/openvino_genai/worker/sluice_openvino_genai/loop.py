@@ -44,6 +44,7 @@ class GenerationLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._shown = (0, 0)
         self._shown_at = 0.0
 
     def arrived(self, request: Any) -> None:
@@ -147,9 +148,9 @@ class GenerationLoop:
         self._wake.set()
 
     def _show(self) -> None:
-        """Set the gauges: at the latest with the last answer, in the same message."""
-        idle = not self._running and not self._waiting
-        if idle or time.monotonic() - self._shown_at >= GAUGES_SECS:
-            self._shown_at = time.monotonic()
+        """Set the gauges if a request came or ended, with its answer, and every GAUGES_SECS."""
+        counts = (len(self._running), len(self._waiting))
+        if counts != self._shown or time.monotonic() - self._shown_at >= GAUGES_SECS:
+            self._shown, self._shown_at = counts, time.monotonic()
             found = self._pipeline.get_metrics()
-            self._gauges.show(found, self._sequences(), len(self._running), len(self._waiting))
+            self._gauges.show(found, self._sequences(), *counts)
