@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,6 @@ from gateway.settings import HttpTimeLimits
 BACKLOG = 2048
 SEND_TIMEOUT_SECS = 30.0
 DEFAULT_LIMITS = HttpTimeLimits()
-
-
 HALF_REQUESTS_SECS = 0.5
 """Interval of looking for half requests while the last connections end."""
 
@@ -26,9 +24,15 @@ HALF_REQUESTS_SECS = 0.5
 class _Server(uvicorn.Server):
     """uvicorn without signal handlers: the gateway's server decides when it stops."""
 
+    ended = False
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield
+        """Note the end of `serve` instead, which this encloses."""
+        try:
+            yield
+        finally:
+            self.ended = True
 
 
 class HttpListener:
@@ -50,14 +54,10 @@ class HttpListener:
             reserve=DescriptorReserve(),
         )
         self._server = _Server(_config(app, protocol))
-        self._ended = False
 
-    async def serve(self) -> None:
+    def serve(self) -> Coroutine[Any, Any, None]:
         """Serve until `stop` has been called and every connection has closed."""
-        try:
-            await self._server.serve(sockets=[self._socket])
-        finally:
-            self._ended = True
+        return self._server.serve(sockets=[self._socket])
 
     def stop(self, grace_secs: float) -> None:
         """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
@@ -72,7 +72,7 @@ class HttpListener:
         for connection in self._connections():
             if connection.is_receiving:
                 connection.transport.abort()
-        if not self._ended:
+        if not self._server.ended:
             asyncio.get_running_loop().call_later(HALF_REQUESTS_SECS, self.drop_half_requests)
 
     def _drop_all(self) -> None:

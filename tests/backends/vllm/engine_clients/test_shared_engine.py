@@ -113,7 +113,7 @@ async def test_metrics_of_all_clients_are_added_up(llama: Llama) -> None:
 async def test_each_client_has_some_of_the_requests(llama: Llama) -> None:
     """Two that run at the same time are read by two processes, which both use processor time."""
     used = [sum(each.cpu_times()[:2]) for each in clients()]
-    asked = [llama.say(ask(stream=True, max_tokens=100, ignore_eos=True)) for _ in range(CLIENTS)]
+    asked = [llama.say(ask(stream=True, max_tokens=32, ignore_eos=True)) for _ in range(CLIENTS)]
     await soon(asyncio.gather(*asked))
     more = [sum(each.cpu_times()[:2]) - then for each, then in zip(clients(), used, strict=True)]
     assert len(more) == CLIENTS
