@@ -1,6 +1,6 @@
 """Forests that the tests train once, and loads of them by the backend."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,14 @@ def lgb(objective: str, labels: str = "binary") -> Any:
     parameters = {"objective": objective, "num_leaves": 7, "min_data_in_leaf": 5, **more}
     quiet = {"verbose": -1, "num_threads": 1}
     return lightgbm.train({**parameters, **quiet}, lightgbm.Dataset(HOLES, LABELS[labels]), 5)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def released_boosters() -> Iterator[None]:
+    """Boosters end before Python does: later, their destructor fails without its library."""
+    yield
+    xgb.cache_clear()
+    lgb.cache_clear()
 
 
 def json_of(booster: Any) -> bytes:

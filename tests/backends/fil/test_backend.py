@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,19 +88,19 @@ def test_a_folder_without_a_config_is_completed(folder: Path, name: str, data: b
 
 
 @pytest.mark.parametrize(
-    ("made", "parameters", "dims"),
+    ("train", "parameters", "dims"),
     [
-        (xgb("multi:softprob", "classes"), {}, 1),
-        (xgb("multi:softprob", "classes"), {"predict_proba": "true"}, 3),
-        (xgb("multi:softprob", "classes"), {"is_classifier": "false"}, 3),
-        (xgb(BINARY), {"predict_proba": "true"}, 2),
-        (xgb(BINARY), {"predict_proba": "true", "is_classifier": "false"}, 1),
+        (partial(xgb, "multi:softprob", "classes"), {}, 1),
+        (partial(xgb, "multi:softprob", "classes"), {"predict_proba": "true"}, 3),
+        (partial(xgb, "multi:softprob", "classes"), {"is_classifier": "false"}, 3),
+        (partial(xgb, BINARY), {"predict_proba": "true"}, 2),
+        (partial(xgb, BINARY), {"predict_proba": "true", "is_classifier": "false"}, 1),
     ],
 )
 def test_dims_of_the_output_follow_from_the_file_and_the_parameters(
-    folder: Path, made: Any, parameters: dict[str, str], dims: int
+    folder: Path, train: Callable[[], Any], parameters: dict[str, str], dims: int
 ) -> None:
-    found = complete({"xgboost.model": ubj_of(made)}, folder, config(**parameters))
+    found = complete({"xgboost.model": ubj_of(train())}, folder, config(**parameters))
     assert found.output == (output(dims),)
 
 

@@ -1,6 +1,8 @@
 """Answers of forests are the numbers of their libraries, in Triton's shapes."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,17 +128,18 @@ async def test_a_classifier_may_be_served_as_a_regressor(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "made", "booster", "dims"),
+    ("file", "made", "train", "dims"),
     [
-        ("xgboost.json", json_of, xgb("binary:logistic"), 6),
-        ("xgboost.json", json_of, xgb("multi:softmax", "classes"), 18),
-        ("model.txt", text_of, lgb("regression", "values"), 6),
-        ("model.txt", text_of, lgb("multiclass", "classes"), 18),
+        ("xgboost.json", json_of, partial(xgb, "binary:logistic"), 6),
+        ("xgboost.json", json_of, partial(xgb, "multi:softmax", "classes"), 18),
+        ("model.txt", text_of, partial(lgb, "regression", "values"), 6),
+        ("model.txt", text_of, partial(lgb, "multiclass", "classes"), 18),
     ],
 )
 async def test_contributions_are_those_of_the_library(
-    load: Load, file: str, made: Any, booster: Any, dims: int
+    load: Load, file: str, made: Any, train: Callable[[], Any], dims: int
 ) -> None:
+    booster = train()
     shap = output(dims, name="treeshap_output")
     asked = replace(config(), output=(output(1), shap), max_batch_size=400)
     found = await predicted(await load({file: made(booster)}, asked), HOLES, "treeshap_output")
