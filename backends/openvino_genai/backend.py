@@ -22,7 +22,7 @@ from gateway.threads import apart
 
 PROGRAM = Path(__file__).parent / "worker"
 """The folder of the Python-based backend that serves the models."""
-LIBRARY = "openvino-genai"
+LIBRARY, REQUIRED = "openvino-genai", ("openvino", "openvino-tokenizers")
 INSTALL = "pip install 'sluice[openvino_genai]'"
 DEFAULT_FILE = "model.json"
 STORED_MODEL = "stored_model"
@@ -48,10 +48,10 @@ class OpenVinoGenAiBackend(Backend):
     @property
     def facts(self) -> Sequence[Fact]:
         """Whether the gateway's environment has the library; a model may have one of its own."""
-        try:
-            return (Fact("library", version(LIBRARY)),)
-        except PackageNotFoundError:
-            return (Fact("library", f"{LIBRARY} is not installed", INSTALL),)
+        for name in (LIBRARY, *REQUIRED):
+            if not _version(name):
+                return (Fact("library", f"{name} is not installed", INSTALL),)
+        return (Fact("library", _version(LIBRARY)),)
 
     async def prepare(self, config: ModelConfig, path: Path) -> None:
         await self._python().prepare(config, path)
@@ -79,6 +79,14 @@ class OpenVinoGenAiBackend(Backend):
 
     def _python(self) -> PythonBackend:
         return self._workers.for_program(self, PROGRAM)
+
+
+def _version(name: str) -> str:
+    """The version of a distribution; "" if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _check_groups(config: ModelConfig) -> None:

@@ -67,7 +67,7 @@ def questions(versions: Versions) -> Sequence[Question]:
     asked: list[Question] = [("backend", name) for name in found]
     if "torch" in versions:
         asked.append(TORCH)
-    if any(name in versions for name in packages.RUNTIMES["onnxruntime"]):
+    if any(name in versions for name in packages.ONE_FOLDER):
         asked.append(ONNXRUNTIME)
     return [*asked, NVML]
 
@@ -79,7 +79,7 @@ def examine(
 
     wanted = declared()
     names = packages.named(wanted) if wanted else set()
-    versions = packages.installed({*names, *sum(map(tuple, packages.RUNTIMES.values()), ())})
+    versions = packages.installed({*names, *packages.RUNTIME_PACKAGES})
     asked = questions(versions)
     progress(len(asked), None)
     outcomes = probes.ask(asked, limit_secs, lambda each: progress(len(asked), each))

