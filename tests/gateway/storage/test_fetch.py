@@ -2,11 +2,13 @@
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -141,6 +143,20 @@ def test_a_disk_that_is_too_small_is_reported_before_unpacking(
     huge = replace(TINY, unpacked_bytes=2**70)
     with pytest.raises(StoreError, match=r"'tiny' needs [0-9]+ MB, and the disk of .* MB free"):
         fetch(huge, store, unpacker, ignore)
+
+
+def test_a_disk_that_fills_up_during_unpacking_is_named_and_the_next_try_continues(
+    store: ModelStore, site: Site, unpacker: Unpacker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = b"    raise OSError('352512 requested and 2752 written')\n"
+    site.write("onnx.py", ONNX.replace(b"    path.write_bytes", short + b"    path.write_bytes"))
+    free = iter((1 << 30, 0))
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=next(free)))
+        with pytest.raises(StoreError, match=r"^no space is left on the disk of '.*/models': make"):
+            fetch(TINY, store, unpacker, ignore)
+    site.write("onnx.py", ONNX)
+    assert fetch(TINY, store, unpacker, ignore) == store.path("tiny")
 
 
 def test_a_failure_while_unpacking_is_reported_and_leaves_nothing(
