@@ -9,6 +9,7 @@ import openvino
 
 from backends.openvino.instance import Compiled, OpenVinoInstance
 from backends.openvino.model_file import (
+    check_bounds,
     clear_failures,
     find_model,
     fit,
@@ -82,6 +83,7 @@ def _compile(config: ModelConfig, folder: Path) -> Compiled:
     with clear_failures(folder, what, "setting max batch size"):
         fitted = fit(model, config, reshapes=parameters.reshapes)
     check(config, fitted.signature(config))
+    check_bounds(config, fitted.model)
     with clear_failures(folder, what, "loading model"):
         return Compiled(
             core.compile_model(fitted.model, parameters.device, dict(parameters.properties)),

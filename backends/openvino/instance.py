@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import openvino
 
-from backends.openvino.model_file import clear_failures, named
+from backends.openvino.model_file import bounded_shapes, clear_failures, fits_bounds, named
 from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.errors import Code, InferenceError
-from gateway.tensor import Datatype, Tensor, array_tensor, unicode_strings
+from gateway.tensor import Datatype, Tensor, array_tensor, format_shape, unicode_strings
 from gateway.tensor_runtime.instance import TensorInstance
 from gateway.tensor_runtime.signature import input_names, output_names
 
@@ -42,6 +42,7 @@ class OpenVinoInstance(TensorInstance):
             self._request: Any = compiled.model.create_infer_request()
         self._inputs = _places(compiled.model.inputs, input_names(config))
         self._outputs = _places(compiled.model.outputs, output_names(config))
+        self._bounded = bounded_shapes(compiled.model, input_names(config))
         outputs = with_sequence_tensors(config).output
         self._datatypes = {each.name: each.datatype for each in outputs}
         super().__init__(context.config, context.name)  # starts a thread: must be last
@@ -50,12 +51,22 @@ class OpenVinoInstance(TensorInstance):
         self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
     ) -> Mapping[str, Tensor]:
         arrays = {name: self._array(each) for name, each in inputs.items()}
+        for name in self._bounded.keys() & arrays.keys():
+            self._check_bounds(name, arrays[name].shape)
         found = (
             self._run_in_parts(arrays, outputs) if self._fixed_rows else self._run(arrays, outputs)
         )
         return {
             name: array_tensor(name, self._datatypes[name], array) for name, array in found.items()
         }
+
+    def _check_bounds(self, name: str, shape: Sequence[int]) -> None:
+        if not fits_bounds(shape, self._bounded[name]):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"unexpected shape for input '{name}' of model '{self._model}': found "
+                f"{format_shape(shape)}, the model takes {self._bounded[name]}",
+            )
 
     def abort(self) -> None:
         """Cancel the run between two operations."""

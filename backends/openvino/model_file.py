@@ -10,11 +10,13 @@ from typing import Any
 import openvino
 from openvino.preprocess import PrePostProcessor
 
+from backends.openvino.whole_files import check_whole
 from gateway.batches.shapes import ANY_SIZE
 from gateway.batches.stacking import with_sequence_tensors
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
+from gateway.tensor import format_shape
 from gateway.tensor_runtime.failures import ClearFailures
 from gateway.tensor_runtime.model_files import file_below
 from gateway.tensor_runtime.signature import (
@@ -45,14 +47,13 @@ DATA_TYPES = {
 """By the library's names of element types; without narrow numbers, such as u4."""
 ELEMENT_TYPES = {data_type: kind for kind, data_type in DATA_TYPES.items()}
 
+UNBOUNDED = (0, -1)
+"""The bounds of a dim of any size."""
+
 ERRORS = (RuntimeError, ValueError, TypeError, MemoryError, OSError)
 """The library raises RuntimeError, its bindings also Python's own."""
 PLACES = re.compile(r"Exception from \S+:\d+:|Check '.*?' failed at \S+:\d+:", re.DOTALL)
 """Places in the library's sources, which begin its texts."""
-
-
-XML_END = b"</net>"
-TAIL_BYTES = 64
 
 
 def clear_failures(folder: Path, what: str, where: str) -> ClearFailures:
@@ -80,25 +81,9 @@ def find_model(config: ModelConfig, folder: Path) -> Path:
 def read_model(core: Any, config: ModelConfig, folder: Path) -> Any:
     """The model in the file, without compilation; InferenceError if it cannot be read."""
     file = find_model(config, folder)
-    _check_end(config, file)
+    check_whole(config, file)
     with clear_failures(folder, f"unable to load model '{config.name}'", "reading model"):
         return core.read_model(str(file))
-
-
-def _check_end(config: ModelConfig, file: Path) -> None:
-    """Raise INVALID_ARG for a file that is cut short; the library would try other formats."""
-    if file.suffix == ".xml" and not _tail(file).rstrip().endswith(XML_END):
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"unable to load model '{config.name}': '{file.parent.name}/{file.name}' is cut short, "
-            f"or no model of OpenVINO: expected {XML_END.decode()} at its end",
-        )
-
-
-def _tail(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(max(0, file.stat().st_size - TAIL_BYTES))
-        return opened.read()
 
 
 def signature(model: Any, config: ModelConfig) -> ModelSignature:
@@ -142,6 +127,40 @@ def dims_of(port: Any) -> tuple[int, ...] | None:
     if shape.rank.is_dynamic:
         return None
     return tuple(ANY_SIZE if each.is_dynamic else each.get_length() for each in shape)
+
+
+def bounded_shapes(model: Any, known: Collection[str]) -> Mapping[str, Any]:
+    """The shapes of inputs with a dim that has bounds, such as 2..8, by name."""
+    return {
+        name: shape
+        for name, port in named(model.inputs, known)
+        if not (shape := port.get_partial_shape()).rank.is_dynamic
+        and any(each.is_dynamic and _bounds(each) != UNBOUNDED for each in shape)
+    }
+
+
+def _bounds(dimension: Any) -> tuple[int, int]:
+    return dimension.get_min_length(), dimension.get_max_length()
+
+
+def check_bounds(config: ModelConfig, model: Any) -> None:
+    """Raise INVALID_ARG for an input whose dims in the config are outside of the model's bounds."""
+    shapes = bounded_shapes(model, input_names(config))
+    for tensor in config.input:
+        if tensor.name not in shapes or tensor.allow_ragged_batch:
+            continue
+        expected, whole = shapes[tensor.name], _whole(tensor, config)
+        if not fits_bounds(whole, expected):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{config.name}', tensor '{tensor.name}': the model expects shape "
+                f"{expected} but the model configuration specifies shape {format_shape(whole)}",
+            )
+
+
+def fits_bounds(shape: Sequence[int], expected: Any) -> bool:
+    """Whether a shape, with -1 for a size that may vary, can be one of the expected."""
+    return bool(openvino.PartialShape(list(shape)).compatible(expected))
 
 
 def has_batches(model: Any) -> bool:

@@ -35,6 +35,14 @@ def sums(shape: Shape | None = None, element: Any = np.float32) -> Any:
     return openvino.Model(outputs, [a, b], "sums")
 
 
+def bounded(*shape: Any) -> Any:
+    """y is x, whose shape has dims of bounds: pairs of the least and the most."""
+    dims = [openvino.Dimension(*each) if isinstance(each, tuple) else each for each in shape]
+    x = op.parameter(openvino.PartialShape(dims), np.float32, name="x")
+    x.output(0).set_names({"x"})
+    return openvino.Model([called("y", op.relu(x))], [x], "bounded")
+
+
 def unchanged(element: Any, shape: Shape | None = None) -> Any:
     """The output is the input; both are called x and y."""
     x = port("x", shape or [-1, 2], element)

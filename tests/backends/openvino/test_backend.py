@@ -16,7 +16,8 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
 from tests import onnx_models
-from tests.backends.openvino.conftest import backend, pairs, save, sums, unchanged
+from tests.backends.openvino.conftest import backend, bounded, pairs, save, sums, unchanged
+from tests.backends.openvino.paddle_models import save_products
 from tests.builders import soon
 from tests.tensor_backends import Load, ask, context, floats
 
@@ -94,6 +95,18 @@ async def test_an_onnx_model_is_served(load: Load, folder: Path) -> None:
     assert found == {"OUTPUT0": [[2] * 16] * 2, "OUTPUT1": [[0] * 16] * 2}
 
 
+async def test_a_paddle_model_is_served(load: Load, folder: Path) -> None:
+    save_products(folder, [3, 4])
+    instance = await load(None, replace(EMPTY, default_model_filename="model.pdmodel"))
+    assert await ask(instance, floats(x=[[1, 2], [3, 4]])) == [{"y": [[3, 8], [9, 16]]}]
+
+
+async def test_a_paddle_model_without_its_parameters_is_refused(folder: Path) -> None:
+    (save_products(folder, [3, 4]) / "model.pdiparams").unlink()
+    found = await failure(folder, replace(FIXED, default_model_filename="model.pdmodel"))
+    assert "openvino error in reading model" in found.message
+
+
 async def test_instances_share_one_compiled_model(folder: Path) -> None:
     runtime = backend()
     config = runtime.complete(EMPTY, save(sums(), folder))
@@ -130,6 +143,29 @@ async def test_a_file_that_is_cut_short_is_refused(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.pdmodel"])
+@pytest.mark.parametrize("cut", [1, 30])
+async def test_a_protobuf_file_that_is_cut_short_is_refused(
+    folder: Path, name: str, cut: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    onnx_models.save(onnx_models.add_sub(), folder)
+    file = save_products(folder, [3, 4]) / name
+    file.write_bytes(file.read_bytes()[:-cut])
+    found = await failure(folder, replace(FIXED, default_model_filename=name))
+    assert found.code is Code.INVALID_ARG
+    assert found.message == (
+        f"unable to load model 'm': '1/{name}' is cut short, or of another format: its protobuf "
+        "fields do not end with the file"
+    )
+    assert capfd.readouterr() == ("", "")  # the library would try other formats, and print
+
+
+async def test_an_empty_file_is_refused(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"")
+    found = await failure(folder, replace(FIXED, default_model_filename="model.onnx"))
+    assert found.message == "unable to load model 'm': '1/model.onnx' is empty"
+
+
 async def test_weights_that_are_cut_short_are_refused(folder: Path) -> None:
     save(pairs(4), folder)
     (folder / "model.bin").write_bytes(b"")
@@ -163,6 +199,17 @@ async def test_names_and_dims_must_be_the_models(folder: Path) -> None:
     assert (
         "model 'm', tensor 'y': the model expects 2 dimensions (shape [-1,2])"
         in (await failure(folder, wrong)).message
+    )
+
+
+async def test_dims_must_be_within_the_bounds_of_the_model(folder: Path) -> None:
+    save(bounded(-1, (2, 8)), folder)
+    wide = replace(FIXED, input=(replace(X, dims=(9,)),), output=(replace(Y, dims=(9,)),))
+    found = await failure(folder, wide)
+    assert (found.code, found.message) == (
+        Code.INVALID_ARG,
+        "model 'm', tensor 'x': the model expects shape [?,2..8] but the model configuration "
+        "specifies shape [-1,9]",
     )
 
 

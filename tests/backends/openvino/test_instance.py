@@ -15,7 +15,7 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor
-from tests.backends.openvino.conftest import called, pairs, port, sums, unchanged
+from tests.backends.openvino.conftest import bounded, called, pairs, port, sums, unchanged
 from tests.builders import soon
 from tests.tensor_backends import Load, answers, ask, floats, request
 
@@ -135,6 +135,29 @@ async def test_a_shape_that_the_model_does_not_take_fails_alone(load: Load) -> N
     assert caught.value.message.startswith("model 'm' failed: openvino error in ")
     assert "src/" not in caught.value.message
     assert await ask(instance, floats(A=[[1]], B=[[1]])) == [{"SUM": [[2]], "DIFFERENCE": [[0]]}]
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+async def test_a_batch_may_have_more_or_fewer_rows_than_the_bounds_of_the_model(
+    load: Load, rows: int
+) -> None:
+    values = np.ones((rows, 3)).tolist()
+    assert await ask(await load(bounded((2, 8), 3)), floats(x=values)) == [{"y": values}]
+
+
+@pytest.mark.parametrize("columns", [1, 9])
+async def test_a_shape_outside_of_the_bounds_of_the_model_is_refused(
+    load: Load, columns: int
+) -> None:
+    instance = await load(bounded(-1, (2, 8)))
+    with pytest.raises(InferenceError) as caught:
+        await ask(instance, floats(x=np.ones((1, columns))))
+    assert (caught.value.code, caught.value.message) == (
+        Code.INVALID_ARG,
+        f"unexpected shape for input 'x' of model 'm': found [1,{columns}], the model takes "
+        "[?,2..8]",
+    )
+    assert await ask(instance, floats(x=np.ones((1, 8)))) == [{"y": [[1] * 8]}]
 
 
 def slow() -> Any:
