@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import openvino
-
 from backends.openvino.instance import Compiled, OpenVinoInstance
+from backends.openvino.library import openvino
 from backends.openvino.model_file import (
     check_bounds,
     clear_failures,

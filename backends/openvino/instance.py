@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import openvino
 
+from backends.openvino.library import openvino
 from backends.openvino.model_file import bounded_shapes, clear_failures, fits_bounds, named
 from gateway.backend import ModelContext
 from gateway.batches.stacking import with_sequence_tensors

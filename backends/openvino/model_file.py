@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import openvino
-from openvino.preprocess import PrePostProcessor
-
+from backends.openvino.library import PrePostProcessor, openvino
 from backends.openvino.whole_files import check_whole
 from gateway.batches.shapes import ANY_SIZE
 from gateway.batches.stacking import with_sequence_tensors

@@ -29,6 +29,7 @@ class Alone:
 
     def __init__(self, weights: str, settings: Mapping[str, Any], max_tokens: int) -> None:
         # Imported here: the process that reads the figures does not need the library.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino_genai
 
         scheduler = openvino_genai.SchedulerConfig()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class GenAiLibrary:
 
 def import_library() -> GenAiLibrary:
     """The library; Refusal if it is missing or cannot be imported."""
+    # Its import would send an event to its makers. Without this package it sends none.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     with importing("openvino_genai", HOW_TO_INSTALL, reason):
         import openvino
         import openvino_genai
