@@ -3,7 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -21,6 +22,7 @@ from gateway.messages import (
     NO_PARAMETERS,
     InferRequest,
     InferResponse,
+    Parameter,
     Phases,
     RequestedOutput,
     SequenceTag,
@@ -171,10 +173,22 @@ class RequestEncoder:
             0 if sequence is None else START * sequence.start + END * sequence.end,
             request.timeout_us,
             request.priority,
-            dict(request.parameters),
+            _exact(request.parameters),
             [each.name for each in request.outputs] or self._outputs,
             inputs,
         ]
+
+
+class _NotFinite(float):
+    """A number that orjson would write as null; it refuses a class that it does not know."""
+
+
+def _exact(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    found = dict(parameters)
+    for name, value in parameters.items():
+        if type(value) is float and not math.isfinite(value):
+            found[name] = _NotFinite(value)
+    return found
 
 
 def _executes_alone(config: ModelConfig) -> bool:
@@ -188,7 +202,7 @@ def to_json(header: list[Any]) -> bytes:
     """A header as bytes; any integers and texts are allowed."""
     try:
         return orjson.dumps(header)
-    except TypeError:  # integers beyond 64 bits, texts that are not UTF-8
+    except TypeError:  # integers beyond 64 bits, texts that are not UTF-8, NaN and infinities
         return json.dumps(header).encode()
 
 

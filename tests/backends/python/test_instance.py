@@ -102,6 +102,17 @@ async def test_all_fields_of_a_request_reach_the_model(load: Load) -> None:
     assert str(1 << 70) in text
 
 
+async def test_numbers_that_are_not_finite_reach_the_model(load: Load) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        return [response(x(r), parameters={"found": r.parameters()}) for r in requests]
+""")
+    asked = request(1, parameters={"a": float("nan"), "b": float("-inf"), "c": 0.5})
+    ((_, found),) = await answers(instance, asked)
+    assert isinstance(found, InferResponse)
+    assert found.parameters["found"] == '{"a":NaN,"b":-Infinity,"c":0.5}'
+
+
 async def test_a_decoupled_model_answers_as_often_as_it_likes(load: Load) -> None:
     instance = await load(MANY, DECOUPLED)
     found = await answers(instance, request(1000))
