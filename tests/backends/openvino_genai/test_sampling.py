@@ -69,6 +69,16 @@ def test_structures_are_those_of_vllm(given: Any, expected: Structure) -> None:
         ({"max_tokens": 1.5}, "expected a whole number"),
         ({"ignore_eos": 1}, "expected true or false"),
         ({"logprobs": 1}, "or 1 at temperature 0"),
+        ({"temperature": "NaN"}, "'temperature' is nan, expected a finite number"),
+        ({"presence_penalty": float("inf")}, "expected a finite number"),
+        ({"temperature": 0, "top_p": 2}, "'top_p' is 2, expected above 0 and at most 1"),
+        ({"temperature": 0, "min_p": -1}, "'min_p' is -1, expected 0 to 1"),
+        ({"temperature": 0, "top_k": -2}, "'top_k' is -2, expected at least -1"),
+        ({"stop": ["a"] * 65}, "'stop' has 65 texts, expected at most 64"),
+        ({"stop": "x" * 1025}, "a text of 1025 characters, expected at most 1024"),
+        ({"stop": ["a", ""]}, "'stop' has an empty text"),
+        ({"allowed_token_ids": []}, "'allowed_token_ids' is not supported"),
+        ({"max_toknes": 4}, "did you mean 'max_tokens'"),
     ],
 )
 def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:

@@ -23,6 +23,8 @@ def structures() -> Any:
         ("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),
         ("regex", r"\d{4}-\d{2}-\d{2}"),
         ("grammar", 'root ::= "a" | "b"'),
+        ("grammar", 'root ::= ""'),
+        ("regex", "[^a]"),
     ],
 )
 def test_a_good_structure_passes(structures: StructureCheck, kind: str, text: str) -> None:
@@ -41,6 +43,8 @@ def test_a_good_structure_passes(structures: StructureCheck, kind: str, text: st
         ("regex", "a" * 70_000, "has 70000 characters"),
         ("regex", "(" * 70 + ")" * 70, "has 70 nested brackets"),
         ("json_schema", '{"pattern": "(a{200}){200}"}', "about 40000 states"),
+        ("json_schema", '{"$ref": "#"}', "json schema. is fitted by no text"),
+        ("grammar", "root ::= root", "grammar. is fitted by no text"),
     ],
 )
 def test_a_wrong_structure_is_refused_and_the_next_is_checked(

@@ -13,13 +13,20 @@ OUTPUTS = (
     "num_output_tokens",
 )
 """Optional outputs; each has an input `return_*`."""
+UNSERVED = ("image", "embedding_request")
+"""Inputs of other LLM backends; a model that does not declare them gets them as parameters."""
 
 
 def read_request(inputs: Inputs) -> LlmRequest:
     """The request in the tensors; Refusal names a wrong one."""
+    for name in UNSERVED:
+        if name in inputs or name in inputs.parameters:
+            raise Refusal(
+                f"input '{name}' is not supported by OpenVINO GenAI models; leave it out, or serve "
+                "the model with vLLM",
+                "UNSUPPORTED",
+            )
     text, messages = inputs.text("text_input"), inputs.json("messages", list)
-    if "embedding_request" in inputs:
-        raise Refusal("OpenVINO GenAI models do not support 'embed' request", "UNSUPPORTED")
     if (text is None) == (messages is None):
         found = "neither" if text is None else "both"
         raise Refusal(f"expected one of the inputs 'text_input' and 'messages', got {found}")
@@ -45,12 +52,15 @@ def checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, each with a role and a text; templates write "None" for a missing one."""
     for place, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
-            raise Refusal(f"message {place} has no 'role'")
+            raise Refusal(f"message {place} has no 'role' in 'messages'")
         content = message.get("content")
         if content is None and message.get("tool_calls"):
             message["content"] = ""
         elif not isinstance(content, str):
-            raise Refusal(f"message {place} has the content {str(content)[:40]}, expected a text")
+            raise Refusal(
+                f"message {place} has the content {str(content)[:40]} in 'messages', expected a "
+                "text"
+            )
     return messages
 
 

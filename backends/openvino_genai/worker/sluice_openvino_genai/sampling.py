@@ -1,9 +1,11 @@
 """Sampling parameters of clients, as configurations of the library."""
 
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from sluice_llm.request import GUIDE, GUIDE_TYPE, Refusal
@@ -13,6 +15,9 @@ from .engine import reason
 DEFAULT_TOKENS = 16
 """vLLM's default of new tokens."""
 MOST_SEQUENCES = 128
+MOST_STOPS = 64
+MOST_STOP_LETTERS = 1024
+"""Limits of stop strings, as of vLLM models."""
 SEEDS = 1 << 63
 SAME = {
     "presence_penalty": "presence_penalty",
@@ -26,7 +31,7 @@ SAME = {
 }
 """Parameters, and the fields of `GenerationConfig` that each is."""
 SAMPLED = ("top_p", "top_k", "min_p")
-"""Parameters without a meaning at temperature 0."""
+"""Parameters without a meaning at temperature 0, where the library does not check them."""
 INTEGERS = frozenset(
     {"n", "seed", "top_k", "max_tokens", "min_tokens", "logprobs", "no_repeat_ngram_size"}
 )
@@ -61,6 +66,8 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Parameters of other engines that this one lacks, and the values that ask for nothing."""
 EMPTY: tuple[Any, ...] = (None, "", [], {}, [""])
+NOT_EMPTY = "allowed_token_ids"
+"""A parameter whose empty list asks for something: no token at all."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,8 @@ def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
         raise Refusal(f"sampling parameter 'n' is {count}, expected 1 to {MOST_SEQUENCES}")
     if temperature < 0:
         raise Refusal(f"sampling parameter 'temperature' is {temperature}, expected at least 0")
+    if not temperature:
+        _check_sampled(found)
     fields = {
         field: found[name]
         for name, field in SAME.items()
@@ -167,13 +176,16 @@ def _means(name: str, value: Any) -> bool:
     if name in KNOWN:
         return value is not None
     if name not in NEUTRAL:
-        raise Refusal(
-            f"unknown sampling parameter '{name}', expected one of {', '.join(sorted(KNOWN))}"
-        )
-    if value in EMPTY or str(value) == str(NEUTRAL[name]):
+        near = " or ".join(map(repr, get_close_matches(name, KNOWN, n=3)))
+        known = f"did you mean {near}?" if near else f"expected one of {', '.join(sorted(KNOWN))}"
+        raise Refusal(f"unknown sampling parameter '{name}', {known}")
+    empty = value in EMPTY and not (name == NOT_EMPTY and value == [])
+    if empty or str(value) == str(NEUTRAL[name]):
         return False
     raise Refusal(
-        f"sampling parameter '{name}' is not supported by OpenVINO GenAI models", "UNSUPPORTED"
+        f"sampling parameter '{name}' is not supported by OpenVINO GenAI models; leave it out, or "
+        "serve the model with vLLM",
+        "UNSUPPORTED",
     )
 
 
@@ -190,6 +202,8 @@ def _checked(name: str, value: Any) -> Any:
         kinds, expected = (bool,), "true or false"
     if kinds and (type(value) not in kinds):
         raise Refusal(f"sampling parameter '{name}' is {value!r}, expected {expected}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Refusal(f"sampling parameter '{name}' is {value}, expected a finite number")
     return value
 
 
@@ -215,11 +229,36 @@ def _max_tokens(found: Mapping[str, Any]) -> int | None:
     return most
 
 
+def _check_sampled(found: Mapping[str, Any]) -> None:
+    """Refuse values that the library refuses at other temperatures."""
+    if not 0 < found.get("top_p", 1) <= 1:
+        raise Refusal(
+            f"sampling parameter 'top_p' is {found['top_p']}, expected above 0 and at most 1"
+        )
+    if not 0 <= found.get("min_p", 0) <= 1:
+        raise Refusal(f"sampling parameter 'min_p' is {found['min_p']}, expected 0 to 1")
+    if found.get("top_k", 0) < -1:
+        raise Refusal(f"sampling parameter 'top_k' is {found['top_k']}, expected at least -1")
+
+
 def _stops(given: Any) -> tuple[str, ...]:
-    words = [given] if isinstance(given, str) else given or []
+    words = ([given] if given else []) if isinstance(given, str) else given or []
     if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
-        raise Refusal(f"sampling parameter 'stop' is {given!r}, expected a text or a list of texts")
-    return tuple(each for each in words if each)
+        raise Refusal(
+            f"sampling parameter 'stop' is {str(given)[:40]!r}, expected a text or a list of texts"
+        )
+    if len(words) > MOST_STOPS:
+        raise Refusal(
+            f"sampling parameter 'stop' has {len(words)} texts, expected at most {MOST_STOPS}"
+        )
+    if (longest := max(map(len, words), default=0)) > MOST_STOP_LETTERS:
+        raise Refusal(
+            f"sampling parameter 'stop' has a text of {longest} characters, expected at most "
+            f"{MOST_STOP_LETTERS}"
+        )
+    if "" in words:
+        raise Refusal("sampling parameter 'stop' has an empty text; leave it out")
+    return tuple(words)
 
 
 def _stop_tokens(given: Any) -> frozenset[int]:

@@ -106,7 +106,7 @@ class GenAiService:
         sampling: Sampling,
         prompt: list[int],
     ) -> None:
-        room = self._room(len(prompt))
+        room = self._room(len(prompt), sampling.max_tokens or 0)
         if not isinstance(writer, OpenAiCall) and llm_request.echo:
             writer.prefix = llm_request.text or self._tokens.joined(prompt)
         most = min(room, sampling.max_tokens or room)
@@ -126,12 +126,18 @@ class GenAiService:
         except RuntimeError as error:
             raise Refusal(reason(error)) from error
 
-    def _room(self, prompt: int) -> int:
-        """The new tokens for which there is room; Refusal if there is none."""
+    def _room(self, prompt: int, wanted: int) -> int:
+        """The new tokens for which there is room; Refusal if there is none, or never for these."""
         if not prompt:
             raise Refusal("the prompt has no tokens, expected at least 1")
         cache = self._blocks * BLOCK_TOKENS
-        longest = min(cache, self._contract.max_length or cache)
+        limit = self._contract.max_length or cache
+        if wanted > limit:
+            raise Refusal(
+                f"sampling parameter 'max_tokens' is {wanted}, expected at most {limit}: the "
+                "model's limit of prompt and answer"
+            )
+        longest = min(cache, limit)
         if prompt >= longest:
             why = f"the model's cache has {self._blocks} blocks of {BLOCK_TOKENS} tokens"
             if longest < cache:

@@ -23,6 +23,8 @@ MOST_STATES = 20_000
 MOST_DEPTH = 64
 """Nested brackets; the library compiles by recursion."""
 WIDTH = 64
+IMPOSSIBLE = 0
+"""The token of a byte that no text has: the library makes token 0 if a structure allows none."""
 END = 256
 UINT32, INT32, FLOAT32, STRING, ARRAY = 4, 5, 6, 8, 9
 F32, F16 = 0, 1
@@ -43,28 +45,41 @@ class StructureCheck:
             return
         _check_size(structure)
         engine, self._engine = self._engine or self._opened(), None
+        began = time.process_time()
+        first = self._first_token(engine, structure)
+        if (secs := time.process_time() - began) > MOST_SECS:
+            raise Refusal(
+                f"{_name(structure)} takes too long to compile ({secs:.1f} s for a tiny "
+                f"vocabulary, expected at most {MOST_SECS:g} s): repeat less in it"
+            )
+        if first == IMPOSSIBLE:
+            raise Refusal(
+                f"{_name(structure)} is fitted by no text: a part of it refers to itself without "
+                "end, or has no value"
+            )
+        self._known[structure] = None
+        if len(self._known) > 256:
+            del self._known[next(iter(self._known))]
+
+    def _first_token(self, engine: Any, structure: Structure) -> int:
+        """The first token of an answer; Refusal if the library cannot compile the structure."""
         config = self._library.genai.GenerationConfig()
         config.apply_chat_template = False
         config.set_eos_token_id(END)
         config.max_new_tokens = 1
         config.structured_output_config = structured(self._library.genai, structure)
-        began = time.process_time()
+        handle = None
         try:
             handle = engine.add_request(0, self._library.prompt([ord("a")]), config)
             while engine.has_non_finished_requests():
                 engine.step()
-            del handle  # without it the library drops the request
         except RuntimeError as error:
-            raise Refusal(f"the structure of the answer is refused: {reason(error)}") from error
-        self._engine = engine  # one that has raised is not used again
-        if (secs := time.process_time() - began) > MOST_SECS:
-            raise Refusal(
-                f"the structure of the answer takes too long to compile ({secs:.1f} s for a tiny "
-                f"vocabulary, expected at most {MOST_SECS:g} s): repeat less in it"
-            )
-        self._known[structure] = None
-        if len(self._known) > 256:
-            del self._known[next(iter(self._known))]
+            if handle is not None and _emptied(engine, handle):
+                self._engine = engine
+            raise Refusal(f"{_name(structure)} is refused: {reason(error)}") from error
+        self._engine = engine
+        first: int = handle.read_all()[0].generated_ids[0]
+        return first
 
     def _opened(self) -> Any:
         genai = self._library.genai
@@ -78,32 +93,43 @@ class StructureCheck:
             )
 
 
+def _emptied(engine: Any, handle: Any) -> bool:
+    """Drop the request of a step that has raised; whether the engine can be used again."""
+    handle.cancel()
+    try:
+        engine.step()
+    except RuntimeError:
+        return False
+    return not engine.has_non_finished_requests()
+
+
 def _check_size(structure: Structure) -> None:
-    text = structure.text
+    text, name = structure.text, _name(structure)
     if len(text) > MOST_LETTERS:
-        raise Refusal(
-            f"the structure of the answer has {len(text)} characters, expected at most "
-            f"{MOST_LETTERS}"
-        )
+        raise Refusal(f"{name} has {len(text)} characters, expected at most {MOST_LETTERS}")
     depth = deepest = 0
     for letter in text:
         depth += (letter in "{[(") - (letter in "}])")
         deepest = max(deepest, depth)
     if deepest > MOST_DEPTH:
-        raise Refusal(
-            f"the structure of the answer has {deepest} nested brackets, expected at most "
-            f"{MOST_DEPTH}"
-        )
+        raise Refusal(f"{name} has {deepest} nested brackets, expected at most {MOST_DEPTH}")
     found = [text] if structure.kind == "regex" else patterns(text)
     if structure.kind != "grammar" and (size := sum(map(states, found))) > MOST_STATES:
         raise Refusal(
-            f"the patterns of the answer's structure have about {size} states, expected at most "
-            f"{MOST_STATES}: repeat less in them"
+            f"{name} has patterns with about {size} states, expected at most {MOST_STATES}: repeat "
+            "less in them"
         )
 
 
+def _name(structure: Structure) -> str:
+    return f"the structure of the answer ({structure.kind.replace('_', ' ')})"
+
+
 def tiny_gguf() -> bytes:
-    """A model of the llama architecture whose tokens are the 256 bytes, an end and "aa"."""
+    """A model of the llama architecture whose tokens are the 256 bytes, an end and "aa".
+
+    The bytes 0 and 255 have each other's token.
+    """
     tokens = [*_byte_tokens(), "<|end|>", "aa"]
     kinds = [*[1] * 256, 3, 1]
     entries = [
@@ -164,7 +190,8 @@ def _byte_tokens() -> list[str]:
     """The letters by which byte-level tokenizers write the 256 bytes."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = iter(range(256, 512))
-    return [chr(byte if byte in shown else next(hidden)) for byte in range(256)]
+    found = [chr(byte if byte in shown else next(hidden)) for byte in range(256)]
+    return [found[255], *found[1:255], found[0]]
 
 
 def _entry(name: str, kind: int, value: bytes) -> bytes:

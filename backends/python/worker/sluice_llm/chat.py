@@ -10,7 +10,7 @@ from .request import Refusal
 
 NO_TOOLS = (
     "'tools' is not supported by this model: its parameter 'tool_call_parser' names no parser that "
-    "reads calls from its text"
+    "reads calls from its text; name the function in 'tool_choice'"
 )
 
 

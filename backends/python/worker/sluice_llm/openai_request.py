@@ -17,8 +17,41 @@ MOST_LOGPROBS = 20
 """OpenAI's limit."""
 DEFAULTS = {"temperature": 1.0}
 """OpenAI's defaults that differ from the engine's."""
-REFUSED = ("suffix", "best_of", "functions", "logit_bias", "chat_template")
-"""Members that are refused unless they are empty: they change the answer and are not served."""
+REFUSED: Mapping[str, Any] = {
+    **dict.fromkeys(("functions", "logit_bias", "bad_words", "allowed_token_ids")),
+    **dict.fromkeys(("prompt_logprobs", "logprob_token_ids", "thinking_token_budget")),
+    **dict.fromkeys(("truncate_prompt_tokens", "repetition_detection", "watermarking")),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs", "cache_salt", "vllm_xargs")),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "return_prompt_text")),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "return_token_offsets")),
+    "best_of": 1,
+    "length_penalty": 1,
+    "priority": 0,
+    "spaces_between_special_tokens": True,
+    "stream_interval": 1,
+    "use_beam_search": False,
+}
+"""Members of vLLM's server that are not served, and values that ask for nothing, as empty ones."""
+REFUSED_CHAT: Mapping[str, Any] = {
+    **dict.fromkeys(("chat_template", "continue_final_message", "documents", "echo")),
+    "add_special_tokens": False,
+}
+REFUSED_COMPLETION: Mapping[str, Any] = {
+    **dict.fromkeys(("prompt_embeds", "suffix", "tools")),
+    "add_special_tokens": True,
+}
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+"""Members that are true or false, and that the engine knows by the same name."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+STRUCTURES = {
+    "json": "json_schema",
+    "json_object": "json",
+    "regex": "regex",
+    "grammar": "ebnf_grammar",
+    "choice": "choice",
+    "structural_tag": "structural_tag",
+}
+"""Members of `structured_outputs`, and the type of guide that each is."""
 NO_VARIABLES = frozenset(
     {
         *("chat_template", "tools", "documents", "tokenize", "return_dict", "return_tensors"),
@@ -31,14 +64,14 @@ NO_VARIABLES = frozenset(
 
 def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> LlmRequest:
     """The request in a body; Refusal names a wrong member."""
-    for name in REFUSED:
-        if body.get(name):
-            raise Refusal(f"'{name}' is not supported for this model", "UNSUPPORTED")
+    _refuse_unserved(body, {**REFUSED, **(REFUSED_CHAT if chat else REFUSED_COMPLETION)})
     stream = _typed(body, "stream", bool, "true or false") or False
-    if _typed(body, "stream_options", dict, "an object") and not stream:
+    options = _typed(body, "stream_options", dict, "an object") or {}
+    if options and not stream:
         raise Refusal("`stream_options` can only be used when `stream` is True")
+    _refuse_unserved(options, {"continuous_usage_stats": False})
     tools = read_tools(body) if chat else None
-    sampling = {**_sampling(body), **_guide(body.get("response_format")), **_forced(body, tools)}
+    sampling = {**_sampling(body), **_guide(body), **_forced(body, tools)}
     if (top := top_logprobs(body, chat=chat)) is not None:
         sampling["logprobs"] = max(top, 1)  # 0 has meant none to some versions of the library
     if body.get("model") in adapters:
@@ -46,6 +79,14 @@ def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str])
     if chat:
         return _chat(body, tools, stream, sampling)
     return _completion(body, stream, sampling)
+
+
+def _refuse_unserved(body: Mapping[str, Any], unserved: Mapping[str, Any]) -> None:
+    for name in unserved.keys() & body.keys():
+        value = body[name]
+        if value in (None, unserved[name], "", [], {}) or (value is False and not unserved[name]):
+            continue
+        raise Refusal(f"'{name}' is not supported for this model; leave it out", "UNSUPPORTED")
 
 
 def _chat(
@@ -57,9 +98,25 @@ def _chat(
     template = _typed(body, "chat_template_kwargs", dict, "an object") or {}
     if closed := NO_VARIABLES & template.keys():
         raise Refusal(f"'chat_template_kwargs' has '{min(closed)}', which clients cannot set")
+    template = {**_template_members(body), **template}
     if tools is not None:
-        template = {**template, "tools": tools.definitions}
+        template["tools"] = tools.definitions
     return LlmRequest(messages=messages, template=template, stream=stream, sampling=sampling)
+
+
+def _template_members(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Members that are variables of the template, as vLLM sets them."""
+    found: dict[str, Any] = {}
+    if _typed(body, "add_generation_prompt", bool, "true or false") is False:
+        found["add_generation_prompt"] = False
+    if (effort := body.get("reasoning_effort")) is not None:
+        if effort not in EFFORTS:
+            raise Refusal(
+                f"'reasoning_effort' is {_shown(effort)}, expected one of {', '.join(EFFORTS)}"
+            )
+        found["reasoning_effort"] = effort
+        found["enable_thinking"] = effort != "none"
+    return found
 
 
 def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, Any]) -> LlmRequest:
@@ -94,6 +151,8 @@ def read_tools(body: Mapping[str, Any]) -> Tools | None:
     """The tools of a chat; None if it has none."""
     definitions = _typed(body, "tools", list, "a list")
     choice = body.get("tool_choice")
+    if not definitions and choice not in (None, "none"):
+        raise Refusal(f"'tool_choice' is {_shown(choice)}, which needs 'tools'")
     if not definitions or choice == "none":
         return None
     names = [_function_name(each) for each in definitions]
@@ -126,8 +185,9 @@ def _forced(body: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
     """The guide for a named function: its arguments follow its schema."""
     if tools is None or not tools.named:
         return {}
-    if body.get("response_format"):
-        raise Refusal("'response_format' and a function in 'tool_choice' exclude each other")
+    for name in ("response_format", "structured_outputs"):
+        if body.get(name):
+            raise Refusal(f"'{name}' and a function in 'tool_choice' exclude each other")
     found = next(each for each in tools.definitions if _function_name(each) == tools.named)
     schema = found["function"].get("parameters")
     if schema is not None and not isinstance(schema, dict):
@@ -149,8 +209,11 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
         found[name] = value
     if (longest := _typed(body, "max_completion_tokens", int, "an integer")) is not None:
         found["max_tokens"] = longest
-    if _typed(body, "ignore_eos", bool, "true or false"):
-        found["ignore_eos"] = True
+    for name in FLAGS:
+        if (flag := _typed(body, name, bool, "true or false")) is not None:
+            found[name] = flag
+    if ends := _typed(body, "stop_token_ids", list, "a list of tokens"):
+        found["stop_token_ids"] = ends
     return {**found, **_stop(body.get("stop"))}
 
 
@@ -161,8 +224,28 @@ def _stop(stop: Any) -> dict[str, Any]:
     return {"stop": words} if words else {}
 
 
-def _guide(wanted: Any) -> dict[str, Any]:
-    """The guide in `response_format`."""
+def _guide(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The guide in `response_format` or `structured_outputs`."""
+    guide = _response_format(body.get("response_format"))
+    given = _typed(body, "structured_outputs", dict, "an object") or {}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if not wanted:
+        return guide
+    if guide:
+        raise Refusal("'response_format' and 'structured_outputs' exclude each other")
+    if len(wanted) > 1 or not wanted.keys() <= STRUCTURES.keys():
+        raise Refusal(
+            f"'structured_outputs' is {_shown(given)}, expected one of {', '.join(STRUCTURES)}"
+        )
+    ((name, value),) = wanted.items()
+    if name == "json_object":
+        return {GUIDE_TYPE: STRUCTURES[name]} if value else {}
+    if name != "choice" and not isinstance(value, str):
+        value = json.dumps(value)
+    return {GUIDE_TYPE: STRUCTURES[name], GUIDE: value}
+
+
+def _response_format(wanted: Any) -> dict[str, Any]:
     if wanted is None:
         return {}
     kind = wanted.get("type") if isinstance(wanted, dict) else None

@@ -88,12 +88,12 @@ class Inputs:
 
     def json(self, name: str, kind: type) -> Any:
         """The JSON value of an input; None if the input is missing."""
-        text = self.text(name)
+        text = self.one(name)
         if text is None:
             return None
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except ValueError as error:  # also of bytes that are no text
             raise Refusal(f"input '{name}' is not valid JSON: {error}") from None
         if not isinstance(found, kind):
             expected = "a list" if kind is list else "an object"
