@@ -133,6 +133,13 @@ def server(request: pytest.FixtureRequest) -> Serving:
     return shared.get()
 
 
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, server: Serving) -> str:
+    """The backend of that server's model."""
+    found: str = request.node.callspec.params.get("server", "vllm")
+    return found
+
+
 @pytest.fixture(scope="module")
 def other_server(shared_other_server: SharedServer) -> Serving:
     """The server with a parser of thoughts and without a compiler."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import text
-from tests.e2e.llama import QUESTION, Llama, error_of, shipped_arguments
+from tests.e2e.llama import QUESTION, Llama, error_of, every_engine, shipped_arguments
 from tests.e2e.streams import STREAM, hear
-from tests.serving import ROOT, Serving
+from tests.serving import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
@@ -109,12 +109,9 @@ CONSTRAINTS = {
     "an open grammar": (shaped(grammar="root ::= ("), "grammar"),
     "a grammar without end": (shaped(grammar="root ::= root"), "structured_outputs"),
     "no choice": (shaped(choice=[]), "hoice"),
-    "a pattern that repeats ten thousand times": (
-        shaped(json={"type": "string", "pattern": "^[a-z]{1,10000}$"}),
-        "takes too long to prepare",
-    ),
     "a tag that is no JSON": (shaped(structural_tag="oops"), "grammar"),
 }
+LONG_PATTERN = {"type": "string", "pattern": "^[a-z]{1,10000}$"}
 SLOW = {"type": "string", "pattern": "^(.{1,9}){1,9}$"}
 """The engine computes for seconds what this means."""
 
@@ -125,6 +122,30 @@ REFUSED = {
     )
     for name, case in cases.items()
 }
+REFUSED_BY_GENAI = {
+    "prompt: an image that is none": (501, "'image'"),
+    "prompt: an embedding of a chat model": (501, "embed"),
+    "parameter: a million sequences": (400, "'n' is 1000000"),
+    "parameter: no sequence": (400, "'n' is 0"),
+    "parameter: a biased token outside": (501, "logit_bias"),
+    "parameter: a biased word": (501, "logit_bias"),
+    "parameter: an allowed token outside": (501, "allowed_token_ids"),
+    "parameter: more allowed tokens than there are": (501, "'allowed_token_ids'"),
+    "parameter: no allowed token": (501, "allowed_token_ids"),
+    "parameter: too many logprobs": (501, "logprobs"),
+    "parameter: an adapter": (501, "'lora_name'"),
+    "parameter: a transfer that is a text": (501, "'extra_args'"),
+    "constraint: none": (400, "'structured_outputs'"),
+    "constraint: two at once": (400, "'structured_outputs'"),
+    "constraint: an unknown one": (501, "structured_outputs"),
+    "constraint: a reference to itself": (400, "fitted by no text"),
+    "constraint: a grammar without end": (400, "fitted by no text"),
+    "constraint: a tag that is no JSON": (501, "'structural_tag'"),
+    "an expression of huge repetition": (400, "states, expected at most"),
+    "every token biased": (501, "logit_bias"),
+    "n=1000000": (400, "'n' is 1000000"),
+}
+"""Refusals of OpenVINO GenAI with another status or in other words."""
 WRONG_JSON = {
     "a number as text": (said(text_input=5), "non-string"),
     "null as text": (said(text_input=None), "non-string"),
@@ -139,27 +160,54 @@ ODD = {
     "special tokens as text": said(text_input="<|im_start|>" * 20),
     "zero bytes": said(text_input="\0\0"),
     "the largest seed": said(temperature=1, seed=2**63 - 1),
-    "an expression of huge repetition": shaped(regex="((a{1,1000}){1,1000}){1,1000}"),
     "a choice of thousands": shaped(choice=[f"choice {number}" for number in range(2000)]),
+}
+ODD_FOR_VLLM = {
+    "an expression of huge repetition": shaped(regex="((a{1,1000}){1,1000}){1,1000}"),
     "every token biased": said(logit_bias={str(token): 1.0 for token in range(40_000)}),
 }
 
 
+@every_engine
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_request_is_refused_in_words_that_name_what_is_wrong(llama: Llama, case: str) -> None:
-    assert_refused(llama, *REFUSED[case], status=400)
+def test_a_bad_request_is_refused_in_words_that_name_what_is_wrong(
+    llama: Llama, engine: str, case: str
+) -> None:
+    members, word = REFUSED[case]
+    status, word = expected(engine, case, word)
+    assert_refused(llama, members, word, status=status)
     llama.serves_on()
 
 
+def test_a_schema_that_takes_vllm_long_to_prepare_is_refused(llama: Llama) -> None:
+    assert_refused(llama, shaped(json=LONG_PATTERN), "takes too long to prepare", status=400)
+    llama.serves_on()
+
+
+@every_engine
 @pytest.mark.parametrize("case", WRONG_JSON)
 def test_json_of_the_wrong_type_is_refused_as_triton_does(llama: Llama, case: str) -> None:
     assert_refused(llama, *WRONG_JSON[case], status=500)
     llama.serves_on()
 
 
+@every_engine
 @pytest.mark.parametrize("case", ODD)
 def test_an_odd_request_is_answered(llama: Llama, case: str) -> None:
     assert "text_output" in llama.generate(**ODD[case])
+    llama.serves_on()
+
+
+@every_engine
+@pytest.mark.parametrize("case", ODD_FOR_VLLM)
+def test_an_odd_request_is_answered_or_refused_by_the_limits_of_its_engine(
+    llama: Llama, engine: str, case: str
+) -> None:
+    if engine == "vllm":
+        assert "text_output" in llama.generate(**ODD_FOR_VLLM[case])
+    else:
+        status, word = REFUSED_BY_GENAI[case]
+        assert_refused(llama, ODD_FOR_VLLM[case], word, status=status)
     llama.serves_on()
 
 
@@ -172,6 +220,7 @@ def test_a_schema_that_takes_long_keeps_no_other_waiting(llama: Llama) -> None:
         assert slow.result()["text_output"]
 
 
+@every_engine
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("inputs", "parameters", "word"),
@@ -200,13 +249,23 @@ def test_a_schema_that_takes_long_keeps_no_other_waiting(llama: Llama) -> None:
     ],
 )
 def test_a_bad_request_is_one_message_on_a_grpc_stream(
-    server: Serving, llama: Llama, inputs: Any, parameters: Any, word: str, stream: bool
+    llama: Llama,
+    engine: str,
+    inputs: Any,
+    parameters: Any,
+    word: str,
+    stream: bool,
 ) -> None:
-    heard = hear(server, *inputs, *([STREAM] if stream else []), parameters=parameters)
+    heard = hear(llama.server, *inputs, *([STREAM] if stream else []), parameters=parameters)
     assert heard.results == []
     (error,) = heard.errors
-    assert_clear({"error": error.message()}, word)
+    assert_clear({"error": error.message()}, expected(engine, word, word)[1])
     llama.serves_on()
+
+
+def expected(engine: str, case: str, word: str) -> tuple[int, str]:
+    """The status of a refusal, and a word of it."""
+    return (400, word) if engine == "vllm" else REFUSED_BY_GENAI.get(case, (400, word))
 
 
 def assert_refused(llama: Llama, members: Any, word: str, *, status: int) -> None:
