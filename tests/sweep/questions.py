@@ -63,7 +63,7 @@ class Question:
             return Outcome((str(self._numbers),))
         if self.subject.contract is Contract.OPENAI:
             return Outcome((f"{self.text} ",))
-        return Outcome((self.text,) * self.subject.responses)
+        return Outcome((f"{self.text}{self.subject.made}",) * self.subject.responses)
 
     @property
     def infer_path(self) -> str:
@@ -114,7 +114,8 @@ class Question:
         """The keywords of a call in process."""
         names = {"sequence_id": "correlation_id"}
         tags = {names.get(name, name): value for name, value in self._tags.items()}
-        return {"inputs": {g.name: _array(g) for g in self._inputs}, **tags}
+        inputs = {g.name: _array(g) for g in self._inputs}
+        return {"inputs": inputs, "parameters": self.subject.sampling, **tags}
 
     @property
     def _numbers(self) -> list[int]:
@@ -129,7 +130,7 @@ class Question:
 
     @property
     def _wish(self) -> Mapping[str, Any]:
-        return {"resumable": True} if self.subject.resumable else {}
+        return {"resumable": True} if self.subject.resumable else self.subject.sampling
 
     @property
     def _inputs(self) -> Sequence[Given]:

@@ -24,7 +24,7 @@ EXIT_SECS = 2.0
 """The server's limit for requests in flight when it stops."""
 STOP_SECS = EXIT_SECS + 8
 """All of a stop: answers that clients have to take, and the end of each process."""
-MORTAL = ("PythonInstance", "StandIn")
+MORTAL = ("PythonInstance", "LlmInstance", "StandIn")
 GRACE_SECS = 0.05
 """The time for which a resumable stream waits for its client."""
 

@@ -4,10 +4,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 
 from onnx import TensorProto
 
+from backends.openvino_genai.worker.sluice_openvino_genai.structures import tiny_gguf
 from tests import onnx_models
 from tests.serving import ROOT, write_model
 from tests.sweep.programs import CALLING, ECHO, ITERATING, SENDING, SENDING_LATER
@@ -29,8 +31,8 @@ class Subject:
 
     `responses` are those of one request. `one_sequence`: the requests of a crowded scene are of one
     sequence. `endless`: no request is answered to its end. `repeats`: all requests are equal, so
-    that the cache has the answer. `bytes` lengthens each text. `needs` are other models. `options`
-    are the server's.
+    that the cache has the answer. `bytes` lengthens each text; an LLM is asked with
+    `sampling`, and adds the text `made`. `needs` are other models. `options` are the server's.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Subject:
     resumable: bool = False
     repeats: bool = False
     bytes: int = 0
+    made: str = ""
+    sampling: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -60,7 +64,7 @@ class Subject:
     @property
     def has_worker(self) -> bool:
         """Whether a process runs it."""
-        return 'backend: "python"' in self.text
+        return any(f'backend: "{name}"' in self.text for name in ("python", "openvino_genai"))
 
     @property
     def is_stand_in(self) -> bool:
@@ -75,6 +79,9 @@ class Subject:
                 config.write(parameters(**RESTARTS))
             return
         write_model(repository, self.name, self._config())
+        if 'backend: "openvino_genai"' in self.text:
+            (repository / self.name / "1" / "model.gguf").write_bytes(tiny_gguf())
+            (repository / self.name / "1" / "model.json").write_text('{"num_kv_blocks": 16}')
         if self.program:
             (repository / self.name / "1" / "model.py").write_text(self.program)
         if 'backend: "onnxruntime"' in self.text:
@@ -89,7 +96,7 @@ class Subject:
             onnx_models.save(made, repository / self.name / "1")
 
     def _config(self) -> str:
-        if self.contract is Contract.REPEAT:
+        if self.contract is Contract.REPEAT or self.made:
             return self.text
         source, kind, dims, target = self.contract.value
         ragged = " allow_ragged_batch: true" if "ragged" in self.name else ""
@@ -160,6 +167,14 @@ ENDLESS = {"endless": True, "needs": ("direct_identity",)}
 """Another model is asked whether the server still answers."""
 ONE_SEQUENCE = {"sequence": True, "one_sequence": True}
 
+GENAI = Subject(
+    name="openvino_genai",
+    text='backend: "openvino_genai"\n' + parameters(**RESTARTS),
+    made="\N{REPLACEMENT CHARACTER}" * 3,
+    sampling={"temperature": 0, "max_tokens": 3},
+    decoupled=True,
+)
+"""An engine of LLMs, with a model of zeros whose likeliest token is no text."""
 SUBJECTS = (
     Subject(name="direct_python", text=PYTHON + ONE, program=ECHO),
     Subject(name="dynamic_python", text=PYTHON + DYNAMIC + ONE, program=ECHO),
@@ -269,6 +284,7 @@ SUBJECTS = (
         decoupled=True,
         **ENDLESS,
     ),
+    *(() if find_spec("openvino_genai") is None else (GENAI,)),
     Subject(name="openai_python", text=PYTHON + ONE, contract=Contract.OPENAI, **MANY),
 )
 BY_NAME = {subject.name: subject for subject in SUBJECTS}
