@@ -33,6 +33,8 @@ PARAMETERS = {
     "health_check_secs": "60",
 }
 """Parameters of the Python backend with another default."""
+PARSERS = ("tool_call_parser", "reasoning_parser")
+"""Parameters of other LLM backends, which must not be ignored: they change the answer."""
 
 
 class OpenVinoGenAiBackend(Backend):
@@ -59,6 +61,7 @@ class OpenVinoGenAiBackend(Backend):
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         """Add missing inputs and outputs of the contract; the model is decoupled."""
         _check_groups(config)
+        _check_parsers(config)
         inputs = {each.name for each in config.input}
         outputs = {each.name for each in config.output}
         served = [each for each in INPUTS if each.name not in UNSERVED]
@@ -102,6 +105,17 @@ def _check_groups(config: ModelConfig) -> None:
                 Code.INVALID_ARG,
                 f"model '{config.name}': an instance group is KIND_GPU, expected KIND_CPU: "
                 "OpenVINO GenAI models are served on CPUs; use the backend 'vllm' on GPUs",
+            )
+
+
+def _check_parsers(config: ModelConfig) -> None:
+    for name in PARSERS:
+        if config.parameters.get(name):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{config.name}': parameter '{name}' is '{config.parameters[name]}', "
+                "expected none: OpenVINO GenAI models have no parsers; remove it, or use the "
+                "backend 'vllm'",
             )
 
 

@@ -38,6 +38,13 @@ def test_a_config_gets_the_tensors_of_vllms_contract(tmp_path: Path) -> None:
     assert found.output[0].name == "text_output"
 
 
+@pytest.mark.parametrize("name", ["tool_call_parser", "reasoning_parser"])
+def test_a_parser_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    config = ModelConfig(name="m", backend="openvino_genai", parameters={name: "hermes"})
+    with pytest.raises(InferenceError, match=f"parameter '{name}' is 'hermes', expected none"):
+        OpenVinoGenAiBackend().complete(config, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("group", "error"),
     [

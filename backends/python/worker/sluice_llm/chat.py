@@ -8,11 +8,6 @@ from typing import Any, Protocol
 
 from .request import Refusal
 
-NO_TOOLS = (
-    "'tools' is not supported by this model: its parameter 'tool_call_parser' names no parser that "
-    "reads calls from its text; name the function in 'tool_choice'"
-)
-
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -93,7 +88,11 @@ class NoParsers:
         if tools is None:
             return PlainReader
         if not tools.named:
-            raise Refusal(NO_TOOLS, "UNSUPPORTED")
+            raise Refusal(
+                "'tools' is not supported by this model: no parser reads calls from its text; name "
+                "the function in 'tool_choice'",
+                "UNSUPPORTED",
+            )
         return lambda: ForcedToolReader(tools.named)
 
 

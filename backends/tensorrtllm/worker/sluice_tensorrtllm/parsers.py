@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_llm.chat import (
-    NO_TOOLS,
     ChatPiece,
     ChatReader,
     ForcedToolReader,
@@ -114,7 +113,11 @@ class Parsers:
 
     def _defined(self, tools: Tools) -> list[Any]:
         if self.tools is None or self.definition is None:
-            raise Refusal(NO_TOOLS, "UNSUPPORTED")
+            raise Refusal(
+                "'tools' is not supported by this model: its parameter 'tool_call_parser' names no "
+                "parser that reads calls from its text; name the function in 'tool_choice'",
+                "UNSUPPORTED",
+            )
         try:
             return [self.definition(**_bare(each)) for each in tools.definitions]
         except (TypeError, ValueError) as error:  # those of pydantic are ValueErrors
