@@ -32,7 +32,11 @@ from gateway.threads import apart
 
 
 class OpenVinoBackend(Backend):
-    """The instances of a model on one device share its compiled form, as on Triton."""
+    """The instances of a model share its compiled form, as on Triton, if its dims are fixed.
+
+    With variable dims each has its own: streams of one compiled model now and then gave an output
+    the shape of an earlier run of another stream (OpenVINO 2026.4.1, two streams, MiniLM).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +74,9 @@ class OpenVinoBackend(Backend):
         with self._lock:
             compiled = self._shared.get(key)
             if compiled is None:
-                compiled = self._shared[key] = _compile(config, folder)
+                compiled = _compile(config, folder)
+                if not compiled.variable:
+                    self._shared[key] = compiled
             return compiled
 
 
@@ -83,11 +89,11 @@ def _compile(config: ModelConfig, folder: Path) -> Compiled:
         fitted = fit(model, config, reshapes=parameters.reshapes)
     check(config, fitted.signature(config))
     check_bounds(config, fitted.model)
+    variable = any(port.get_partial_shape().is_dynamic for port in fitted.model.inputs)
+    properties = parameters.of_one_instance(config) if variable else parameters.properties
     with clear_failures(folder, what, "loading model"):
-        return Compiled(
-            core.compile_model(fitted.model, parameters.device, dict(parameters.properties)),
-            fitted.rows,
-        )
+        model = core.compile_model(fitted.model, parameters.device, dict(properties))
+    return Compiled(model, fitted.rows, variable=variable)
 
 
 def _core(config: ModelConfig, folder: Path, parameters: OpenVinoParameters) -> Any:

@@ -53,6 +53,13 @@ class OpenVinoParameters:
             _extension(found, config, folder),
         )
 
+    def of_one_instance(self, config: ModelConfig) -> Properties:
+        """The properties of a model that is compiled for each instance: its part of the threads."""
+        if self.device != CPU:
+            return self.properties
+        threads = (int(self.properties[THREADS]) or processors()) // instances_on_cpu(config)
+        return {**self.properties, STREAMS: "1", THREADS: max(1, threads)}
+
 
 def _defaults(config: ModelConfig) -> Properties:
     """Instances compute side by side, on the cores of this process, in float32.

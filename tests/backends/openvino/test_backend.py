@@ -107,11 +107,16 @@ async def test_a_paddle_model_without_its_parameters_is_refused(folder: Path) ->
     assert "openvino error in reading model" in found.message
 
 
-async def test_instances_share_one_compiled_model(folder: Path) -> None:
+@pytest.mark.parametrize(("rows", "shared"), [(4, True), (-1, False)])
+async def test_instances_share_a_compiled_model_with_fixed_dims(
+    folder: Path, rows: int, shared: bool
+) -> None:
+    """Streams of one with variable dims may answer with each other's shapes."""
     runtime = backend()
-    config = runtime.complete(EMPTY, save(sums(), folder))
+    config = runtime.complete(EMPTY, save(sums([rows, 16]), folder))
     first, second = [await soon(runtime.load(context(config, folder))) for _ in range(2)]
-    assert first._compiled is second._compiled  # type: ignore[attr-defined]  # noqa: SLF001
+    is_shared = first._compiled is second._compiled  # type: ignore[attr-defined]  # noqa: SLF001
+    assert is_shared == shared
     for each in (first, second):
         await soon(each.close())
     assert not runtime._shared  # noqa: SLF001

@@ -10,10 +10,13 @@ from gateway.errors import Code, InferenceError
 from gateway.process_limits import processors
 
 
-def read(folder: Path, *, count: int = 1, **parameters: str) -> OpenVinoParameters:
+def config_of(count: int = 1, **parameters: str) -> ModelConfig:
     group = InstanceGroup(kind=InstanceKind.KIND_CPU, count=count)
-    config = ModelConfig(name="m", parameters=parameters, instance_group=(group,))
-    return OpenVinoParameters.read(config, folder)
+    return ModelConfig(name="m", parameters=parameters, instance_group=(group,))
+
+
+def read(folder: Path, *, count: int = 1, **parameters: str) -> OpenVinoParameters:
+    return OpenVinoParameters.read(config_of(count, **parameters), folder)
 
 
 def test_instances_compute_side_by_side_in_float32(folder: Path) -> None:
@@ -25,6 +28,15 @@ def test_instances_compute_side_by_side_in_float32(folder: Path) -> None:
         "INFERENCE_PRECISION_HINT": "f32",
         "ENABLE_CPU_PINNING": False,
     }
+
+
+@pytest.mark.parametrize(("given", "threads"), [("7", 3), ("1", 1)])
+def test_an_instance_of_its_own_has_its_part_of_the_threads(
+    folder: Path, given: str, threads: int
+) -> None:
+    config = config_of(2, NUM_STREAMS="AUTO", INFERENCE_NUM_THREADS=given)
+    found = OpenVinoParameters.read(config, folder).of_one_instance(config)
+    assert (found["NUM_STREAMS"], found["INFERENCE_NUM_THREADS"]) == ("1", threads)
 
 
 def test_keys_and_values_are_read_in_any_case(folder: Path) -> None:
