@@ -18,6 +18,8 @@ from tests.builders import soon
 
 CPU = InstanceGroup(name="m", kind=InstanceKind.KIND_CPU, count=1)
 Load = Callable[..., Awaitable[Instance]]
+LOAD_SECS = 60.0
+"""A load may start a process that imports a large library while engines start."""
 
 
 def context(config: ModelConfig, folder: Path, group: InstanceGroup = CPU) -> ModelContext:
@@ -59,7 +61,8 @@ async def loading(
         runtime = on or new_backend()
         named = replace(config or ModelConfig(), name="m")
         whole = await asyncio.to_thread(runtime.complete, named, folder)
-        instance = await soon(runtime.load(context(whole, folder)))
+        async with asyncio.timeout(LOAD_SECS):
+            instance = await runtime.load(context(whole, folder))
         loaded.append(with_reshapes(instance, whole))
         return loaded[-1]
 
