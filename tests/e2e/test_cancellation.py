@@ -88,7 +88,7 @@ def test_leaving_while_a_whole_answer_is_made(server: Serving, llama: Llama) -> 
 def test_the_disconnect_of_one_of_two_clients_does_not_disturb_the_other(
     server: Serving, llama: Llama
 ) -> None:
-    rambling = {**FRANCE, "max_tokens": 64, "ignore_eos": True}
+    rambling = {**FRANCE, "max_tokens": 32, "ignore_eos": True}
     with (
         forgotten(server, llama),
         Connection(server.ports["http"]) as leaver,
