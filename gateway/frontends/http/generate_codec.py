@@ -15,7 +15,13 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import error_body
 from gateway.frontends.http.infer_request import read_parameters
 from gateway.frontends.http.json_object import parse_generate
-from gateway.frontends.http.json_tensors import pack, values_of, written
+from gateway.frontends.http.json_tensors import (
+    is_large,
+    pack,
+    values_of,
+    written,
+    written_string,
+)
 from gateway.frontends.http.large_json import LargeArray, plain
 from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix
 from gateway.tensor import Buffer, Datatype, Tensor
@@ -248,6 +254,8 @@ class GenerateEncoder:
 
 def _value(output: Tensor) -> Any:
     if math.prod(output.shape) == 1:
+        if output.datatype is Datatype.BYTES and is_large((output,)):
+            return written_string(next(iter(output.elements())))
         return _number(values_of(output)[0])
     return written(output)
 

@@ -1,5 +1,6 @@
 """Tensors as JSON values: reading and writing of each datatype."""
 
+import codecs
 import json
 import math
 from array import array
@@ -23,6 +24,8 @@ from gateway.tensor import (
 )
 from gateway.threads import LARGE_BYTES
 
+PART_BYTES = 1 << 18
+"""Bytes of a string that are written by one call."""
 PART_ELEMENTS = 1 << 15
 """Elements of a large tensor that one call writes."""
 
@@ -181,6 +184,17 @@ def written(tensor: Tensor) -> orjson.Fragment | list[Any]:
         values = values_of(tensor)
         return values if all_finite(values) else orjson.Fragment(_literals(values))
     return orjson.Fragment(b"[%b]" % b",".join([_written_part(part) for part in _parts(tensor)]))
+
+
+def written_string(element: bytes) -> orjson.Fragment:
+    """A large element of BYTES for `orjson.dumps`, written in parts as large tensors are."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    size = len(element)
+    parts = [
+        orjson.dumps(decoder.decode(element[at : at + PART_BYTES], at + PART_BYTES >= size))[1:-1]
+        for at in range(0, size, PART_BYTES)
+    ]
+    return orjson.Fragment(b'"%b"' % b"".join(parts))
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:

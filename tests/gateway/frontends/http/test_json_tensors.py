@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from gateway.errors import Code, InferenceError
@@ -17,6 +18,7 @@ from gateway.frontends.http.json_tensors import (
     is_large,
     pack,
     values_of,
+    written_string,
 )
 from gateway.openai_contract import RequestBody
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor, array_tensor, text_tensor
@@ -210,3 +212,11 @@ def test_an_openai_body_of_an_output_counts_by_its_text() -> None:
     large = Tensor("o", Datatype.BYTES, (1,), RequestBody(b"x" * 200_000))
     assert is_large((large,))
     assert not is_large((replace(large, data=RequestBody(b"x")),))
+
+
+@pytest.mark.parametrize("text", ['ä:€\N{GRINNING FACE}"\\\n'.encode(), b"\xf0\x9f", b"x"])
+@pytest.mark.parametrize("size", [1 << 18, (1 << 19) + 1])
+def test_a_large_string_in_parts_is_the_same_json(text: bytes, size: int) -> None:
+    element = (text * size)[:size]
+    whole = orjson.dumps(element.decode("utf-8", "replace"))
+    assert orjson.dumps(written_string(element)) == whole
