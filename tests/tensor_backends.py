@@ -14,12 +14,10 @@ from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.models.reshaped_instance import with_reshapes
 from gateway.tensor import Datatype, array_tensor
-from tests.builders import soon
+from tests.builders import WAIT_SECS, soon
 
 CPU = InstanceGroup(name="m", kind=InstanceKind.KIND_CPU, count=1)
 Load = Callable[..., Awaitable[Instance]]
-LOAD_SECS = 60.0
-"""A load may start a process that imports a large library while engines start."""
 
 
 def context(config: ModelConfig, folder: Path, group: InstanceGroup = CPU) -> ModelContext:
@@ -48,7 +46,10 @@ def version_folder(root: Path) -> Path:
 
 @asynccontextmanager
 async def loading(
-    folder: Path, new_backend: Callable[[], Backend], save: Callable[[Any, Path], object]
+    folder: Path,
+    new_backend: Callable[[], Backend],
+    save: Callable[[Any, Path], object],
+    load_secs: float = WAIT_SECS,
 ) -> AsyncIterator[Load]:
     """A function that writes a model, completes its config and loads it; all are closed."""
     loaded: list[Instance] = []
@@ -61,7 +62,7 @@ async def loading(
         runtime = on or new_backend()
         named = replace(config or ModelConfig(), name="m")
         whole = await asyncio.to_thread(runtime.complete, named, folder)
-        async with asyncio.timeout(LOAD_SECS):
+        async with asyncio.timeout(load_secs):
             instance = await runtime.load(context(whole, folder))
         loaded.append(with_reshapes(instance, whole))
         return loaded[-1]

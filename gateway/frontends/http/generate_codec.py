@@ -255,7 +255,7 @@ class GenerateEncoder:
 def _value(output: Tensor) -> Any:
     if math.prod(output.shape) == 1:
         if output.datatype is Datatype.BYTES and is_large((output,)):
-            return written_string(next(iter(output.elements())))
+            return orjson.Fragment(written_string(next(iter(output.elements()))))
         return _number(values_of(output)[0])
     return written(output)
 

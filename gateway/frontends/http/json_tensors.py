@@ -186,15 +186,15 @@ def written(tensor: Tensor) -> orjson.Fragment | list[Any]:
     return orjson.Fragment(b"[%b]" % b",".join([_written_part(part) for part in _parts(tensor)]))
 
 
-def written_string(element: bytes) -> orjson.Fragment:
-    """A large element of BYTES for `orjson.dumps`, written in parts as large tensors are."""
+def written_string(element: bytes) -> bytes:
+    """A large element of BYTES as JSON, written in parts as large tensors are."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     size = len(element)
     parts = [
         orjson.dumps(decoder.decode(element[at : at + PART_BYTES], at + PART_BYTES >= size))[1:-1]
         for at in range(0, size, PART_BYTES)
     ]
-    return orjson.Fragment(b'"%b"' % b"".join(parts))
+    return b'"%b"' % b"".join(parts)
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -214,6 +214,10 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _written_part(part: Tensor) -> bytes:
+    if part.datatype is Datatype.BYTES:
+        elements = list(part.elements())
+        if max(map(len, elements), default=0) > PART_BYTES:
+            return b",".join(map(written_string, elements))
     values = values_of(part)
     return (orjson.dumps(values) if all_finite(values) else _literals(values))[1:-1]
 

@@ -34,6 +34,8 @@ from tests.builders import ScriptedInstance, text_response
 from tests.tensor_backends import Load, answers, ask, context, loading, request
 
 FP64 = Datatype.FP64
+LOAD_SECS = 60.0
+"""A load starts a process that imports scikit-learn, while engines of other tests start."""
 
 
 def backend(**settings: str) -> SklearnBackend:
@@ -51,7 +53,7 @@ async def load(tmp_path: Path) -> AsyncIterator[Load]:
     def save(made: Any, where: Path) -> None:
         write_estimator(made, where / "model.skops")
 
-    async with loading(folder, SklearnBackend, save) as found:
+    async with loading(folder, SklearnBackend, save, LOAD_SECS) as found:
         yield found
 
 

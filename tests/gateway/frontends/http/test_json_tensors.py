@@ -18,6 +18,7 @@ from gateway.frontends.http.json_tensors import (
     is_large,
     pack,
     values_of,
+    written,
     written_string,
 )
 from gateway.openai_contract import RequestBody
@@ -219,4 +220,6 @@ def test_an_openai_body_of_an_output_counts_by_its_text() -> None:
 def test_a_large_string_in_parts_is_the_same_json(text: bytes, size: int) -> None:
     element = (text * size)[:size]
     whole = orjson.dumps(element.decode("utf-8", "replace"))
-    assert orjson.dumps(written_string(element)) == whole
+    assert written_string(element) == whole
+    both = Tensor("o", Datatype.BYTES, (2,), (element, b"short"))
+    assert orjson.dumps(written(both)) == b'[%b,"short"]' % whole
