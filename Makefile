@@ -99,6 +99,9 @@ test-oldest: $(READY) stored
 
 # Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
 # start engines stay in two processes, which start first (tests/distribution.py).
+# An engine has one thread, bound to no CPU: those of two engines on the same CPUs would wait for each other.
+test-newest: export OMP_NUM_THREADS := 1
+test-newest: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test-newest: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
 

@@ -12,6 +12,7 @@ from typing import Any
 from sluice_llm.request import Refusal
 
 from .engine import GenAiLibrary, reason, temporary_file
+from .model_file import PROPERTIES
 from .pattern_size import patterns, states
 from .sampling import Structure, structured
 
@@ -87,7 +88,7 @@ class StructureCheck:
         with folder:
             scheduler = genai.SchedulerConfig()
             scheduler.num_kv_blocks = 4
-            properties = {"INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}
+            properties = {**PROPERTIES, "INFERENCE_NUM_THREADS": 1}
             return genai.ContinuousBatchingPipeline(
                 str(path), scheduler_config=scheduler, device="CPU", properties=properties
             )
