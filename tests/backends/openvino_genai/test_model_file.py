@@ -68,6 +68,7 @@ def test_an_exported_folder_needs_all_its_files(tmp_path: Path) -> None:
         ({"enable_prefix_caching": "yes"}, "expected true or false"),
         ({"cache_size": 0}, "has no room for a cache"),
         ({"properties": {"enable_save_ov_model": True}}, "which writes files of its own"),
+        ({"properties": {"INFERENCE_PRECISION_HINT": "f16"}}, "'f16', expected f32 or bf16"),
         ({"properties": 1}, "expected an object"),
     ],
 )

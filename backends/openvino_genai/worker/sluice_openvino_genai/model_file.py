@@ -25,7 +25,8 @@ SCHEDULER: Mapping[str, Any] = {
     "enable_prefix_caching": True,
 }
 """Fields of the library's `SchedulerConfig`, and their defaults here."""
-PROPERTIES: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False}
+PRECISION, PRECISIONS = "INFERENCE_PRECISION_HINT", ("f32", "bf16")
+PROPERTIES: Mapping[str, Any] = {PRECISION: "f32", "ENABLE_CPU_PINNING": False}
 """Properties of the CPU plugin, and their defaults here."""
 REFUSED = ("enable_save_ov_model", "CACHE_DIR")
 KNOWN = ("model", "max_model_len", "properties", *SCHEDULER)
@@ -167,4 +168,9 @@ def _properties(name: str, given: Any) -> Mapping[str, Any]:
     for key in REFUSED:
         if key in given:
             raise Refusal(f"its {name} has the property '{key}', which writes files of its own")
+    if (precision := given.get(PRECISION, PRECISIONS[0])) not in PRECISIONS:
+        raise Refusal(
+            f"its {name} has the property '{PRECISION}' {precision!r}, expected "
+            f"{' or '.join(PRECISIONS)}: on some CPUs texts are empty with others"
+        )
     return given
