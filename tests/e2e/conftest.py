@@ -72,9 +72,13 @@ def stored_model() -> Path:
 def shared_server(
     stored_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
-    """A server whose model has an adapter, custom metrics and limits."""
+    """A server whose model has an adapter, custom metrics and limits.
+
+    In bfloat16 rounding would depend on the requests that are computed together.
+    """
     repository = tmp_path_factory.mktemp("repository")
-    arguments = {"max_num_seqs": MAX_RUNNING, "enable_lora": True, "max_lora_rank": 8}
+    limits = {"max_num_seqs": MAX_RUNNING, "max_lora_rank": 8}
+    arguments = {**limits, "enable_lora": True, "dtype": "float32"}
     write_llama(repository, arguments, max_in_flight=MAX_IN_FLIGHT, REPORT_CUSTOM_METRICS="true")
     folder = repository / "llama" / "1"
     write_adapter(folder / ADAPTER, rank=8)
