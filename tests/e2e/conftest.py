@@ -12,6 +12,7 @@ from gateway.storage.store import default_root
 from tests.backends.vllm.adapters import write_adapter
 from tests.conformance.models import identity
 from tests.e2e.llama import (
+    DTYPE,
     Llama,
     shipped_arguments,
     stored_gguf,
@@ -72,13 +73,10 @@ def stored_model() -> Path:
 def shared_server(
     stored_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
-    """A server whose model has an adapter, custom metrics and limits.
-
-    In bfloat16 rounding would depend on the requests that are computed together.
-    """
+    """A server whose model has an adapter, custom metrics and limits."""
     repository = tmp_path_factory.mktemp("repository")
     limits = {"max_num_seqs": MAX_RUNNING, "max_lora_rank": 8}
-    arguments = {**limits, "enable_lora": True, "dtype": "float32"}
+    arguments = {**limits, "enable_lora": True, "dtype": DTYPE}
     write_llama(repository, arguments, max_in_flight=MAX_IN_FLIGHT, REPORT_CUSTOM_METRICS="true")
     folder = repository / "llama" / "1"
     write_adapter(folder / ADAPTER, rank=8)

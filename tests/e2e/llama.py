@@ -28,6 +28,8 @@ ANSWER = "The capital of France is Paris."
 GREEDY = {"max_tokens": 32, "temperature": 0}
 FRANCE = {"messages": QUESTION, **GREEDY}
 """A request whose answer is known."""
+DTYPE = "float32"
+"""Of vLLM's shared server: bfloat16 would round by the requests that are computed together."""
 IN_FLOAT32 = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
 """By default that engine rounds its cache to 8 bits, and on some CPUs activations, too."""
 

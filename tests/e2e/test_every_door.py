@@ -13,7 +13,7 @@ from loadtests.support import servers
 from loadtests.support.generation import gateway_defaults, read_model
 from loadtests.support.servers import serving as launched
 from tests.conformance.clients import tensor, text
-from tests.e2e.llama import ANSWER_SECS, SHIPPED, Llama, joined
+from tests.e2e.llama import ANSWER_SECS, DTYPE, SHIPPED, Llama, joined
 from tests.e2e.streams import STREAM, hear
 from tests.serving import Serving
 
@@ -49,7 +49,8 @@ def conversation(topic: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def reference(stored_model: Path) -> Iterator[dict[str, Answer]]:
     """The answers of vLLM's own server."""
-    own = servers.vllm("llama", read_model(SHIPPED, gateway_defaults()).flags).launch()
+    flags = (*read_model(SHIPPED, gateway_defaults()).flags, "--dtype", DTYPE)
+    own = servers.vllm("llama", flags).launch()
     with launched(own, frozenset()) as server, _client(server.ports.http) as client:
         yield {topic: _whole(client, topic) for topic in TOPICS}
 
