@@ -75,8 +75,12 @@ def shared_server(
 ) -> Iterator[SharedServer]:
     """A server whose model has an adapter, custom metrics and limits."""
     repository = tmp_path_factory.mktemp("repository")
-    limits = {"max_num_seqs": MAX_RUNNING, "max_lora_rank": 8}
-    arguments = {**limits, "enable_lora": True, "dtype": DTYPE}
+    arguments = {
+        "dtype": DTYPE,
+        "max_num_seqs": MAX_RUNNING,
+        "enable_lora": True,
+        "max_lora_rank": 8,
+    }
     write_llama(repository, arguments, max_in_flight=MAX_IN_FLIGHT, REPORT_CUSTOM_METRICS="true")
     folder = repository / "llama" / "1"
     write_adapter(folder / ADAPTER, rank=8)

@@ -31,7 +31,7 @@ FRANCE = {"messages": QUESTION, **GREEDY}
 DTYPE = "float32"
 """Of vLLM's shared server: bfloat16 would round by the requests that are computed together."""
 IN_FLOAT32 = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "KV_CACHE_PRECISION": "f32"}
-"""By default that engine rounds its cache to 8 bits, and on some CPUs activations, too."""
+"""Of OpenVINO GenAI, which by default rounds its cache, and on some CPUs activations, to 8 bits."""
 
 every_engine = pytest.mark.parametrize("server", ["vllm", "openvino_genai"], indirect=True)
 """A test of any engine of LLMs."""

@@ -168,7 +168,7 @@ def _properties(name: str, given: Any) -> Mapping[str, Any]:
     for key in REFUSED:
         if key in given:
             raise Refusal(f"its {name} has the property '{key}', which writes files of its own")
-    if (precision := given.get(PRECISION, PRECISIONS[0])) not in PRECISIONS:
+    if (precision := given.get(PRECISION, PROPERTIES[PRECISION])) not in PRECISIONS:
         raise Refusal(
             f"its {name} has the property '{PRECISION}' {precision!r}, expected "
             f"{' or '.join(PRECISIONS)}: on some CPUs texts are empty with others"
