@@ -37,7 +37,10 @@ PEER = "onnxruntime"
 RUNTIMES = (PEER, "openvino")
 TENSORFLOW = "tensorflow"
 """Not part of `make setup`; it has no encoder with the same weights."""
-NO_TENSORFLOW = "tensorflow is not measured: it is not installed (pip install 'sluice[tensorflow]')"
+NO_TENSORFLOW = (
+    "tensorflow is not measured: this Python lacks it (make test-tensorflow, then "
+    ".venv/tensorflow/bin/python -m loadtests runtimes)"
+)
 SAVED_MODEL = """
 import sys
 import tensorflow.compat.v1 as tf
@@ -273,16 +276,26 @@ def _execution_metric(model: str, rows: int) -> Metric:
     return Metric(f"{model} execution", rows, "us", Better.LOWER, "row")
 
 
+def _pause_metric(model: str, rows: int) -> Metric:
+    return Metric(f"{model} pause", rows, "us", Better.NEITHER, "row")
+
+
 def _execution(
     asked: argparse.Namespace, model: str, rows: int, server: Server
 ) -> Mapping[Metric, float]:
-    """The time of an execution in the server, by its statistics, with one client."""
+    """The time of an execution with one client, by the server's statistics, and the pause after."""
     address, message = f"127.0.0.1:{server.ports.grpc}", [_rows(model, rows)]
     uvloop.run(_ask(address, message, 1, WARM_UP_SECS))
     before = _computed(server, model)
+    began = time.perf_counter()
     uvloop.run(_ask(address, message, 1, asked.secs))
+    elapsed_us = 1e6 * (time.perf_counter() - began)
     count, spent_ns = np.subtract(_computed(server, model), before)
-    return {_execution_metric(model, rows): spent_ns / count / 1e3}
+    execution_us = spent_ns / count / 1e3
+    return {
+        _execution_metric(model, rows): execution_us,
+        _pause_metric(model, rows): elapsed_us / count - execution_us,
+    }
 
 
 def _computed(server: Server, model: str) -> tuple[int, int]:
@@ -295,12 +308,16 @@ def _computed(server: Server, model: str) -> tuple[int, int]:
 
 
 def _beside_the_library(model: str, rows: int, results: Results, folder: Path) -> str:
-    ours = min(results.median(_execution_metric(model, rows), name) for name in BATCHING)
-    alone, interpreter = (_call_us(call) for call in _calls(model, folder, _some_rows(rows)))
+    """The execution, and calls with the same pauses: a core that slept computes slower."""
+    batching = min(BATCHING, key=partial(results.median, _execution_metric(model, rows)))
+    ours = results.median(_execution_metric(model, rows), batching)
+    pause = results.median(_pause_metric(model, rows), batching) / 1e6
+    alone, interpreter = _calls(model, folder, _some_rows(rows))
+    paused, own, read = _call_us(alone, pause), _call_us(alone), _call_us(interpreter, pause)
     return (
-        f"{model}, {rows} rows: execution {ours:,.0f} us, library alone {alone:,.0f} us "
-        f"({ours / alone:.2f}), treelite's interpreter {interpreter:,.0f} us "
-        f"({interpreter / ours:.1f} times as long)"
+        f"{model}, {rows} rows: execution {ours:,.0f} us; library alone with the same pauses "
+        f"{paused:,.0f} us ({ours / paused:.2f}), without {own:,.0f} us; treelite's interpreter "
+        f"{read:,.0f} us ({read / ours:.1f} times as long)"
     )
 
 
@@ -317,10 +334,12 @@ def _calls(model: str, folder: Path, rows: np.ndarray) -> tuple[Callable[[], obj
     return alone, partial(treelite.gtil.predict, read, rows, nthread=cores)
 
 
-def _call_us(call: Callable[[], object]) -> float:
+def _call_us(call: Callable[[], object], pause_secs: float = 0.0) -> float:
+    """The mean of the calls, as the statistics of a server have it."""
     durations = []
     end = time.perf_counter() + ALONE_SECS
     while (began := time.perf_counter()) < end:
         call()
         durations.append(time.perf_counter() - began)
-    return 1e6 * statistics.median(durations)
+        time.sleep(pause_secs)
+    return 1e6 * statistics.fmean(durations)

@@ -272,7 +272,7 @@ def run_test(parser: argparse.ArgumentParser, arguments: Sequence[str], measure:
         report = measure(asked, Path(folder), console)
         console.print(report.table)
         for note in report.notes:
-            console.print(note, soft_wrap=True, highlight=False)
+            console.print(note, soft_wrap=True, highlight=False, markup=False)
         print_path(save(name, vars(asked), report.rows), console)
         if report.failure:
             raise LoadTestFailed(report.failure)
