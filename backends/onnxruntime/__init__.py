@@ -4,3 +4,7 @@ Read in this order: `backend` loads a model, `model_file` reads its tensors, `se
 `providers`, `instance` runs it, `parameters` has threads and cores. What is not about ONNX is in
 `gateway.tensor_runtime`.
 """
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the library is imported
