@@ -5,9 +5,8 @@ from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 
-import onnxruntime
-
 from backends.onnxruntime.instance import OnnxRuntimeInstance
+from backends.onnxruntime.library import onnxruntime
 from backends.onnxruntime.model_file import DEFAULT_FILE, is_steady, signature
 from backends.onnxruntime.parameters import CorePin, CorePins, SessionThreads, SharedThreads
 from backends.onnxruntime.providers import CUDA, providers

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
+from backends.onnxruntime.library import onnxruntime
 from backends.onnxruntime.model_file import BFLOAT16, BFLOAT16_KIND, signature
 from backends.onnxruntime.parameters import CorePin
 from backends.onnxruntime.session import clear_failures

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import onnxruntime
-
+from backends.onnxruntime.library import onnxruntime
 from gateway.config import InstanceKind, ModelConfig
 from gateway.config.optimization import Accelerator, ExecutionAccelerators
 from gateway.errors import Code, InferenceError

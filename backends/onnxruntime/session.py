@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-from onnxruntime import ExecutionMode, GraphOptimizationLevel
-from onnxruntime.capi import onnxruntime_pybind11_state as state
-
+from backends.onnxruntime.library import ExecutionMode, GraphOptimizationLevel, onnxruntime, state
 from backends.onnxruntime.model_file import DEFAULT_FILE
 from backends.onnxruntime.parameters import SessionThreads
 from backends.onnxruntime.providers import CPU, Provider, require_installed
@@ -127,7 +124,7 @@ def _set_threads(options: Any, config: ModelConfig, threads: SessionThreads | No
     options.inter_op_num_threads = threads.inter
 
 
-def _level(config: ModelConfig) -> GraphOptimizationLevel:
+def _level(config: ModelConfig) -> Any:
     graph = config.optimization.graph if config.optimization else None
     level = graph.level if graph else 0
     if level not in LEVELS:
@@ -139,7 +136,7 @@ def _level(config: ModelConfig) -> GraphOptimizationLevel:
     return LEVELS[level]
 
 
-def _mode(parameters: Mapping[str, str]) -> ExecutionMode:
+def _mode(parameters: Mapping[str, str]) -> Any:
     mode = integer(parameters, "execution_mode")
     if mode not in MODES:
         raise InferenceError(

@@ -9,7 +9,7 @@ from tests.onnx_models import add_sub, save
 
 PROGRAM = """
 import sys
-from backends.onnxruntime.session import onnxruntime
+from backends.onnxruntime.library import onnxruntime
 
 onnxruntime.InferenceSession(sys.argv[1])
 """
@@ -19,7 +19,7 @@ OF_CI = ("CI", "TF_BUILD", "JENKINS_URL", "GITHUB_ACTIONS")
 
 
 def written(model: Path, home: Path, **variables: str) -> list[Path]:
-    """What a session writes below the user's folder; the library stores its reports there."""
+    """The files of a session in the user's folder, where the library stores its reports."""
     kept = {name: value for name, value in os.environ.items() if name not in (*OF_CI, SWITCH)}
     folders = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "PYTHONPATH": os.getcwd()}
     program = [sys.executable, "-B", "-c", PROGRAM, str(model)]
