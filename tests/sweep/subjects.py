@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from backends.openvino_genai.worker.sluice_openvino_genai.structures import tiny_gguf
+from backends.openvino_genai.worker.sluice_openvino_genai.compiling import tiny_gguf
 from tests import onnx_models
 from tests.serving import ROOT, write_model
 from tests.sweep.programs import CALLING, ECHO, ITERATING, SENDING, SENDING_LATER

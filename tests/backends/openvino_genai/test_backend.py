@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from backends.openvino_genai.backend import OpenVinoGenAiBackend
-from backends.openvino_genai.worker.sluice_openvino_genai.structures import tiny_gguf
+from backends.openvino_genai.worker.sluice_openvino_genai.compiling import tiny_gguf
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.errors import InferenceError
 from tests.serving import WAIT_SECS, Serving, serving, write_model

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sluice_llm.request import Refusal
 
+from backends.openvino_genai.worker.sluice_openvino_genai.compiling import tiny_gguf
 from backends.openvino_genai.worker.sluice_openvino_genai.gguf_header import read_header
-from backends.openvino_genai.worker.sluice_openvino_genai.structures import tiny_gguf
 
 TINY = tiny_gguf()
 

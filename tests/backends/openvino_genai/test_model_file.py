@@ -8,8 +8,8 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from sluice_llm.request import Refusal
 
+from backends.openvino_genai.worker.sluice_openvino_genai.compiling import tiny_gguf
 from backends.openvino_genai.worker.sluice_openvino_genai.model_file import read_model_file
-from backends.openvino_genai.worker.sluice_openvino_genai.structures import tiny_gguf
 
 
 @pytest.fixture

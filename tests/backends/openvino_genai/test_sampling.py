@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sluice_llm.request import Refusal
 
-from backends.openvino_genai.worker.sluice_openvino_genai.pattern_size import patterns, states
+from backends.openvino_genai.worker.sluice_openvino_genai.pattern_size import States, depth, size
 from backends.openvino_genai.worker.sluice_openvino_genai.sampling import Structure, read_sampling
 
 
@@ -88,13 +88,36 @@ def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [("(yes|no)", 6), ("a{3}", 3), ("(a{2}b){10,20}", 60), (r"[a-z\]]{5}\{", 6), ("(((", 0)],
+    [
+        ("(yes|no)", States(6)),
+        ("a{3}", States(3)),
+        ("(a{2}b){10,20}", States(60)),
+        (r"[a-z\]]{5}\{", States(6, 5)),
+        (r".{4}[^a]\w[ab]", States(7, 6)),
+        ("(((", States()),
+    ],
 )
-def test_repetitions_multiply_the_size_of_a_pattern(pattern: str, expected: int) -> None:
-    assert states(pattern) == expected
+def test_repetitions_multiply_the_size_of_a_pattern(pattern: str, expected: States) -> None:
+    assert size("regex", pattern) == expected
 
 
-def test_patterns_of_a_schema_are_found_everywhere() -> None:
-    schema = '{"anyOf": [{"pattern": "a"}], "patternProperties": {"b": {"pattern": "c"}}}'
-    assert set(patterns(schema)) == {"a", "b", "c"}
-    assert list(patterns("{")) == []
+def test_patterns_and_lengths_of_a_schema_are_found_everywhere() -> None:
+    schema = (
+        '{"anyOf": [{"pattern": "a"}], "patternProperties": {"b": {"pattern": "cc"}}, '
+        '"items": {"minLength": 3, "maxLength": 7}}'
+    )
+    assert size("json_schema", schema) == States(4 + 7, 7)
+    assert size("json_schema", "{") == States()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("grammar", 'root ::= ")))((" (("a" | [(((]) "b") # ((((((', 2),
+        ("regex", r"))((a\([((])b)", 2),
+        ("json_schema", '{"a": [{"const": "}}}[[["}]}', 3),
+        ("json_schema", '{"pattern": "((((a))))"}', 4),
+    ],
+)
+def test_brackets_in_texts_and_comments_are_not_nested(kind: str, text: str, expected: int) -> None:
+    assert depth(kind, text) == expected

@@ -1,11 +1,11 @@
-"""Structures are checked by a tiny engine of the real library."""
+"""Structures are checked by a tiny engine of the real library, in a process of its own."""
 
-from typing import Any
+import asyncio
+from collections.abc import Iterator
 
 import pytest
 from sluice_llm.request import Refusal
 
-from backends.openvino_genai.worker.sluice_openvino_genai.engine import import_library
 from backends.openvino_genai.worker.sluice_openvino_genai.sampling import Structure
 from backends.openvino_genai.worker.sluice_openvino_genai.structures import StructureCheck
 
@@ -13,8 +13,14 @@ pytest.importorskip("openvino_genai")
 
 
 @pytest.fixture(scope="module")
-def structures() -> Any:
-    return StructureCheck(import_library())
+def structures() -> Iterator[StructureCheck]:
+    found = StructureCheck()
+    yield found
+    found.close()
+
+
+def check(structures: StructureCheck, kind: str, text: str) -> None:
+    asyncio.run(structures.check(Structure(kind, text)))
 
 
 @pytest.mark.parametrize(
@@ -25,10 +31,12 @@ def structures() -> Any:
         ("grammar", 'root ::= "a" | "b"'),
         ("grammar", 'root ::= ""'),
         ("regex", "[^a]"),
+        ("grammar", 'root ::= "(((((" "a" # (((('),
+        ("json_schema", '{"type": "string", "maxLength": 2000}'),
     ],
 )
 def test_a_good_structure_passes(structures: StructureCheck, kind: str, text: str) -> None:
-    structures.check(Structure(kind, text))
+    check(structures, kind, text)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +51,17 @@ def test_a_good_structure_passes(structures: StructureCheck, kind: str, text: st
         ("regex", "a" * 70_000, "has 70000 characters"),
         ("regex", "(" * 70 + ")" * 70, "has 70 nested brackets"),
         ("json_schema", '{"pattern": "(a{200}){200}"}', "about 40000 states"),
+        (
+            "json_schema",
+            '{"type": "string", "maxLength": 3000}',
+            "about 3000 states that admit many",
+        ),
+        ("json_schema", '{"const": 1e400}', "is refused"),
+        ("regex", "a\ud800", "is refused"),
+        ("grammar", 'root ::= ("ab"{200}){200}', "about 40004 states"),
+        ("grammar", f'root ::= "{")" * 20_000}" | {"(" * 20_000}"a"', "20000 nested brackets"),
+        ("grammar", f"# {')' * 20_000}\nroot ::= {'(' * 20_000}", "20000 nested brackets"),
+        ("json_schema", f'{{"const": "{"}" * 100_0}", "items": {"[" * 100_0}', "nested brackets"),
         ("json_schema", '{"$ref": "#"}', "json schema. is fitted by no text"),
         ("grammar", "root ::= root", "grammar. is fitted by no text"),
     ],
@@ -51,6 +70,19 @@ def test_a_wrong_structure_is_refused_and_the_next_is_checked(
     structures: StructureCheck, kind: str, text: str, error: str
 ) -> None:
     with pytest.raises(Refusal, match=error) as refused:
-        structures.check(Structure(kind, text))
+        check(structures, kind, text)
     assert ".cc" not in str(refused.value)
-    structures.check(Structure("regex", f"{len(text)}a"))
+    check(structures, "regex", f"{len(text)}a")
+
+
+def test_a_structure_that_stops_the_library_ends_its_process_only(
+    structures: StructureCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr("triton_python_backend_utils.Logger.log_warn", logged.append)
+    endless = "root ::= " + " ".join(['("a" "b"?)?'] * 3000)
+    for _ in range(2):
+        with pytest.raises(Refusal, match="takes too long to compile, or too much memory"):
+            check(structures, "grammar", endless)
+    assert logged == ["structure check ended kind=grammar"], "a refusal is remembered"
+    check(structures, "regex", "after it")

@@ -40,6 +40,7 @@ class OpenVinoGenAiModel:
     def finalize(self) -> None:
         """Stop the loop; the process and the engine in it end afterwards."""
         self._loop.stop()
+        self._service.close()
 
     def _start(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
@@ -62,10 +63,10 @@ class OpenVinoGenAiModel:
         contract = ModelContract(
             model=config["name"], decoupled=True, batched=False, max_length=file.max_length
         )
-        service = GenAiService(library, pipeline, tokens, contract, blocks, self._generations)
+        self._service = GenAiService(library, pipeline, tokens, contract, blocks, self._generations)
         pb_utils.Logger.log_info(
             f"cache blocks={blocks} tokens={blocks * 32} threads={threads} "
             f"text={'bytes' if tokens.by_bytes else 'decoded'}"
         )
         self._loop = EngineLoop()
-        self._loop.start(self._generations.run(service.accept))
+        self._loop.start(self._generations.run(self._service.accept))

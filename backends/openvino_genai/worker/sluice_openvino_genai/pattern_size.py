@@ -1,41 +1,108 @@
-"""The size of regular expressions, which decides how long the library compiles them."""
+"""The size of structures, which decides how long the library compiles them."""
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(\d*)(?:,(\d*))?\}|.", re.DOTALL)
+MOST_DEPTH = 64
+"""Nested brackets; the library compiles by recursion."""
+_CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
+_TIMES = r"\{(\d*)(?:,(\d*))?\}"
+REGEX = re.compile(rf"\\.|{_CLASS}|{_TIMES}|.", re.DOTALL)
 """An escape, a class of characters, a repetition, or one character."""
+QUOTED = r'"(?:\\.|[^"\\])*"'
+GRAMMAR = re.compile(rf"{QUOTED}|#[^\n]*|{_CLASS}|{_TIMES}|[\w-]+|\S", re.DOTALL)
+"""A text, a comment, a class, a repetition, a name, or one character."""
+JSON = re.compile(rf"{QUOTED}|.", re.DOTALL)
+WIDE_ESCAPES = {r"\w", r"\W", r"\D", r"\S"}
+FEW_LETTERS = 24
+"""A class that is written with fewer letters, and without a range, admits few."""
+LENGTHS = ("minLength", "maxLength")
 
 
-def states(pattern: str) -> int:
-    """About as many states as an automaton of the pattern has: repetitions multiply."""
-    totals, last = [0], 0
-    for piece in PIECE.finditer(pattern):
-        text = piece.group()
-        if text == "(":
-            totals.append(0)
-            last = 0
-        elif text == ")" and len(totals) > 1:
+@dataclass(frozen=True, slots=True)
+class States:
+    """States of an automaton, and those of them that admit many letters."""
+
+    every: int = 0
+    wide: int = 0
+
+    def __add__(self, other: "States") -> "States":
+        return States(self.every + other.every, self.wide + other.wide)
+
+    def __mul__(self, times: int) -> "States":
+        return States(self.every * times, self.wide * times)
+
+
+def depth(kind: str, text: str) -> int:
+    """The depth of nested brackets in a structure, also in the patterns of a JSON schema."""
+    if kind == "regex":
+        return _depth(REGEX, text, "(", ")")
+    if kind == "grammar":
+        return _depth(GRAMMAR, text, "({", ")}")
+    deepest = _depth(JSON, text, "{[", "}]")
+    if deepest > MOST_DEPTH:
+        return deepest
+    return max([deepest, *(_depth(REGEX, each, "(", ")") for each in _patterns(_parsed(text)))])
+
+
+def _depth(pieces: "re.Pattern[str]", text: str, opening: str, closing: str) -> int:
+    found = deepest = 0
+    for piece in pieces.finditer(text):
+        found = max(0, found + (piece.group() in opening) - (piece.group() in closing))
+        deepest = max(deepest, found)
+    return deepest
+
+
+def size(kind: str, text: str) -> States:
+    """About as many states as an automaton of the structure has."""
+    if kind == "regex":
+        return _states(REGEX, text)
+    if kind == "grammar":
+        return _states(GRAMMAR, text)
+    schema = _parsed(text)
+    lengths = sum(_lengths(schema))
+    patterns = [_states(REGEX, each) for each in _patterns(schema)]
+    return sum(patterns, States(lengths, lengths))
+
+
+def _states(pieces: "re.Pattern[str]", text: str) -> States:
+    """Repetitions multiply what they repeat."""
+    totals, last = [States()], States()
+    for piece in pieces.finditer(text):
+        found = piece.group()
+        if found == "(":
+            totals.append(States())
+            last = States()
+        elif found == ")" and len(totals) > 1:
             last = totals.pop()
             totals[-1] += last
-        elif text[0] == "{" and len(text) > 1:
+        elif found[0] == "{" and len(found) > 1:
             times = int(piece.group(2) or piece.group(1) or 1)
-            totals[-1] += last * (times - 1)
+            totals[-1] += last * max(0, times - 1)
             last *= times
         else:
-            last = 1
-            totals[-1] += 1
-    return sum(totals)
+            last = _state(found)
+            totals[-1] += last
+    return sum(totals, States())
 
 
-def patterns(schema: str) -> Iterator[str]:
-    """The patterns in a JSON schema; none if it is no JSON."""
+def _state(found: str) -> States:
+    if found[0] == "[" and len(found) > 1:
+        wide = found[1] == "^" or "-" in found[1:-1] or len(found) > FEW_LETTERS
+    else:
+        wide = found == "." or found in WIDE_ESCAPES
+    return States(1, int(wide))
+
+
+def _parsed(schema: str) -> Any:
+    """The schema; None if it is no JSON, which the library refuses in its own words."""
     try:
-        yield from _patterns(json.loads(schema))
-    except ValueError:
-        return
+        return json.loads(schema)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _patterns(found: Any) -> Iterator[str]:
@@ -49,3 +116,15 @@ def _patterns(found: Any) -> Iterator[str]:
             elif key == "patternProperties" and isinstance(value, dict):
                 yield from value
             yield from _patterns(value)
+
+
+def _lengths(found: Any) -> Iterator[int]:
+    """The greatest length of each text that has limits."""
+    if isinstance(found, list):
+        for each in found:
+            yield from _lengths(each)
+    elif isinstance(found, dict):
+        limits = [found.get(name) for name in LENGTHS]
+        yield max([0, *(each for each in limits if isinstance(each, int))])
+        for value in found.values():
+            yield from _lengths(value)

@@ -40,18 +40,22 @@ class GenAiService:
         self._library, self._pipeline = library, pipeline
         self._tokens, self._contract, self._blocks = tokens, contract, blocks
         self._loop = loop
-        self._structures = StructureCheck(library)
+        self._structures = StructureCheck()
         self._numbers = itertools.count(1)
 
+    def close(self) -> None:
+        """End the process that checks structures."""
+        self._structures.close()
+
     def accept(self, request: Any) -> None:
-        """Add a request to the engine, at once or, if its prompt is long, a little later."""
+        """Add a request to the engine, at once or, if something of it takes time, later."""
         sender = request.get_response_sender()
         llm_request, writer = self._read(Inputs(request))
         counted = "cumulative_logprob" in llm_request.outputs
         sampling = read_sampling(llm_request.sampling, counted=counted)
-        if sampling.structure is not None:
-            self._structures.check(sampling.structure)
-        if _letters(llm_request) < LONG_LETTERS:
+        structure = sampling.structure
+        known = structure is None or self._structures.knows(structure)
+        if known and _letters(llm_request) < LONG_LETTERS:
             self._add(sender, llm_request, writer, sampling, self._prompt(llm_request))
         else:
             self._loop.start(self._add_later(sender, llm_request, writer, sampling))
@@ -60,6 +64,8 @@ class GenAiService:
         self, sender: Any, llm_request: LlmRequest, writer: Writer, sampling: Sampling
     ) -> None:
         with answering(sender):
+            if sampling.structure is not None:
+                await self._structures.check(sampling.structure)
             prompt = await asyncio.to_thread(self._prompt, llm_request)
             if sender.is_cancelled():
                 raise Refusal(CANCELLED, "CANCELLED")

@@ -70,7 +70,8 @@ class TensorResponses:
         tensors += self._optional(deltas, prompt_tokens)
         counted = 0 if self._prompt_counted else prompt_tokens
         self._prompt_counted = True
-        return [pb_utils.InferenceResponse(tensors, parameters=usage(deltas, counted, final=final))]
+        parameters = usage(counted, _tokens(deltas), _ended(deltas, final=final))
+        return [pb_utils.InferenceResponse(tensors, parameters=parameters)]
 
     def _optional(self, deltas: Sequence[SequenceDelta], prompt_tokens: int) -> list[Any]:
         tensors = [
@@ -126,10 +127,18 @@ class TensorResponses:
         return pb_utils.Tensor(name, array[np.newaxis] if self._batched else array)
 
 
-def usage(deltas: Sequence[SequenceDelta], prompt_tokens: int, *, final: bool) -> dict[str, str]:
+def usage(prompt_tokens: int, tokens: int, reason: str) -> dict[str, str]:
     """The response parameter with token counts for the gateway."""
-    reason = (deltas[0].finish_reason or "") if final and deltas else ""
-    return {USAGE: f"{prompt_tokens},{sum(each.tokens for each in deltas)},{reason}"}
+    return {USAGE: f"{prompt_tokens},{tokens},{reason}"}
+
+
+def _tokens(deltas: Sequence[SequenceDelta]) -> int:
+    return sum(each.tokens for each in deltas)
+
+
+def _ended(deltas: Sequence[SequenceDelta], *, final: bool) -> str:
+    """The finish reason of the last deltas; "" before."""
+    return (deltas[0].finish_reason or "") if final and deltas else ""
 
 
 def _table(deltas: Sequence[SequenceDelta]) -> list[list[float]]:
@@ -198,6 +207,8 @@ class OpenAiCall:
     _begun: set[int] = field(default_factory=set)
     _letters: dict[int, int] = field(default_factory=dict)
     _tokens: int = 0
+    _uncounted: int = 0
+    _prompt_counted: bool = False
     _reading: dict[int, ChatReader] = field(default_factory=dict)
     _callers: set[int] = field(default_factory=set)
 
@@ -211,9 +222,12 @@ class OpenAiCall:
     def responses(
         self, deltas: Sequence[SequenceDelta], prompt_tokens: int, *, final: bool
     ) -> list[Any]:
-        """The responses for one step; the last one has the token counts for the gateway."""
-        first = not self._tokens
-        self._tokens += sum(each.tokens for each in deltas)
+        """The responses for one step; the last one has the token counts for the gateway.
+
+        Tokens without a response, such as the first bytes of a letter, are counted with the next.
+        """
+        self._tokens += _tokens(deltas)
+        self._uncounted += _tokens(deltas)
         if self.llm_request.stream:
             answers = self._chunks(deltas)
             if final and self.usage:
@@ -222,7 +236,11 @@ class OpenAiCall:
             choices = [self._choice(each) for each in deltas]
             whole = {**self._head(), "choices": choices, "usage": self._usage(prompt_tokens)}
             answers = [whole]
-        parameters = usage(deltas, prompt_tokens if first else 0, final=final)
+        if not answers:
+            return []
+        counted = 0 if self._prompt_counted else prompt_tokens
+        parameters = usage(counted, self._uncounted, _ended(deltas, final=final))
+        self._uncounted, self._prompt_counted = 0, True
         last = len(answers) - 1
         return [
             _response(each, parameters if n == last else None) for n, each in enumerate(answers)

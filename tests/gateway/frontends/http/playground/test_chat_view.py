@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -48,11 +49,13 @@ def ended(answer: Locator) -> Locator:
     return answer
 
 
-def test_an_answer_streams_and_its_speed_is_shown(chat: Person) -> None:
-    answer = ask(chat, "tell me a story")
+def test_an_answer_streams_and_its_speed_is_shown(chat: Person, tmp_path: Path) -> None:
+    rest = tmp_path / "rest"
+    answer = ask(chat, f"tell a story, with a pause until there is {rest}")
     expect(answer.locator(".body")).to_contain_text("Once upon")
     expect(chat.page.locator("#log")).to_have_attribute("aria-busy", "true")
     expect(chat.page.locator("#stop")).to_be_visible()
+    rest.touch()
     expect(ended(answer).locator(".body")).to_have_text(TALE.strip())
     speed = answer.locator(".speed")
     expect(speed).to_have_text(

@@ -3,11 +3,13 @@
 import itertools
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 PAUSE_SECS = 0.02
+HELD = "tell a story, with a pause until there is "
 MARKDOWN = """# A heading
 
 Some **bold** words, *slanted* ones and `code`, but 2 * 3 * 4 and <b>no markup</b>.
@@ -62,6 +64,8 @@ def pieces(request, asked, messages):
         yield from (MARKDOWN[at : at + 7] for at in range(0, len(MARKDOWN), 7))
     elif asked.startswith("endless"):
         yield from paced(f"word {number} " for number in itertools.count())
+    elif asked.startswith(HELD):
+        yield from held(Path(asked.removeprefix(HELD)), request.get_response_sender())
     elif asked == "say nothing":
         while not request.get_response_sender().is_cancelled():
             time.sleep(PAUSE_SECS)
@@ -72,6 +76,16 @@ def pieces(request, asked, messages):
         raise ValueError("the page is torn")
     else:
         yield from paced(f"{word} " for word in TALE.split())
+
+
+def held(file, sender):
+    """The tale; its second half comes when the file is there."""
+    words = [f"{word} " for word in TALE.split()]
+    half = len(words) // 2
+    yield from words[:half]
+    while not file.exists() and not sender.is_cancelled():
+        time.sleep(PAUSE_SECS)
+    yield from paced(words[half:])
 
 
 def paced(words):
