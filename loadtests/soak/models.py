@@ -206,6 +206,11 @@ def _python(*parts: str, io: str = IO, **parameters: object) -> str:
     return 'backend: "python"\n' + io + "".join(parts) + _parameters(**parameters)
 
 
+def _openvino(*parts: str) -> str:
+    file = 'default_model_filename: "model.onnx"\n'
+    return f'backend: "openvino"\n{file}{BATCHES}dynamic_batching {{ }}\n' + "".join(parts)
+
+
 def _limiter(resource: str, count: int) -> str:
     limits = f'resources {{ name: "{resource}" count: {count} }} priority: {count}'
     return f"instance_group {{ count: 3 kind: KIND_CPU rate_limiter {{ {limits} }} }}\n"
@@ -295,6 +300,7 @@ MODELS: Sequence[Model] = (
     Model(name="pipeline", config=_ensemble("dynamic", "ordered"), shape=BATCHED),
     Model(name="repeat", config='backend: "repeat"\n', form=Form.TEXT, responses=20),
     Model(name="onnx", config=BATCHES + "dynamic_batching { }\n", shape=BATCHED),
+    Model(name="openvino", config=_openvino(TWO), shape=BATCHED),
     Model(name="py_direct", config=_python(ONE), program=ECHO, troubles=CALLED),
     Model(
         name="py_dynamic",
@@ -367,6 +373,7 @@ MODELS: Sequence[Model] = (
         shape=BATCHED,
         troubles=RELOADED,
     ),
+    Model(name="openvino_reloaded", config=_openvino(), shape=BATCHED, troubles=RELOADED),
     Model(
         name="py_reloaded",
         config=_python(ONE),
