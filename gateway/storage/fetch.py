@@ -38,7 +38,7 @@ class Embedded:
 
     `files` are patterns of the ends of their paths; the first is the model itself. `unpacking` is
     the module of `gateway.storage.unpacking` (and `:function`) that converts them; it imports
-    `packages`. The stored model has at most `unpacked_bytes`.
+    `packages`, which each of the `extras` installs. The stored model has at most `unpacked_bytes`.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Embedded:
     unpacking: str
     packages: tuple[str, ...]
     unpacked_bytes: int
+    extras: tuple[str, ...] = ("cpu", "cuda")
 
 
 EMBEDDED = (
@@ -81,6 +82,7 @@ EMBEDDED = (
         unpacking="gguf_q8",
         packages=("gguf",),
         unpacked_bytes=147_000_000,
+        extras=("laptop",),
     ),
     Embedded(
         name="smollm2-135m-instruct",
@@ -218,9 +220,12 @@ def _raise_if_full(folder: Path) -> None:
 def _check_packages(model: Embedded) -> None:
     missing = [package for package in model.packages if find_spec(package) is None]
     if missing:
+        extras = " and ".join(f"'{extra}'" for extra in model.extras)
+        install = f"extras {extras} of sluice install"
+        if len(model.extras) == 1:
+            install = f"extra {extras} of sluice installs"
         raise StoreError(
-            f"unpacking model '{model.name}' needs {', '.join(missing)}, which the extras 'cpu' "
-            "and 'cuda' of sluice install"
+            f"unpacking model '{model.name}' needs {', '.join(missing)}, which the {install}"
         )
 
 

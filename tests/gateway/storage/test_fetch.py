@@ -133,8 +133,12 @@ def test_what_unpacking_needs_is_named_when_it_is_not_installed(
     store: ModelStore, site: Site, unpacker: Unpacker
 ) -> None:
     needy = replace(TINY, packages=("json", "no_such_package"))
-    with pytest.raises(StoreError, match="needs no_such_package, which the extras 'cpu'"):
+    both = "needs no_such_package, which the extras 'cpu' and 'cuda' of sluice install$"
+    with pytest.raises(StoreError, match=both):
         fetch(needy, store, unpacker, ignore)
+    one = "needs no_such_package, which the extra 'laptop' of sluice installs$"
+    with pytest.raises(StoreError, match=one):
+        fetch(replace(needy, extras=("laptop",)), store, unpacker, ignore)
 
 
 def test_a_disk_that_is_too_small_is_reported_before_unpacking(

@@ -9,6 +9,7 @@ import pytest
 from gateway.storage import unpacking
 from gateway.storage.fetch import EMBEDDED, Embedded, find, locate
 from gateway.storage.store import StoreError
+from gateway.tools.doctor.packages import declared
 from tests.packages import Site
 
 MODEL = Embedded(
@@ -44,6 +45,24 @@ def test_each_model_is_found_by_its_name_and_has_a_module_that_unpacks_it(
     assert found is not None
     assert found.origin is not None
     assert f"def {function or 'unpack'}(" in Path(found.origin).read_text()
+
+
+OF_VLLM = {"cuda": {"torch"}}
+"""Packages of extras by their requirements."""
+
+
+@pytest.mark.parametrize("embedded", EMBEDDED, ids=lambda embedded: embedded.name)
+def test_the_extras_of_each_model_install_what_unpacks_it(embedded: Embedded) -> None:
+    found = declared()
+    assert found is not None
+    assert embedded.extras
+    for extra in embedded.extras:
+        listed = {each.name for each in found.requirements[extra]} | OF_VLLM.get(extra, set())
+        assert set(embedded.packages) <= listed
+
+
+def test_the_file_for_laptops_needs_the_small_extra_only() -> None:
+    assert find("smollm2-135m-instruct-gguf").extras == ("laptop",)
 
 
 def test_the_first_file_is_the_model_and_the_package_is_not_imported(site: Site) -> None:
