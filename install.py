@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 OLDEST, NEWEST = (3, 11), (3, 13)
+RANGE = "3.11 to 3.13"
 VENV = Path(".venv")
 PYTHON = VENV / "bin/python"
 
@@ -99,8 +100,22 @@ def only_one_setup() -> Iterator[None]:
 
 
 def has_environment() -> bool:
-    """Whether .venv has a working pip."""
+    """Whether .venv has a Python of a version that is served, and a working pip."""
+    found = version_of(PYTHON)
+    if found and not OLDEST <= found <= NEWEST:
+        say(f"{VENV} has Python {found[0]}.{found[1]}, expected {RANGE}, and is made anew")
+        return False
     return succeeds(PYTHON, "-m", "pip", "--version")
+
+
+def version_of(python: Path) -> "tuple[int, ...]":
+    """The version of a Python, without the patch; empty if it does not run."""
+    printing = "import sys; sys.stdout.write('%d %d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", printing], capture_output=True, text=True, check=False)
+    except OSError:
+        return ()
+    return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
 
 
 def make_environment() -> None:
@@ -278,6 +293,6 @@ if __name__ == "__main__":
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         sys.exit(
             f"setup: '{sys.executable}' is Python {sys.version_info[0]}.{sys.version_info[1]}, "
-            "expected 3.11 to 3.13; name one: make serve PYTHON=python3.12"
+            f"expected {RANGE}; name one: make serve PYTHON=python3.12"
         )
     sys.exit(main(sys.argv[1:]))

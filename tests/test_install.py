@@ -177,6 +177,29 @@ def test_a_half_installed_package_is_installed_again(
     assert (packages(checkout) / "one_module.py").is_file()
 
 
+@pytest.mark.parametrize("version", ["3 10", "3 14"])
+def test_an_environment_of_another_python_is_made_anew(
+    checkout: Path, tmp_path: Path, version: str
+) -> None:
+    python = checkout / ".venv/bin/python"
+    python.unlink()
+    shown = f'[ "$1" = -c ] && exec echo {version}'
+    python.write_text(f'#!/bin/sh\n{shown}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    nowhere = environment(tmp_path / "home", f"index-url = {NOWHERE}\nretries = 0")
+    _, output = installed(checkout, nowhere)
+    assert output.splitlines()[:2] == [
+        f"setup: .venv has Python {version.replace(' ', '.')}, expected 3.11 to 3.13, and is made "
+        "anew",
+        "setup: making .venv",
+    ]
+    assert install.version_of(python) == sys.version_info[:2]
+
+
+def test_an_environment_whose_python_does_not_run_is_made_anew(tmp_path: Path) -> None:
+    assert install.version_of(tmp_path / "python") == ()
+
+
 def test_a_second_setup_waits_for_the_first(
     checkout: Path, tmp_path: Path, index: str, authority: Authority
 ) -> None:
