@@ -42,6 +42,8 @@ UV_NAMES = {
 """pip's settings, and uv's environment variables of the same meaning."""
 NO_INDEX = "no-index"
 """A setting of pip that is an option of uv."""
+TRUE = {"y", "yes", "t", "true", "on", "1"}
+"""What pip reads as true, in any case."""
 
 CERTIFICATES_OF_PIP = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Environment variables with a file of certificates that pip reads and uv does not."""
@@ -156,7 +158,7 @@ def install_with_uv(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str
     settings = {**pip_settings(), **given}
     environment = {**os.environ, **uv_environment(settings, os.environ)}
     uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON), "--no-deps"]
-    if settings.get(NO_INDEX) in ("true", "1", "yes", "on"):
+    if has_no_index(settings):
         uv.append("--no-index")
     for attempt in attempts(pins, settings):
         if not subprocess.call([*uv, *attempt, "-r", str(lock)], env=environment):
@@ -177,8 +179,13 @@ def attempts(pins: Sequence[str], settings: Mapping[str, str]) -> Sequence[Seque
     of_users, of_makers = (), ("--torch-backend", "cpu")
     if not any(pin.startswith("torch==") for pin in pins):
         return [of_users]
-    has_more = settings.keys() & {"index-url", "extra-index-url", "find-links", NO_INDEX}
-    return [of_users, of_makers] if has_more else [of_makers]
+    has_more = settings.keys() & {"index-url", "extra-index-url", "find-links"}
+    return [of_users, of_makers] if has_more or has_no_index(settings) else [of_makers]
+
+
+def has_no_index(settings: Mapping[str, str]) -> bool:
+    """Whether pip looks in no index."""
+    return settings.get(NO_INDEX, "").lower() in TRUE
 
 
 def install_with_pip(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str]) -> None:

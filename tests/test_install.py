@@ -27,6 +27,7 @@ from tests.serving import ROOT
 from tests.wheels import write_wheel
 
 UV = importlib.metadata.version("uv")
+LOCKED = (("one", "1.0"), ("uv", UV))
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -57,7 +58,7 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def index(tmp_path: Path, authority: Authority) -> Iterator[str]:
     """The address of a package index with a certificate of its own."""
-    for name, version in (("one", "1.0"), ("uv", UV)):
+    for name, version in LOCKED:
         folder = tmp_path / "index" / name
         write_wheel(folder, name, {f"{name}_module.py": "VALUE = 1\n"}, version)
     handler = partial(Quiet, directory=str(tmp_path / "index"))
@@ -81,7 +82,7 @@ def checkout(tmp_path: Path) -> Path:
     folder.mkdir()
     shutil.copy(ROOT / "install.py", folder)
     (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "lock").write_text(f"one==1.0\nuv=={UV}\n")
+    (folder / "lock").write_text("".join(f"{name}=={version}\n" for name, version in LOCKED))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
     found = find_spec("uv")
     assert found is not None
@@ -139,6 +140,19 @@ def test_uv_installs_from_the_index_of_pip_with_its_certificate(
     assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "uv"
     assert (packages(checkout) / "checkout-1.dist-info").is_dir()
     assert output.endswith("setup: done\n")
+
+
+@pytest.mark.parametrize("value", ["True", "y"])
+def test_uv_looks_in_no_index_where_pip_looks_in_none(
+    checkout: Path, tmp_path: Path, value: str
+) -> None:
+    for name, version in LOCKED:
+        write_wheel(tmp_path / "wheels", name, {f"{name}_module.py": "VALUE = 1\n"}, version)
+    folders = f"no-index = {value}\nfind-links = {tmp_path / 'wheels'}"
+    user = environment(tmp_path / "home", f"{folders}\nindex-url = {NOWHERE}\nretries = 0")
+    status, output = installed(checkout, user)
+    assert status == 0, output
+    assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "uv"
 
 
 def test_an_argument_that_uv_does_not_know_is_for_pip(
@@ -264,6 +278,8 @@ def test_arguments_of_pip_are_settings() -> None:
     [
         ({}, [("--torch-backend", "cpu")]),
         ({"find-links": "/wheels"}, [(), ("--torch-backend", "cpu")]),
+        ({"no-index": "ON"}, [(), ("--torch-backend", "cpu")]),
+        ({"no-index": "False"}, [("--torch-backend", "cpu")]),
     ],
 )
 def test_torch_comes_from_the_users_indexes_or_from_its_makers(
