@@ -155,7 +155,7 @@ def install_with_uv(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str
         refuse_full_disk()
         say("uv could not be installed (see above); continuing with pip, which is slower")
         return False
-    settings = {**pip_settings(), **given}
+    settings = joined(pip_settings(), given)
     environment = {**os.environ, **uv_environment(settings, os.environ)}
     uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON), "--no-deps"]
     if has_no_index(settings):
@@ -248,12 +248,22 @@ def settings_of(arguments: Sequence[str]) -> "dict[str, str] | None":
     return found
 
 
+def joined(settings: Mapping[str, str], given: Mapping[str, str]) -> Mapping[str, str]:
+    """pip's settings with those that are given as arguments: lists are joined, as pip does."""
+    lists = {
+        name: f"{settings[name]} {value}"
+        for name, value in given.items()
+        if name in ACCUMULATING and name in settings
+    }
+    return {**settings, **given, **lists}
+
+
 def uv_environment(settings: Mapping[str, str], present: Mapping[str, str]) -> Mapping[str, str]:
     """uv's environment variables for pip's settings, without those of uv that the user has set."""
     found = {UV_NAMES[name]: value for name, value in settings.items() if name in UV_NAMES}
-    for name, separator in (("UV_INDEX", " "), ("UV_FIND_LINKS", ","), ("UV_CONSTRAINT", " ")):
-        if name in found:
-            found[name] = separator.join(found[name].split())
+    for name in {UV_NAMES[each] for each in ACCUMULATING} & found.keys():
+        separator = "," if name == "UV_FIND_LINKS" else " "
+        found[name] = separator.join(found[name].split())
     if "UV_INDEX" in found:
         # pip takes the best version of all indexes, uv the first index that has the name.
         found["UV_INDEX_STRATEGY"] = "unsafe-best-match"

@@ -155,6 +155,19 @@ def test_uv_looks_in_no_index_where_pip_looks_in_none(
     assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "uv"
 
 
+def test_uv_looks_in_the_folders_of_the_settings_and_of_the_arguments(
+    checkout: Path, tmp_path: Path
+) -> None:
+    (one, version), uv = LOCKED
+    write_wheel(tmp_path / "first", one, {"one_module.py": "VALUE = 1\n"}, version)
+    write_wheel(tmp_path / "second", uv[0], {"uv_module.py": "VALUE = 1\n"}, uv[1])
+    settings = f"no-index = true\nfind-links = {tmp_path / 'first'}"
+    user = environment(tmp_path / "home", settings)
+    status, output = installed(checkout, user, "--find-links", str(tmp_path / "second"))
+    assert status == 0, output
+    assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "uv"
+
+
 def test_an_argument_that_uv_does_not_know_is_for_pip(
     checkout: Path, tmp_path: Path, index: str, authority: Authority
 ) -> None:
@@ -271,6 +284,16 @@ def test_arguments_of_pip_are_settings() -> None:
     assert found == {"index-url": "https://a", "find-links": "/w /v", "no-index": "true"}
     assert install.uv_environment(found, {})["UV_FIND_LINKS"] == "/w,/v"
     assert install.settings_of(["--pre"]) is None
+
+
+def test_arguments_join_the_lists_of_pips_settings_and_replace_other_values() -> None:
+    settings = {"extra-index-url": "https://a", "trusted-host": "a\nb", "timeout": "7"}
+    given = {"extra-index-url": "https://b", "timeout": "9", "constraint": "c"}
+    found = install.uv_environment(install.joined(settings, given), {})
+    assert found["UV_INDEX"] == "https://a https://b"
+    assert found["UV_INSECURE_HOST"] == "a b"
+    assert found["UV_HTTP_TIMEOUT"] == "9"
+    assert found["UV_CONSTRAINT"] == "c"
 
 
 @pytest.mark.parametrize(
