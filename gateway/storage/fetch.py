@@ -233,9 +233,22 @@ def _check_packages(model: Embedded) -> None:
 def _shown(name: str, console: Console) -> Iterator[Progress]:
     """A progress bar on a terminal, a line per step elsewhere."""
     if not console.is_terminal:
-        yield lambda step, _: console.print(f"{name}: {step}", highlight=False)
+        yield _lines(name, console)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=1)
         yield lambda step, done: bar.update(task, description=f"{name}: {step}", completed=done)
+
+
+def _lines(name: str, console: Console) -> Progress:
+    """Progress that is a line for each step, however often the step is reported."""
+    last = ""
+
+    def show(step: str, _: float) -> None:
+        nonlocal last
+        if step != last:
+            console.print(f"{name}: {step}", highlight=False)
+        last = step
+
+    return show

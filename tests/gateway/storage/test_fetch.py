@@ -94,6 +94,18 @@ def test_all_models_are_fetched_step_by_step_when_none_is_named(
     assert (store.path("other") / "model.onnx").read_bytes() == b"other"
 
 
+def test_a_step_that_is_reported_often_is_one_line(
+    store: ModelStore, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = ["starting", "weights", "weights", "weights", "writing"]
+    reports = [(step, number / 5) for number, step in enumerate(steps)]
+    monkeypatch.setattr(Unpacker, "unpack", lambda *given: [given[-1](*each) for each in reports])
+    shown, written = console()
+    fetch_all(["tiny"], store, shown)
+    lines = written.getvalue().splitlines()
+    assert lines[:-1] == ["tiny: starting", "tiny: weights", "tiny: writing"]
+
+
 def test_only_the_named_models_are_fetched(store: ModelStore, site: Site) -> None:
     fetch_all(["other"], store, console()[0])
     assert store.has("other")
