@@ -44,7 +44,9 @@ def _protobuf_problem(file: Path) -> str:
     if file.stat().st_size == 0:
         return "empty"
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if _is_text(data) or _is_whole(data):
+        if _is_text(data):
+            return TEXT_PROBLEMS.get(file.suffix, "")
+        if _is_whole(data):
             return ""
     return "cut short, or of another format: its protobuf fields do not end with the file"
 
@@ -86,6 +88,8 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
     return value | data[at] << shift, at + 1
 
 
+TEXT_PROBLEMS = {".onnx": "text, and not an ONNX file"}
+"""The problem of a text, by suffix; other texts are left to the library, which reads GraphDefs."""
 CHECKS: Mapping[str, Callable[[Path], str]] = {
     ".xml": _xml_problem,
     ".onnx": _protobuf_problem,

@@ -180,12 +180,22 @@ async def test_weights_that_are_cut_short_are_refused(folder: Path) -> None:
 
 
 async def test_a_file_of_another_format_is_refused(folder: Path) -> None:
-    (folder / "model.onnx").write_bytes(b"no model")
-    found = await failure(folder, replace(FIXED, default_model_filename="model.onnx"))
+    (folder / "model.tflite").write_bytes(b"no model")
+    found = await failure(folder, replace(FIXED, default_model_filename="model.tflite"))
     assert found.message.startswith(
         "unable to load model 'm': openvino error in reading model : Unable to read the model: "
-        '"model.onnx"'
+        '"model.tflite"'
     )
+
+
+async def test_a_text_is_no_onnx_file(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    found = await failure(folder, replace(FIXED, default_model_filename="model.onnx"))
+    assert found.code is Code.INVALID_ARG
+    assert found.message == (
+        "unable to load model 'm': '1/model.onnx' is text, and not an ONNX file"
+    )
+    assert capfd.readouterr() == ("", "")  # the library would try other formats, and print
 
 
 async def test_a_device_that_is_not_there_is_named_by_the_library(folder: Path) -> None:
