@@ -316,15 +316,40 @@ def test_an_engine_that_is_killed_under_load_is_started_again(
     with httpx.stream("POST", url, json=body, timeout=60) as answered:
         lines = answered.iter_lines()
         next(lines)
-        children = subprocess.check_output(["pgrep", "-P", str(server.process.pid)], text=True)
-        for child in children.split():
-            if "backends/python/worker" in command(child):
-                os.kill(int(child), signal.SIGKILL)
+        for worker in children(server.process.pid, "backends/python/worker"):
+            os.kill(worker, signal.SIGKILL)
         assert any("its worker process ended: it was ended by SIGKILL" in line for line in lines)
     server.wait_logged("instance restarted", 60)
     llama.expect_answer()
 
 
-def command(process: str) -> str:
-    with open(f"/proc/{process}/cmdline") as file:
-        return file.read()
+def test_the_process_that_checks_structures_ends_with_its_worker(
+    server: Serving, llama: Llama
+) -> None:
+    restarts = restarted(server)
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[a-c]{3}"}
+    llama.generate(text_input="Once", parameters=guide)
+    (worker,) = children(server.process.pid, "backends/python/worker")
+    (check,) = children(worker, "sluice_openvino_genai.compiling")
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: not command(check), "the process that checks structures has ended")
+    wait_until(lambda: restarted(server) > restarts, "the worker is started again", 60)
+    llama.expect_answer()
+
+
+def restarted(server: Serving) -> int:
+    return sum("instance restarted" in line for line in server.log)
+
+
+def children(process: int, name: str) -> list[int]:
+    found = subprocess.check_output(["pgrep", "-P", str(process)], text=True)
+    return [int(child) for child in found.split() if name in command(int(child))]
+
+
+def command(process: int) -> str:
+    """The command of a process, "" if it has ended."""
+    try:
+        with open(f"/proc/{process}/cmdline") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
