@@ -68,12 +68,18 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data, path.name).header()
+    except _DamagedError as error:
+        raise Refusal(f"its {path.name} is damaged: {error}") from None
     except (struct.error, ValueError, UnicodeDecodeError):
         raise Refusal(
             f"its {path.name} is no complete GGUF file: its header is cut short"
         ) from None
     except OSError as error:
         raise Refusal(f"its {path.name} cannot be read: {error.strerror}") from None
+
+
+class _DamagedError(Exception):
+    """The text names the wrong value."""
 
 
 class _Reader:
@@ -120,6 +126,10 @@ class _Reader:
             kinds.add(kind)
             end = max(end, offset + values // per_block * block_bytes)
         alignment = found.get("general.alignment", ALIGNMENT)
+        if type(alignment) is not int or alignment < 1:
+            raise _DamagedError(
+                f"general.alignment is {alignment!r}, expected a whole number of at least 1"
+            )
         expected = -(-self._at // alignment) * alignment + end
         if len(self._data) < expected:
             raise Refusal(
@@ -132,8 +142,10 @@ class _Reader:
         """The value of an entry; None in place of an array."""
         if kind == STRING:
             return self._text()
+        if kind in SCALARS:
+            return self._scalar(SCALARS[kind])
         if kind != ARRAY:
-            return self._scalar(SCALARS.get(kind, ""))
+            raise _DamagedError(f"a value has the type {kind}, expected 0 to 12")
         inner, count = self._unpack("<IQ")
         if inner == STRING:
             for _ in range(count):
@@ -141,7 +153,9 @@ class _Reader:
         elif inner in SCALARS:
             self._skip(count * struct.calcsize(SCALARS[inner]))
         else:
-            raise ValueError
+            raise _DamagedError(
+                f"an array has values of the type {inner}, expected 0 to 8, 10 to 12"
+            )
         return None
 
     def _text(self) -> str:
