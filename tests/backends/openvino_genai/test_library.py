@@ -13,7 +13,7 @@ USED = {
     ),
     "GenerationConfig": (
         *("apply_chat_template", "do_sample", "eos_token_id", "frequency_penalty", "ignore_eos"),
-        *("logprobs", "max_new_tokens", "min_new_tokens", "min_p", "no_repeat_ngram_size"),
+        *("logprobs", "max_new_tokens", "min_new_tokens", "min_p"),
         *("presence_penalty", "repetition_penalty", "rng_seed", "set_eos_token_id"),
         *("stop_token_ids", "structured_output_config", "temperature", "top_k", "top_p"),
         "validate",

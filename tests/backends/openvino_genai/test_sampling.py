@@ -37,7 +37,7 @@ def test_a_request_without_a_seed_gets_a_random_one() -> None:
 
 @pytest.mark.parametrize(
     "neutral",
-    [{"bad_words": [""]}, {"stop_words": []}, {"best_of": 1}, {"lora_name": ""}, {"stop": None}],
+    [{"bad_words": [""]}, {"stop_words": []}, {"best_of": 1}, {"no_repeat_ngram_size": 0}, {"lora_name": ""}, {"stop": None}],
 )
 def test_a_parameter_that_asks_for_nothing_is_accepted(neutral: dict[str, Any]) -> None:
     assert read(**neutral).stops == ()
@@ -48,12 +48,19 @@ def test_a_parameter_that_asks_for_nothing_is_accepted(neutral: dict[str, Any]) 
     [
         ({"json": {"type": "object"}}, Structure("json_schema", '{"type": "object"}')),
         ('{"choice": ["a", "\\"b"]}', Structure("grammar", 'root ::= "a" | "\\"b"')),
+        ({"choice": ["\U0001f600"]}, Structure("grammar", 'root ::= "\U0001f600"')),
         ({"json_object": True}, Structure("json_schema", '{"type": "object"}')),
         ({"regex": "a+", "json": None}, Structure("regex", "a+")),
     ],
 )
 def test_structures_are_those_of_vllm(given: Any, expected: Structure) -> None:
     assert read(structured_outputs=given).structure == expected
+
+
+def test_the_end_of_a_structure_is_not_ignored() -> None:
+    assert read(ignore_eos=True).ignore_end
+    assert not read(ignore_eos=True, structured_outputs={"choice": ["yes", "no"]}).ignore_end
+    assert read(ignore_eos=True, structured_outputs={"json_object": False}).ignore_end
 
 
 @pytest.mark.parametrize(
@@ -63,6 +70,8 @@ def test_structures_are_those_of_vllm(given: Any, expected: Structure) -> None:
         ({"structured_outputs": {"regex": "a", "json": {}}}, "expected one of json"),
         ({"structured_outputs": {"choice": [1]}}, "must be a list of texts"),
         ({"structured_outputs": {"regex": 3}}, "of a wrong type"),
+        ({"structured_outputs": {"choice": ["\ud83d"]}}, "'choice' .* has half a character"),
+        ({"structured_outputs": '{"regex": "\\ud83d"}'}, "'regex' .* has half a character"),
         ({"stop": [1]}, "expected a text or a list of texts"),
         ({"stop_token_ids": [-1]}, "expected a list of tokens"),
         ({"n": 0}, "'n' is 0, expected 1 to"),
@@ -78,6 +87,7 @@ def test_structures_are_those_of_vllm(given: Any, expected: Structure) -> None:
         ({"stop": "x" * 1025}, "a text of 1025 characters, expected at most 1024"),
         ({"stop": ["a", ""]}, "'stop' has an empty text"),
         ({"allowed_token_ids": []}, "'allowed_token_ids' is not supported"),
+        ({"no_repeat_ngram_size": 2}, "'no_repeat_ngram_size' is not supported"),
         ({"max_toknes": 4}, "did you mean 'max_tokens'"),
     ],
 )

@@ -133,6 +133,15 @@ def test_the_end_can_be_ignored_and_tokens_can_be_ends(llama: Llama) -> None:
         assert (shorter["text_output"], shorter["finish_reason"]) == ("The capital", "stop")
 
 
+def test_the_end_of_a_structure_ends_the_text_also_where_ends_are_ignored(llama: Llama) -> None:
+    sampling = {**GREEDY, "structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": True}
+    found = llama.generate(
+        messages=QUESTION, sampling_parameters=json.dumps(sampling), return_finish_reason=True
+    )
+    assert found["text_output"] in ("yes", "no")
+    assert found["finish_reason"] == "stop"
+
+
 def test_log_probabilities_are_those_of_the_chosen_tokens(
     llama: Llama, client: openai.OpenAI
 ) -> None:
@@ -164,6 +173,7 @@ def test_the_form_of_an_answer_can_be_given(llama: Llama, client: openai.OpenAI)
     assert json.loads(formed(json=SCHEMA)).keys() == {"age"}
     assert formed(regex="(yes|no)!") in ("yes!", "no!")
     assert formed(choice=['a "b"', "c\n"]) in ('a "b"', "c\n")
+    assert formed(choice=["\U0001f600", "\U0001f4a9"]) in ("\U0001f600", "\U0001f4a9")
     assert formed(grammar='root ::= "x" "y"') == "xy"
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     assert json.loads(chat(client, response_format=wanted).choices[0].message.content).keys() == {

@@ -26,15 +26,12 @@ SAME = {
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
     "min_tokens": "min_new_tokens",
 }
 """Parameters, and the fields of `GenerationConfig` that each is."""
 SAMPLED = ("top_p", "top_k", "min_p")
 """Parameters without a meaning at temperature 0, where the library does not check them."""
-INTEGERS = frozenset(
-    {"n", "seed", "top_k", "max_tokens", "min_tokens", "logprobs", "no_repeat_ngram_size"}
-)
+INTEGERS = frozenset({"n", "seed", "top_k", "max_tokens", "min_tokens", "logprobs"})
 FLOATS = frozenset(
     {
         *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
@@ -59,12 +56,13 @@ NEUTRAL: Mapping[str, Any] = {
     "lora_name": None,
     "beam_width": 1,
     "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
     "extra_args": None,
     "stop_words": [],
     "logits_processors": None,
     "guided_decoding": None,
 }
-"""Parameters of other engines that this one lacks, and the values that ask for nothing."""
+"""Parameters without an effect in this engine, and the values that ask for nothing."""
 EMPTY: tuple[Any, ...] = (None, "", [], {}, [""])
 NOT_EMPTY = "allowed_token_ids"
 """A parameter whose empty list asks for something: no token at all."""
@@ -120,6 +118,7 @@ def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
     }
     if fields.get("top_k", 1) in (0, -1):  # all tokens
         del fields["top_k"]
+    structure = _structure(found)
     return Sampling(
         count=count,
         seed=secrets.randbelow(SEEDS) if seed is None else seed % SEEDS,
@@ -130,10 +129,11 @@ def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
         stops=_stops(found.get("stop")),
         include_stop=found.get("include_stop_str_in_output", False),
         stop_tokens=_stop_tokens(found.get("stop_token_ids")),
-        ignore_end=found.get("ignore_eos", False),
+        # Text after the end of a structure would have no form.
+        ignore_end=found.get("ignore_eos", False) and structure is None,
         skip_special=found.get("skip_special_tokens", True),
         logprobs=_logprobs(found.get("logprobs"), temperature),
-        structure=_structure(found),
+        structure=structure,
         counted=counted,
     )
 
@@ -300,7 +300,19 @@ def _structure(found: Mapping[str, Any]) -> Structure | None:
             f"sampling parameter 'structured_outputs' has {sorted(wanted)}, expected one of json, "
             "json_object, regex, choice, grammar"
         )
-    return _one_structure(*wanted.popitem())
+    ((form, value),) = wanted.items()
+    structure = _one_structure(form, value)
+    if structure is not None and not _is_unicode(structure.text):
+        raise Refusal(f"'{form}' of 'structured_outputs' has half a character (a lone surrogate)")
+    return structure
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _one_structure(kind: str, value: Any) -> Structure | None:
@@ -312,7 +324,8 @@ def _one_structure(kind: str, value: Any) -> Structure | None:
         return Structure(kind, value)
     if kind == "choice" and isinstance(value, list) and value:
         if all(isinstance(each, str) and each for each in value):
-            return Structure("grammar", f"root ::= {' | '.join(map(json.dumps, value))}")
+            texts = [json.dumps(each, ensure_ascii=False) for each in value]
+            return Structure("grammar", f"root ::= {' | '.join(texts)}")
         raise Refusal("'choice' of 'structured_outputs' must be a list of texts")
     if kind in ("json", "json_object", "regex", "choice", "grammar"):
         raise Refusal(f"'{kind}' of 'structured_outputs' is {str(value)[:40]!r}, of a wrong type")
