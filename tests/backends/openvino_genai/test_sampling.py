@@ -6,7 +6,11 @@ import pytest
 from sluice_llm.request import Refusal
 
 from backends.openvino_genai.worker.sluice_openvino_genai.pattern_size import States, depth, size
-from backends.openvino_genai.worker.sluice_openvino_genai.sampling import Structure, read_sampling
+from backends.openvino_genai.worker.sluice_openvino_genai.sampling import (
+    Structure,
+    configuration,
+    read_sampling,
+)
 
 
 def read(**given: Any) -> Any:
@@ -74,6 +78,11 @@ def test_the_end_of_a_structure_is_not_ignored() -> None:
         ({"structured_outputs": '{"regex": "\\ud83d"}'}, "'regex' .* has half a character"),
         ({"stop": [1]}, "expected a text or a list of texts"),
         ({"stop_token_ids": [-1]}, "expected a list of tokens"),
+        ({"stop_token_ids": [2**70]}, r"'stop_token_ids' is \[1180.*expected a list of tokens"),
+        ({"stop_token_ids": "[" * 5000}, "'stop_token_ids' is not valid JSON: .* too deeply"),
+        ({"temperature": 10**400}, "'temperature' is 10{39}, expected a finite number"),
+        ({"min_p": -(10**400)}, "'min_p' is -10{38}, expected a finite number"),
+        ({"temperature": 1e300}, "'temperature' is 1e\\+300, expected a finite number of 32 bits"),
         ({"n": 0}, "'n' is 0, expected 1 to"),
         ({"max_tokens": 1.5}, "expected a whole number"),
         ({"ignore_eos": 1}, "expected true or false"),
@@ -94,6 +103,21 @@ def test_the_end_of_a_structure_is_not_ignored() -> None:
 def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:
     with pytest.raises(Refusal, match=error):
         read(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"top_k": 2**70}, "'top_k' is 1180591620717411303424, which is out of range"),
+        ({"min_tokens": 2**70}, "'min_tokens' is 1180591620717411303424, which is out of range"),
+        ({"top_p": 1.5}, "top_p must be a positive float"),
+        ({"temperature": 1e-300}, "temperature"),
+    ],
+)
+def test_values_beyond_the_librarys_numbers_are_refused(given: dict[str, Any], error: str) -> None:
+    genai: Any = pytest.importorskip("openvino_genai")
+    with pytest.raises(Refusal, match=error):
+        configuration(genai, read(**given), 0, 2, 16)
 
 
 @pytest.mark.parametrize(

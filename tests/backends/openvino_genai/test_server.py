@@ -195,6 +195,10 @@ def test_the_form_of_an_answer_can_be_given(llama: Llama, client: openai.OpenAI)
         ({"temperature": -1}, 400, "'temperature' is -1, expected at least 0"),
         ({"top_p": 2}, 400, "top_p must be a positive float"),
         ({"presence_penalty": 3}, 400, "must be within [-2.0; 2.0], but got 3"),
+        ({"stop_token_ids": [2**70]}, 400, "'stop_token_ids' is"),
+        ({"temperature": 10**400}, 400, "'temperature' is"),
+        ({"temperature": 1e300}, 400, "'temperature' is"),
+        ({"top_k": 2**70}, 400, "'top_k' is"),
         ({"max_tokens": 0}, 400, "'max_tokens' is 0"),
         ({"max_tokens": 3, "min_tokens": 5}, 400, "'min_tokens' is 5"),
         ({"n": "many"}, 400, "'n' is 'many', expected a number"),
@@ -233,6 +237,17 @@ def test_a_wrong_prompt_is_refused(llama: Llama, members: dict[str, Any], error:
     assert error in refused.json()["error"]
     streamed = llama.post("/generate_stream", {**members, "stream": True})
     assert error in error_of(streamed)["error"]
+
+
+@pytest.mark.parametrize("depth", [980, 5000])
+def test_a_value_that_is_nested_too_deeply_is_refused(llama: Llama, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    for name, text in {"sampling_parameters": f'{{"n": {nested}}}', "messages": nested}.items():
+        prompt = {} if name == "messages" else {"messages": QUESTION}
+        refused = llama.post("/generate", {**prompt, name: text})
+        assert refused.status_code == 400, refused.text
+        assert f"'{name}'" in refused.json()["error"] or depth < 1000
+    llama.serves_on()
 
 
 def test_openais_requests_that_cannot_be_served_are_refused(client: openai.OpenAI) -> None:

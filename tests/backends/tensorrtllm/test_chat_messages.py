@@ -30,7 +30,8 @@ def test_arguments_of_tool_calls_are_parsed() -> None:
         (["a"], 'message 0 is "a", expected an object'),
         ([{"content": [{"type": "text"}]}], "only parts of the type text"),
         ([{"content": [{"type": "image_url", "text": "a"}]}], "only parts of the type text"),
-        (called("{"), "tool call whose arguments are not valid JSON"),
+        (called("{"), "message 0 has a tool call whose arguments are not valid JSON: Expecting"),
+        (called("[" * 5000), "whose arguments are not valid JSON: it is nested too deeply"),
     ],
 )
 def test_parts_that_are_no_text_are_refused(messages: list[Any], text: str) -> None:

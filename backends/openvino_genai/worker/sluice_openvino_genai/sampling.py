@@ -1,14 +1,13 @@
 """Sampling parameters of clients, as configurations of the library."""
 
 import json
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from sluice_llm.request import GUIDE, GUIDE_TYPE, Refusal
+from sluice_llm.request import GUIDE, GUIDE_TYPE, Refusal, parsed
 
 from .engine import reason
 
@@ -18,7 +17,9 @@ MOST_SEQUENCES = 128
 MOST_STOPS = 64
 MOST_STOP_LETTERS = 1024
 """Limits of stop strings, as of vLLM models."""
-SEEDS = 1 << 63
+SEEDS = TOKENS = 1 << 63
+LARGEST = 3.4028234e38
+"""The library's numbers have 32 bits."""
 SAME = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -145,23 +146,31 @@ def configuration(genai: Any, sampling: Sampling, index: int, end: int, most: in
     config.set_eos_token_id(end)
     config.max_new_tokens = most
     config.ignore_eos = sampling.ignore_end
-    config.stop_token_ids = {end, *sampling.stop_tokens}
     config.do_sample = sampling.temperature > 0
-    if sampling.temperature > 0:
-        config.temperature = sampling.temperature
     config.rng_seed = (sampling.seed + index) % SEEDS
     config.logprobs = 1 if sampling.counted or sampling.logprobs is not None else 0
     try:
+        _set(config, "stop_token_ids", {end, *sampling.stop_tokens})
+        if sampling.temperature > 0:
+            _set(config, "temperature", sampling.temperature)
         for name, value in sampling.fields.items():
-            setattr(config, name, value)
+            _set(config, name, value)
         if sampling.structure is not None:
             config.structured_output_config = structured(genai, sampling.structure)
         config.validate()
-    except TypeError as error:
-        raise Refusal(f"a sampling parameter is out of range: {sampling.fields}") from error
     except RuntimeError as error:
         raise Refusal(reason(error)) from error
     return config
+
+
+def _set(config: Any, field: str, value: Any) -> None:
+    try:
+        setattr(config, field, value)
+    except (TypeError, OverflowError) as error:
+        name = next((name for name, each in SAME.items() if each == field), field)
+        raise Refusal(
+            f"sampling parameter '{name}' is {str(value)[:40]}, which is out of range"
+        ) from error
 
 
 def structured(genai: Any, structure: Structure) -> Any:
@@ -202,8 +211,10 @@ def _checked(name: str, value: Any) -> Any:
         kinds, expected = (bool,), "true or false"
     if kinds and (type(value) not in kinds):
         raise Refusal(f"sampling parameter '{name}' is {value!r}, expected {expected}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise Refusal(f"sampling parameter '{name}' is {value}, expected a finite number")
+    if name in FLOATS and not abs(value) <= LARGEST:  # nor is NaN
+        raise Refusal(
+            f"sampling parameter '{name}' is {str(value)[:40]}, expected a finite number of 32 bits"
+        )
     return value
 
 
@@ -263,12 +274,15 @@ def _stops(given: Any) -> tuple[str, ...]:
 
 def _stop_tokens(given: Any) -> frozenset[int]:
     if isinstance(given, str):
-        given = _json("stop_token_ids", given)
-    if not isinstance(given or [], list) or not all(type(e) is int and e >= 0 for e in given or ()):
+        given = parsed("sampling parameter 'stop_token_ids' is", given)
+    tokens = given or []
+    if not isinstance(tokens, list) or not all(
+        type(each) is int and 0 <= each < TOKENS for each in tokens
+    ):
         raise Refusal(
-            f"sampling parameter 'stop_token_ids' is {given!r}, expected a list of tokens"
+            f"sampling parameter 'stop_token_ids' is {str(given)[:40]}, expected a list of tokens"
         )
-    return frozenset(given or ())
+    return frozenset(tokens)
 
 
 def _logprobs(wanted: int | None, temperature: float) -> int | None:
@@ -291,7 +305,7 @@ def _structure(found: Mapping[str, Any]) -> Structure | None:
         guides = {"json": "json_object", "json_schema": "json", "ebnf_grammar": "grammar"}
         given = {guides.get(str(kind), kind): found.get(GUIDE) if kind != "json" else True}
     if isinstance(given, str):
-        given = _json("structured_outputs", given)
+        given = parsed("sampling parameter 'structured_outputs' is", given)
     if not isinstance(given, dict):
         raise Refusal(f"sampling parameter 'structured_outputs' is {given!r}, expected an object")
     wanted = {name: value for name, value in given.items() if value is not None}
@@ -334,10 +348,3 @@ def _one_structure(kind: str, value: Any) -> Structure | None:
         "of json, json_object, regex, choice, grammar",
         "UNSUPPORTED",
     )
-
-
-def _json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise Refusal(f"sampling parameter '{name}' is not valid JSON: {error}") from None

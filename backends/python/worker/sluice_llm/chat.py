@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .request import Refusal
+from .request import Refusal, parsed
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,8 @@ def _with_arguments(place: int, call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        raise Refusal(
-            f"message {place} has a tool call whose arguments are not valid JSON: {error}"
-        ) from None
+    subject = f"message {place} has a tool call whose arguments are"
+    arguments = parsed(subject, function["arguments"] or "{}")
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from sluice_worker.errors import HOST_PATH
 
 MAX_TEXT = 1000
+TOO_DEEP = "it is nested too deeply"
 _NAME = re.compile("[A-Za-z0-9_]+")
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
@@ -50,11 +51,8 @@ class Inputs:
     def __init__(self, request: Any) -> None:
         self._tensors = {tensor.name(): tensor for tensor in request.inputs()}
         self._unread = set(self._tensors)
-        self.parameters = {
-            key: value
-            for key, value in json.loads(request.parameters() or "{}").items()
-            if key not in NOT_SAMPLING
-        }
+        found = parsed("the request's parameters are", request.parameters() or "{}")
+        self.parameters = {key: value for key, value in found.items() if key not in NOT_SAMPLING}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -91,10 +89,7 @@ class Inputs:
         text = self.one(name)
         if text is None:
             return None
-        try:
-            found = json.loads(text)
-        except ValueError as error:  # also of bytes that are no text
-            raise Refusal(f"input '{name}' is not valid JSON: {error}") from None
+        found = parsed(f"input '{name}' is", text)
         if not isinstance(found, kind):
             expected = "a list" if kind is list else "an object"
             raise Refusal(f"input '{name}' is JSON, but {expected} is expected in it")
@@ -108,6 +103,16 @@ class Inputs:
                 "engine; leave it out",
                 "UNSUPPORTED",
             )
+
+
+def parsed(subject: str, text: bytes | str) -> Any:
+    """The JSON value in a client's text; Refusal if "`subject` not valid JSON"."""
+    try:
+        return json.loads(text)
+    except ValueError as error:  # also of bytes that are no text
+        raise Refusal(f"{subject} not valid JSON: {error}") from None
+    except RecursionError:
+        raise Refusal(f"{subject} not valid JSON: {TOO_DEEP}") from None
 
 
 def _decoded(name: str, value: bytes | str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import triton_python_backend_utils as pb_utils
 
 from .chat import ChatParsers, NoParsers
-from .request import Refusal
+from .request import TOO_DEEP, Refusal
 
 PREFIX = "Error generating request: "
 """The prefix of Triton's model for the reason of a failed request."""
@@ -104,6 +104,8 @@ def answering(sender: Any) -> Iterator[None]:
         yield
     except Refusal as refusal:
         fail(sender, refusal)
+    except RecursionError:  # only values of clients are read by recursion
+        fail(sender, Refusal(f"the request cannot be read: {TOO_DEEP}"))
     except Exception as error:  # noqa: BLE001 - around one request
         pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
         fail(sender, Refusal(BROKEN, "INTERNAL"))
