@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sluice_llm import running as running_requests
 
 from backends.openvino_genai.worker.sluice_openvino_genai import loop as loops
 from backends.openvino_genai.worker.sluice_openvino_genai.loop import GenerationLoop
@@ -162,6 +163,27 @@ async def test_a_request_of_more_sequences_than_the_limit_runs_alone() -> None:
     async with serving(engine, running, most=2) as ended:
         await until(lambda: len(ended) == 3)
     assert [each.begun_at for each in running] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RecursionError("maximum recursion depth"), "INVALID_ARG", "it is nested too deeply"),
+        (ValueError("of the program"), "INTERNAL", "the model's program failed"),
+    ],
+)
+def test_a_value_that_is_nested_too_deeply_is_the_clients_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, text: str
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(running_requests, "fail", lambda _, refusal: found.append(refusal))
+    logger = SimpleNamespace(log_error=lambda _: None)
+    monkeypatch.setattr(running_requests.pb_utils, "Logger", logger)
+    with running_requests.answering(Sender()):
+        raise error
+    (refusal,) = found
+    assert refusal.code == code
+    assert text in str(refusal)
 
 
 async def test_a_request_that_waits_can_be_cancelled() -> None:

@@ -41,7 +41,14 @@ def test_a_request_without_a_seed_gets_a_random_one() -> None:
 
 @pytest.mark.parametrize(
     "neutral",
-    [{"bad_words": [""]}, {"stop_words": []}, {"best_of": 1}, {"no_repeat_ngram_size": 0}, {"lora_name": ""}, {"stop": None}],
+    [
+        {"bad_words": [""]},
+        {"stop_words": []},
+        {"best_of": 1},
+        {"no_repeat_ngram_size": 0},
+        {"lora_name": ""},
+        {"stop": None},
+    ],
 )
 def test_a_parameter_that_asks_for_nothing_is_accepted(neutral: dict[str, Any]) -> None:
     assert read(**neutral).stops == ()

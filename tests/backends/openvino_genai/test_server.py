@@ -242,9 +242,9 @@ def test_a_wrong_prompt_is_refused(llama: Llama, members: dict[str, Any], error:
 @pytest.mark.parametrize("depth", [980, 5000])
 def test_a_value_that_is_nested_too_deeply_is_refused(llama: Llama, depth: int) -> None:
     nested = "[" * depth + "]" * depth
-    for name, text in {"sampling_parameters": f'{{"n": {nested}}}', "messages": nested}.items():
+    for name, given in {"sampling_parameters": f'{{"n": {nested}}}', "messages": nested}.items():
         prompt = {} if name == "messages" else {"messages": QUESTION}
-        refused = llama.post("/generate", {**prompt, name: text})
+        refused = llama.post("/generate", {**prompt, name: given})
         assert refused.status_code == 400, refused.text
         assert f"'{name}'" in refused.json()["error"] or depth < 1000
     llama.serves_on()
