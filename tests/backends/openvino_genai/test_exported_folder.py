@@ -1,6 +1,7 @@
 """A folder as `optimum-cli export openvino` writes it."""
 
 import importlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
-from tests.e2e.llama import ANSWER, FRANCE, Llama
+from tests.e2e.llama import ANSWER, FRANCE, GREEDY, QUESTION, Llama
 from tests.serving import serving, write_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
+OTHER_ENDS, PARIS = (0, 2), 7042
 OF_TRANSFORMERS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
@@ -59,13 +61,36 @@ def _save_tokenizer(original: Path, folder: Path) -> None:
     openvino.save_model(detokenizer, str(folder / "openvino_detokenizer.xml"))
 
 
-def test_it_answers_as_the_gguf_it_is_made_of(exported: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def repository(exported: Path, tmp_path: Path) -> Path:
     repository = tmp_path / "repository"
     write_model(repository, "llama", 'backend: "openvino_genai"\n')
     settings = '{"model": "weights", "num_kv_blocks": 300}'
     (repository / "llama" / "1" / "model.json").write_text(settings)
     shutil.move(exported, repository / "llama" / "1" / "weights")
+    return repository
+
+
+def test_it_answers_as_the_gguf_it_is_made_of(repository: Path) -> None:
     with serving(repository) as server, Llama(server) as llama:
         assert llama.generate(**FRANCE)["text_output"] == ANSWER
         long = llama.post("/generate", {"text_input": "word " * 9000})
         assert "the prompt has 9001 tokens, expected at most 8191" in long.json()["error"]
+
+
+def test_a_text_ends_at_each_of_the_models_ends(repository: Path) -> None:
+    settings = repository / "llama" / "1" / "weights" / "generation_config.json"
+    ends = {"eos_token_id": [*OTHER_ENDS, PARIS]}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **ends}))
+    asked = {"messages": QUESTION, "return_finish_reason": True}
+    with serving(repository) as server, Llama(server) as llama:
+        found = llama.generate(**asked, parameters=GREEDY)
+        assert (found["text_output"], found["finish_reason"]) == (
+            "The capital of France is",
+            "stop",
+        )
+        shown = llama.generate(**asked, parameters={**GREEDY, "include_stop_str_in_output": True})
+        assert shown["text_output"] == "The capital of France is Paris"
+        ignored = llama.generate(**asked, parameters={**GREEDY, "ignore_eos": True})
+        assert ignored["text_output"].startswith(ANSWER)
+        assert ignored["finish_reason"] == "length"

@@ -1,5 +1,6 @@
 """Sampling parameters, read and refused by name."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from backends.openvino_genai.worker.sluice_openvino_genai.sampling import (
     configuration,
     read_sampling,
 )
+
+TOKENS: Any = SimpleNamespace(end=2, ends=frozenset({2, 5}))
 
 
 def read(**given: Any) -> Any:
@@ -124,7 +127,13 @@ def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:
 def test_values_beyond_the_librarys_numbers_are_refused(given: dict[str, Any], error: str) -> None:
     genai: Any = pytest.importorskip("openvino_genai")
     with pytest.raises(Refusal, match=error):
-        configuration(genai, read(**given), 0, 2, 16)
+        configuration(genai, read(**given), 0, TOKENS, 16)
+
+
+def test_a_text_ends_at_the_models_ends_and_the_requests() -> None:
+    genai: Any = pytest.importorskip("openvino_genai")
+    found = configuration(genai, read(stop_token_ids=[7]), 0, TOKENS, 16)
+    assert (found.eos_token_id, set(found.stop_token_ids)) == (2, {2, 5, 7})
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sluice_llm.program import importing
 from sluice_llm.request import Refusal, clean
 
 from .model_file import GenAiModelFile
+from .tokens import Tokens
 
 HOW_TO_INSTALL = "pip install 'sluice[openvino_genai]'"
 _PLACE = re.compile(r"Exception from \S+?:\d+:?|Check '.*?' failed at \S+?:\d+:?")
@@ -59,6 +60,15 @@ def opened(library: GenAiLibrary, file: GenAiModelFile, threads: int) -> Any:
         raise Refusal(f"its {file.weights.name} cannot be loaded: {reason(error)}") from error
     pb_utils.Logger.log_info(f"engine started secs={time.monotonic() - began:.1f}")
     return found
+
+
+def tokens_of(pipeline: Any) -> Tokens:
+    """The tokenizer, with all ends of texts that the model's `generation_config.json` has."""
+    tokenizer, config = pipeline.get_tokenizer(), pipeline.get_config()
+    end = config.eos_token_id
+    return Tokens(
+        tokenizer, end if end >= 0 else tokenizer.get_eos_token_id(), config.stop_token_ids
+    )
 
 
 def cache_blocks(library: GenAiLibrary, pipeline: Any, end: int) -> int:

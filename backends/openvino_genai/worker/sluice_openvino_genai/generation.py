@@ -32,7 +32,7 @@ class AnswerSequence:
         self._sampling = sampling
         # The library ends at no token while it ignores the end.
         self._ends = sampling.stop_tokens if sampling.ignore_end else frozenset()
-        self._stop_tokens = frozenset({tokens.end}) | sampling.stop_tokens
+        self._stop_tokens = tokens.ends | sampling.stop_tokens
         self._reader = tokens.reader(skip_special=sampling.skip_special)
         self._stops = StopFinder(sampling.stops, include=sampling.include_stop)
 

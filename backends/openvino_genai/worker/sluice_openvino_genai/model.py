@@ -11,12 +11,11 @@ from sluice_llm.program import EngineLoop, for_model, parameter
 from sluice_llm.request import Refusal
 from sluice_llm.running import ModelContract
 
-from .engine import cache_blocks, import_library, opened, processors
+from .engine import cache_blocks, import_library, opened, processors, tokens_of
 from .loop import GenerationLoop
 from .metrics import EngineGauges
 from .model_file import DEFAULT, read_model_file
 from .service import GenAiService
-from .tokens import Tokens
 
 THREADS = "engine_threads"
 """The parameter with the number of CPUs that the gateway allows."""
@@ -50,12 +49,8 @@ class OpenVinoGenAiModel:
         library = import_library()
         threads = int(parameter(config, THREADS) or processors())
         pipeline = opened(library, file, threads)
-        tokenizer = pipeline.get_tokenizer()
-        end = pipeline.get_config().eos_token_id
-        if end < 0:
-            end = tokenizer.get_eos_token_id()
-        tokens = Tokens(tokenizer, end)
-        blocks = cache_blocks(library, pipeline, end)
+        tokens = tokens_of(pipeline)
+        blocks = cache_blocks(library, pipeline, tokens.end)
         metrics = MetricFamilies(args["model_name"], args["model_version"])
         most = file.scheduler["max_num_seqs"]
         gauges = EngineGauges(metrics, blocks, most)

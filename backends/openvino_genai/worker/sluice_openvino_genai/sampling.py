@@ -10,6 +10,7 @@ from typing import Any
 from sluice_llm.request import GUIDE, GUIDE_TYPE, Refusal, parsed
 
 from .engine import reason
+from .tokens import Tokens
 
 DEFAULT_TOKENS = 16
 """vLLM's default of new tokens."""
@@ -139,18 +140,18 @@ def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
     )
 
 
-def configuration(genai: Any, sampling: Sampling, index: int, end: int, most: int) -> Any:
+def configuration(genai: Any, sampling: Sampling, index: int, tokens: Tokens, most: int) -> Any:
     """The library's configuration for one sequence of at most `most` tokens."""
     config = genai.GenerationConfig()
     config.apply_chat_template = False
-    config.set_eos_token_id(end)
+    config.set_eos_token_id(tokens.end)
     config.max_new_tokens = most
     config.ignore_eos = sampling.ignore_end
     config.do_sample = sampling.temperature > 0
     config.rng_seed = (sampling.seed + index) % SEEDS
     config.logprobs = 1 if sampling.counted or sampling.logprobs is not None else 0
     try:
-        _set(config, "stop_token_ids", {end, *sampling.stop_tokens})
+        _set(config, "stop_token_ids", {*tokens.ends, *sampling.stop_tokens})
         if sampling.temperature > 0:
             _set(config, "temperature", sampling.temperature)
         for name, value in sampling.fields.items():

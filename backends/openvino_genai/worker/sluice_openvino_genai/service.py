@@ -118,7 +118,7 @@ class GenAiService:
         most = min(room, sampling.max_tokens or room)
         sequences = []
         for index in range(sampling.count):
-            config = configuration(self._library.genai, sampling, index, self._tokens.end, most)
+            config = configuration(self._library.genai, sampling, index, self._tokens, most)
             add = partial(self._handle, prompt, config)
             sequences.append(AnswerSequence(index, add, sampling, self._tokens))
         generation = RunningGeneration(sender, writer, sequences, len(prompt))

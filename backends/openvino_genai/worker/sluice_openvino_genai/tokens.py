@@ -1,7 +1,7 @@
 """Tokens of texts and chats, and the text of new tokens, byte for byte."""
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from sluice_llm.request import Refusal, clean
@@ -55,11 +55,15 @@ class DecodedReader:
 
 
 class Tokens:
-    """The tokenizer of one model; `size` is the number of its tokens."""
+    """The tokenizer of one model; `size` is the number of its tokens.
 
-    def __init__(self, tokenizer: Any, end: int) -> None:
+    A text ends at any of `ends`, of which `end` is the first in the model's settings.
+    """
+
+    def __init__(self, tokenizer: Any, end: int, others: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self.end = end
+        self.ends = frozenset({end, *others})
         vocabulary: Mapping[bytes, int] = tokenizer.get_vocab()
         self.size = max(vocabulary.values()) + 1
         pieces = [b""] * self.size
