@@ -135,6 +135,25 @@ async def test_a_slow_reader_is_not_read_until_it_has_caught_up() -> None:
     assert slow.read == [3]
 
 
+async def test_a_sequence_that_a_delivery_begins_is_computed() -> None:
+    engine = Engine(1)
+    running = Running(engine, 2)
+    running.sender.freed.clear()
+
+    def deliver() -> bool:
+        running.read.append(engine.taken)
+        engine.left = 2 - engine.taken
+        return engine.taken == 2
+
+    running.deliver = deliver  # type: ignore[method-assign]
+    async with serving(engine, [running]) as ended:
+        await until(lambda: engine.taken == 1)
+        await asyncio.sleep(0.01)  # the loop waits
+        running.sender.freed.set()
+        await until(lambda: ended == [2])
+    assert running.read == [1, 2]
+
+
 async def test_a_cancelled_request_leaves_the_engine_before_the_next_step() -> None:
     engine = Engine(1000)
     gone, other = Running(engine, 1000), Running(engine, 1000)

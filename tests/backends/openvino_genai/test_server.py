@@ -101,6 +101,20 @@ def test_every_sequence_of_a_request_has_a_seed_of_its_own(llama: Llama) -> None
     )
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_sequences_of_a_long_prompt_are_begun_after_the_first(llama: Llama, tokens: int) -> None:
+    sampling = {"n": 3, "seed": 7, "max_tokens": tokens, "ignore_eos": True}
+    asked = {"text_input": "once upon a time " * 100, "parameters": sampling}
+    figures = {"return_num_output_tokens": True, "return_finish_reason": True}
+    found = llama.generate(**asked, **figures, exclude_input_in_output=True)
+    assert found["num_output_tokens"] == [tokens] * 3
+    assert found["finish_reason"] == ["length"] * 3
+    parts = llama.stream(**asked, **figures)
+    made = [sum(each["num_output_tokens"][n] for each in parts) for n in range(3)]
+    assert made == [tokens] * 3
+    assert parts[-1]["finish_reason"][2] == "length"
+
+
 def test_texts_without_a_seed_differ_and_the_minimum_of_tokens_holds(llama: Llama) -> None:
     found = [llama.generate(text_input="Once")["text_output"] for _ in range(3)]
     assert len(set(found)) > 1

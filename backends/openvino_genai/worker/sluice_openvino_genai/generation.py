@@ -1,5 +1,6 @@
 """One request in the engine: its sequences, and their new text after each step."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from sluice_llm.deltas import RankedToken, SequenceDelta, TokenLogprobs, finite
 from sluice_llm.responses import TensorResponses, Writer
 from sluice_llm.running import FINAL
 
+from .model_file import BLOCK_TOKENS
 from .sampling import Sampling
 from .stops import StopFinder
 from .tokens import Tokens
@@ -42,6 +44,8 @@ class AnswerSequence:
 
     def read(self) -> SequenceDelta | None:
         """New text and tokens; None if there is nothing new."""
+        if self._handle is None:
+            return None
         made: list[int] = []
         logprobs: list[float] = []
         reason: str | None = None
@@ -106,7 +110,10 @@ class AnswerSequence:
 
 
 class RunningGeneration:
-    """One request: its deltas become responses, one by one or together at the end."""
+    """One request: its deltas become responses, one by one or together at the end.
+
+    Its first sequence computes the prompt; the others are begun when that is in the cache.
+    """
 
     def __init__(
         self, sender: Any, writer: Writer, sequences: list[AnswerSequence], prompt_tokens: int
@@ -120,6 +127,7 @@ class RunningGeneration:
         self._every = isinstance(writer, TensorResponses)
         self._open = {each.index: each for each in sequences}
         self._kept: dict[int, list[SequenceDelta]] = {each.index: [] for each in sequences}
+        self._later = deque(sequences)
 
     @property
     def open_sequences(self) -> int:
@@ -127,9 +135,15 @@ class RunningGeneration:
         return len(self._open)
 
     def begin(self) -> None:
-        """Add its sequences to the engine; Refusal if the engine refuses them."""
-        for each in self.sequences:
-            each.begin()
+        """Add its first sequence to the engine; Refusal if the engine refuses it.
+
+        All are added if the cache can have no whole block of the prompt.
+        """
+        self._begin(1 if self.prompt_tokens > BLOCK_TOKENS else len(self._later))
+
+    def _begin(self, count: int) -> None:
+        for _ in range(count):
+            self._later.popleft().begin()
 
     @property
     def tokens(self) -> int:
@@ -144,6 +158,7 @@ class RunningGeneration:
                 del self._open[delta.index]
         if not deltas:
             return False
+        self._begin(len(self._later))
         if self.stream:
             self._send(self._row(deltas))
         else:
@@ -155,6 +170,7 @@ class RunningGeneration:
 
     def cancel(self) -> None:
         """End it in the engine."""
+        self._later.clear()
         for each in self._open.values():
             each.cancel()
 

@@ -78,7 +78,8 @@ class GenerationLoop:
             with worker().connection.gathered():
                 self._deliver()
                 self._show()
-            if not busy and not self._arrived:
+            # Also what is read can begin sequences.
+            if not (busy or self._arrived or self._pipeline.has_non_finished_requests()):
                 await self._wake.wait()
 
     async def _take_in(self, accept: Callable[[Any], None]) -> None:
