@@ -147,3 +147,6 @@ def test_a_tiny_model_is_served(tmp_path: Path) -> None:
         longer = {"text_input": "abc" * 30}
         refused = httpx.post(f"{server.http}/v2/models/tiny/generate", json=longer, timeout=30)
         assert "expected at most 63: the model's limit of prompt and answer is 64" in refused.text
+        stages = ("library imported", "engine started", "tokenizer opened", "engine warmed up")
+        shown = [rf'"{each} secs=[0-9.]+ model=tiny instance=tiny_0"' for each in stages]
+        assert re.search(".*".join(shown), server.text, re.DOTALL), server.text

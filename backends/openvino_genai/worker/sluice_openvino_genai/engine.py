@@ -5,6 +5,8 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,14 @@ _GRAMMAR = re.compile(r"^(?:\[[\d:]+\] )?/?\S+\.cc:\d+: ?")
 _CHECKED = re.compile(r"Check failed: \(.*?\) is false: ?")
 
 
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Log the seconds of the block when it has succeeded."""
+    began = time.monotonic()
+    yield
+    pb_utils.Logger.log_info(f"{name} secs={time.monotonic() - began:.1f}")
+
+
 @dataclass(frozen=True)
 class GenAiLibrary:
     """The modules in use."""
@@ -39,7 +49,7 @@ def import_library() -> GenAiLibrary:
     """The library; Refusal if it is missing or cannot be imported."""
     # Its import would send an event to its makers. Without this package it sends none.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    with importing("openvino_genai", HOW_TO_INSTALL, reason):
+    with stage("library imported"), importing("openvino_genai", HOW_TO_INSTALL, reason):
         import openvino
         import openvino_genai
     return GenAiLibrary(openvino_genai, openvino.Tensor)
@@ -51,24 +61,23 @@ def opened(library: GenAiLibrary, file: GenAiModelFile, threads: int) -> Any:
     for name, value in file.scheduler.items():
         setattr(scheduler, name, value)
     properties = {"INFERENCE_NUM_THREADS": threads, **file.properties}
-    began = time.monotonic()
     try:
-        found = library.genai.ContinuousBatchingPipeline(
-            str(file.weights), scheduler_config=scheduler, device="CPU", properties=properties
-        )
+        with stage("engine started"):
+            return library.genai.ContinuousBatchingPipeline(
+                str(file.weights), scheduler_config=scheduler, device="CPU", properties=properties
+            )
     except Exception as error:  # one load, by foreign code
         raise Refusal(f"its {file.weights.name} cannot be loaded: {reason(error)}") from error
-    pb_utils.Logger.log_info(f"engine started secs={time.monotonic() - began:.1f}")
-    return found
 
 
 def tokens_of(pipeline: Any) -> Tokens:
     """The tokenizer, with all ends of texts that the model's `generation_config.json` has."""
-    tokenizer, config = pipeline.get_tokenizer(), pipeline.get_config()
-    end = config.eos_token_id
-    return Tokens(
-        tokenizer, end if end >= 0 else tokenizer.get_eos_token_id(), config.stop_token_ids
-    )
+    with stage("tokenizer opened"):
+        tokenizer, config = pipeline.get_tokenizer(), pipeline.get_config()
+        end = config.eos_token_id
+        if end < 0:
+            end = tokenizer.get_eos_token_id()
+        return Tokens(tokenizer, end, config.stop_token_ids)
 
 
 def cache_blocks(library: GenAiLibrary, pipeline: Any, end: int) -> int:
@@ -78,10 +87,11 @@ def cache_blocks(library: GenAiLibrary, pipeline: Any, end: int) -> int:
     config.set_eos_token_id(end)
     config.ignore_eos, config.max_new_tokens = True, 2
     handle = pipeline.add_request(0, library.prompt([end]), config)
-    pipeline.step()
-    share = pipeline.get_metrics().cache_usage
-    while pipeline.has_non_finished_requests():
+    with stage("engine warmed up"):
         pipeline.step()
+        share = pipeline.get_metrics().cache_usage
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
     del handle  # without it the library drops the request
     if share <= 0:
         raise Refusal("its engine has no room for a token: raise cache_size or num_kv_blocks")
