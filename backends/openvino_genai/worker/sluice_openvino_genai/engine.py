@@ -49,7 +49,7 @@ def import_library() -> GenAiLibrary:
     """The library; Refusal if it is missing or cannot be imported."""
     # Its import would send an event to its makers. Without this package it sends none.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    with stage("library imported"), importing("openvino_genai", HOW_TO_INSTALL, reason):
+    with importing("openvino_genai", HOW_TO_INSTALL, reason):
         import openvino
         import openvino_genai
     return GenAiLibrary(openvino_genai, openvino.Tensor)

@@ -11,7 +11,7 @@ from sluice_llm.program import EngineLoop, for_model, parameter
 from sluice_llm.request import Refusal
 from sluice_llm.running import ModelContract
 
-from .engine import cache_blocks, import_library, opened, processors, tokens_of
+from .engine import cache_blocks, import_library, opened, processors, stage, tokens_of
 from .loop import GenerationLoop
 from .metrics import EngineGauges
 from .model_file import DEFAULT, read_model_file
@@ -46,7 +46,8 @@ class OpenVinoGenAiModel:
         name = config.get("default_model_filename") or DEFAULT
         folder = Path(pb_utils.get_model_dir())
         file = read_model_file(folder, name, args.get("stored_model", ""))
-        library = import_library()
+        with stage("library imported"):
+            library = import_library()
         threads = int(parameter(config, THREADS) or processors())
         pipeline = opened(library, file, threads)
         tokens = tokens_of(pipeline)
