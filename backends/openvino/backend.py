@@ -10,7 +10,6 @@ from backends.openvino.library import openvino
 from backends.openvino.model_file import (
     check_bounds,
     clear_failures,
-    find_model,
     fit,
     has_batches,
     read_model,
@@ -27,6 +26,7 @@ from gateway.tensor_runtime.completion import (
     complete,
     is_complete,
 )
+from gateway.tensor_runtime.model_files import file_stamps
 from gateway.tensor_runtime.parameters import count
 from gateway.threads import apart
 
@@ -69,8 +69,7 @@ class OpenVinoBackend(Backend):
         return OpenVinoInstance(context, self._compiled(context.config, context.path))
 
     def _compiled(self, config: ModelConfig, folder: Path) -> Compiled:
-        status = find_model(config, folder).stat()
-        key = (folder, status.st_ino, status.st_mtime_ns, repr(config))
+        key = (folder, file_stamps(folder), repr(config))
         with self._lock:
             compiled = self._shared.get(key)
             if compiled is None:

@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 from backends.tensorflow.batching import batches
 from backends.tensorflow.instance import TensorFlowInstance
-from backends.tensorflow.model_file import ModelFile, find_model, is_graph_def, read_model
+from backends.tensorflow.model_file import ModelFile, is_graph_def, read_model
 from backends.tensorflow.parameters import TensorFlowParameters
 from backends.tensorflow.session import SharedSession, open_session
 from gateway.backend import Backend, Description, Instance, ModelContext
@@ -19,6 +19,7 @@ from gateway.tensor_runtime.completion import (
     ListedTensors,
     complete,
 )
+from gateway.tensor_runtime.model_files import file_stamps
 from gateway.tensor_runtime.parameters import count
 from gateway.threads import apart
 
@@ -83,7 +84,7 @@ class TensorFlowBackend(Backend):
             session = open_session(config, folder, file, parameters)
             session.joined(1)
             return session
-        key = (folder, _last_change(find_model(config, folder)), repr(config))
+        key = (folder, file_stamps(folder), repr(config))
         with self._lock:
             known = self._shared.get(key)
             if known is not None and known.joined(parameters.share_count):
@@ -92,8 +93,3 @@ class TensorFlowBackend(Backend):
             session.joined(parameters.share_count)
             self._shared[key] = session
             return session
-
-
-def _last_change(path: Path) -> int:
-    """The latest time of change of a file, or of all files of a folder."""
-    return max(each.stat().st_mtime_ns for each in (path, *path.rglob("*")))

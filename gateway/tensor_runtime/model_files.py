@@ -1,6 +1,7 @@
-"""Files that a config names: the model's, and libraries of custom operations."""
+"""Files that a config names: the model's, and libraries of custom operations; their state."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.config import ModelConfig
@@ -60,3 +61,36 @@ def file_below(outermost: Path, folder: Path, name: str, config: ModelConfig) ->
             f"file '{name}' of model '{config.name}' is outside of the model's folder",
         )
     return path
+
+
+FileStamp = tuple[str, int, int, int]
+"""The path of a file, its inode, its time of change (ns), and its size."""
+
+
+def file_stamps(folder: Path) -> frozenset[FileStamp]:
+    """The stamps of all files of a version folder, links followed: other stamps, another model.
+
+    A model is often more than the file that its config names: weights lie in files of their own.
+    """
+    return frozenset(_stamps(folder))
+
+
+def _stamps(folder: Path) -> Iterator[FileStamp]:
+    read: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        here = _status(place)
+        if here is None or (here.st_dev, here.st_ino) in read:
+            folders.clear()  # a link to a folder above would have no end
+            continue
+        read.add((here.st_dev, here.st_ino))
+        for path in (os.path.join(place, name) for name in files):
+            if status := _status(path):
+                yield path, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _status(path: str) -> os.stat_result | None:
+    """None for a file that has disappeared, and for a link that leads to none."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None

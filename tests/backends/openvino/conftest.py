@@ -57,6 +57,13 @@ def pairs(rows: int) -> Any:
     return openvino.Model([called("y", op.reshape(x, shape, False))], [x], "pairs")
 
 
+def products(factors: list[float]) -> Any:
+    """y is x of one row, times the stored factors."""
+    x = port("x", [1, len(factors)])
+    stored = op.constant(np.array([factors], np.float32))
+    return openvino.Model([called("y", op.multiply(x, stored))], [x], "products")
+
+
 def save(model: Any, folder: Path, name: str = "model.xml") -> Path:
     """Write a model into a version folder; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)

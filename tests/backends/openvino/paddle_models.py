@@ -63,8 +63,11 @@ def _number(name: str, value: int) -> bytes:
     return message((1, name), (2, INT), (3, value))
 
 
-def save_products(folder: Path, factors: Sequence[float]) -> Path:
-    """Write a model whose y is x of two columns, times the stored factors; returns the folder."""
+def save_products(folder: Path, factors: Sequence[float], rows: int = -1) -> Path:
+    """Write a model whose y is x of two columns, times the stored factors; returns the folder.
+
+    -1 rows are any number.
+    """
     column = _number("col", 0)
     product = {"X": "x", "Y": "factors"}
     block = message(
@@ -72,9 +75,9 @@ def save_products(folder: Path, factors: Sequence[float]) -> Path:
         (2, -1),
         (3, _port("feed", FEED)),
         (3, _port("fetch", FETCH)),
-        (3, _variable("x", (-1, 2))),
+        (3, _variable("x", (rows, 2))),
         (3, _variable("factors", (2,), stored=True)),
-        (3, _variable("y", (-1, 2))),
+        (3, _variable("y", (rows, 2))),
         (4, _operator("feed", {"X": "feed"}, {"Out": "x"}, column)),
         (4, _operator("elementwise_mul", product, {"Out": "y"}, _number("axis", -1))),
         (4, _operator("fetch", {"X": "y"}, {"Out": "fetch"}, column)),

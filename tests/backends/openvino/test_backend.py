@@ -16,7 +16,15 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
 from tests import onnx_models
-from tests.backends.openvino.conftest import backend, bounded, pairs, save, sums, unchanged
+from tests.backends.openvino.conftest import (
+    backend,
+    bounded,
+    pairs,
+    products,
+    save,
+    sums,
+    unchanged,
+)
 from tests.backends.openvino.paddle_models import save_products
 from tests.builders import soon
 from tests.tensor_backends import Load, ask, context, floats
@@ -120,6 +128,36 @@ async def test_instances_share_a_compiled_model_with_fixed_dims(
     for each in (first, second):
         await soon(each.close())
     assert not runtime._shared  # noqa: SLF001
+
+
+async def weights_of_reloads(folder: Path, config: ModelConfig, weights: str, made: Path) -> Any:
+    """The answers of an instance, and of one that is loaded after a change of its weights."""
+    runtime, found = backend(), []
+    whole = runtime.complete(config, folder)
+    first = await soon(runtime.load(context(whole, folder)))
+    (made / weights).replace(folder / weights)
+    second = await soon(runtime.load(context(whole, folder)))
+    for each in (first, second):
+        found += await ask(each, floats(x=[[1, 1]]))
+        await soon(each.close())
+    return [each["y"] for each in found]
+
+
+async def test_a_reload_reads_changed_weights(folder: Path, tmp_path: Path) -> None:
+    """The first instance is open, and the file of the model is the same."""
+    save(products([2, 3]), folder)
+    made = save(products([4, 5]), tmp_path / "made")
+    assert await weights_of_reloads(folder, EMPTY, "model.bin", made) == [[[2, 3]], [[4, 5]]]
+
+
+async def test_a_reload_reads_changed_parameters_of_paddle(folder: Path, tmp_path: Path) -> None:
+    save_products(folder, [2, 3], rows=1)
+    made = save_products(tmp_path / "made", [4, 5], rows=1)
+    config = replace(EMPTY, default_model_filename="model.pdmodel")
+    assert await weights_of_reloads(folder, config, "model.pdiparams", made) == [
+        [[2, 3]],
+        [[4, 5]],
+    ]
 
 
 @pytest.mark.parametrize("kind", [InstanceKind.KIND_GPU, InstanceKind.KIND_MODEL])

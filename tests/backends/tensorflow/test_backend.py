@@ -86,6 +86,29 @@ async def test_a_session_whose_instances_are_closed_is_not_used_again(folder: Pa
         await soon((await soon(runtime.load(context(config, folder)))).close())
 
 
+def replace_file(file: Path) -> None:
+    """Replace it by a copy, with folders as old as before."""
+    new = file.with_suffix(".new")
+    new.write_bytes(file.read_bytes())
+    new.replace(file)
+    for each in (file.parent, *file.parent.rglob("*")):
+        os.utime(each, ns=(1, 1))
+
+
+async def test_a_reload_shares_no_session_of_other_files(folder: Path) -> None:
+    runtime = backend()
+    config = replace(FIXED, parameters={"MAX_SESSION_SHARE_COUNT": "9"})
+    save(unchanged(), folder)
+    loaded = []
+    for _ in range(2):
+        replace_file(folder / "model.savedmodel" / "saved_model.pb")
+        loaded.append(await soon(runtime.load(context(config, folder))))
+    first, second = (each._session for each in loaded)  # type: ignore[attr-defined]  # noqa: SLF001
+    assert first is not second
+    for instance in loaded:
+        await soon(instance.close())
+
+
 async def test_a_session_has_threads_of_its_own(folder: Path) -> None:
     """The first session of the process does not set the threads of later ones."""
     save(unchanged(), folder)

@@ -1,12 +1,13 @@
-"""Finding a model's file and libraries, and nothing else on the host."""
+"""Finding a model's file and libraries, and nothing else on the host; the state of its files."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gateway.config import ModelConfig, ModelOperations
 from gateway.errors import Code, InferenceError
-from gateway.tensor_runtime.model_files import find_file, find_libraries
+from gateway.tensor_runtime.model_files import file_stamps, find_file, find_libraries
 from tests.tensor_backends import version_folder
 
 
@@ -85,3 +86,45 @@ def test_libraries_elsewhere_are_refused(folder: Path, name: str) -> None:
         find_libraries(libraries(name), folder)
     assert caught.value.code is Code.INVALID_ARG
     assert str(folder.parent) not in caught.value.message
+
+
+def test_a_file_in_any_folder_of_a_version_changes_its_stamps(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    file = folder / "sub" / "weights"
+    file.write_bytes(b"1")
+    os.utime(file, ns=(1, 1))
+    before = file_stamps(folder)
+    assert before == file_stamps(folder)
+    os.utime(file, ns=(2, 2))
+    assert (changed := file_stamps(folder)) != before
+    (folder / "more").write_bytes(b"")
+    assert file_stamps(folder) > changed
+
+
+def test_a_file_replaced_by_one_of_its_size_and_age_changes_the_stamps(folder: Path) -> None:
+    for name in ("weights", "new"):
+        (folder / name).write_bytes(b"1")
+        os.utime(folder / name, ns=(1, 1))
+    before = file_stamps(folder)
+    (folder / "new").replace(folder / "weights")
+    (folder / "new").write_bytes(b"1")
+    os.utime(folder / "new", ns=(1, 1))
+    assert file_stamps(folder) != before
+
+
+def test_stamps_follow_links_once(folder: Path, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    (stored / "weights").write_bytes(b"1")
+    (folder / "linked").symlink_to(stored)
+    (folder / "missing").symlink_to(tmp_path / "missing")
+    for name in "ab":
+        (stored / name).symlink_to(folder)
+    before = file_stamps(folder)
+    assert [path for path, *_ in before] == [str(folder / "linked" / "weights")]
+    (stored / "weights").write_bytes(b"22")
+    assert file_stamps(folder) != before
+
+
+def test_a_missing_folder_has_no_stamps(folder: Path) -> None:
+    assert not file_stamps(folder / "missing")
