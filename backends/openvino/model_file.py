@@ -209,7 +209,7 @@ def fit(model: Any, config: ModelConfig, *, reshapes: bool) -> FittedModel:
     if reshapes:
         _reshape(model, {name: _whole(each, config) for name, each in _listed(model, config)})
     if config.batching:
-        rows = _free_batch(model)
+        rows = 0 if _frees_batch(model) else _fixed_rows(model, config)
     return FittedModel(_converted(model, config), rows)
 
 
@@ -235,17 +235,26 @@ def _reshape(model: Any, shapes: Mapping[Any, Sequence[int]]) -> None:
     model.reshape({port: openvino.PartialShape(list(shape)) for port, shape in shapes.items()})
 
 
-def _free_batch(model: Any) -> int:
-    """Let the first dimension of all inputs be of any size; the size that it has to have, or 0."""
+def _frees_batch(model: Any) -> bool:
+    """Let the first dimension of all inputs be of any size; without outputs of any, undo it."""
     before = {port: port.get_partial_shape() for port in model.inputs}
-    first = {dims[0] for port in before if (dims := dims_of(port))}
     with suppress(RuntimeError):
         model.reshape({port: _with_free_batch(shape) for port, shape in before.items()})
         if all((dims_of(port) or ())[:1] == (ANY_SIZE,) for port in model.outputs):
-            return 0
+            return True
     model.reshape(before)
-    first.discard(ANY_SIZE)
-    return first.pop() if len(first) == 1 else 0
+    return False
+
+
+def _fixed_rows(model: Any, config: ModelConfig) -> int:
+    """The first dimension of every input, and every output that the config lists; 0 if they differ.
+
+    Rows are those of the batch only if they come out as they went in.
+    """
+    wanted = output_names(config)
+    outputs = [port for name, port in named(model.outputs, wanted) if name in wanted]
+    first = {(dims_of(port) or (0,))[0] for port in (*model.inputs, *outputs)}
+    return max(0, *first) if len(first) == 1 else 0
 
 
 def _with_free_batch(shape: Any) -> Any:

@@ -52,9 +52,15 @@ def unchanged(element: Any, shape: Shape | None = None) -> Any:
 
 def pairs(rows: int) -> Any:
     """y is x of six numbers as three pairs; an operation fixes the number of rows."""
-    x = port("x", [rows, 6])
-    shape = op.constant(np.array([rows, 3, 2], np.int64))
-    return openvino.Model([called("y", op.reshape(x, shape, False))], [x], "pairs")
+    return reshaped([rows, 6], [rows, 3, 2])
+
+
+def reshaped(shape: Shape, *outputs: Shape) -> Any:
+    """y, z and so on are x in other shapes; operations fix its numbers of rows."""
+    x = port("x", shape)
+    made = [op.reshape(x, op.constant(np.array(each, np.int64)), False) for each in outputs]
+    named = [called(name, each) for name, each in zip("yz", made, strict=False)]
+    return openvino.Model(named, [x], "reshaped")
 
 
 def products(factors: list[float]) -> Any:

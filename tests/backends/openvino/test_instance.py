@@ -16,7 +16,7 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, Tensor
-from tests.backends.openvino.conftest import bounded, called, pairs, port, sums, unchanged
+from tests.backends.openvino.conftest import bounded, called, pairs, port, reshaped, sums, unchanged
 from tests.builders import soon
 from tests.tensor_backends import Load, answers, ask, floats, request
 
@@ -89,6 +89,13 @@ async def test_a_batch_has_any_number_of_rows(load: Load, rows: int) -> None:
     ]
 
 
+PAIRS = ModelConfig(
+    max_batch_size=8,
+    input=(ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(6,)),),
+    output=(ModelOutput(name="y", data_type=DataType.TYPE_FP32, dims=(3, 2)),),
+)
+
+
 async def test_requests_of_one_batch_get_their_own_rows(load: Load) -> None:
     instance = await load(sums([-1, 1]), batched(sums_config(1), 8))
     asked = [floats(A=[[n]] * n, B=[[1]] * n) for n in (1, 2, 3)]
@@ -101,15 +108,30 @@ async def test_requests_of_one_batch_get_their_own_rows(load: Load) -> None:
 async def test_a_batch_of_a_model_that_fixes_its_rows_is_padded_or_divided(
     load: Load, rows: int
 ) -> None:
-    config = ModelConfig(
-        max_batch_size=8,
-        input=(ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=(6,)),),
-        output=(ModelOutput(name="y", data_type=DataType.TYPE_FP32, dims=(3, 2)),),
-    )
-    instance = await load(pairs(2), config)
+    instance = await load(pairs(2), PAIRS)
     for _ in range(2):  # a full batch after a short one loses no row
         sent = np.arange(6 * rows).reshape(rows, 6)
         assert await ask(instance, floats(x=sent)) == [{"y": sent.reshape(rows, 3, 2).tolist()}]
+
+
+async def test_a_model_whose_outputs_have_other_rows_than_its_inputs_has_no_batches(
+    load: Load,
+) -> None:
+    """Of an output of four rows for one row, each request would get a row of the first."""
+    with pytest.raises(InferenceError) as caught:
+        await load(
+            reshaped([1, 6], [3, 2]), replace(PAIRS, output=(replace(PAIRS.output[0], dims=(2,)),))
+        )
+    assert caught.value.code is Code.INVALID_ARG
+    assert "the first dimension must be -1; but shape expected by the model is [1,6]" in (
+        caught.value.message
+    )
+
+
+async def test_outputs_that_the_config_omits_may_have_other_rows(load: Load) -> None:
+    instance = await load(reshaped([2, 6], [2, 3, 2], [12]), PAIRS)
+    sent = np.arange(18).reshape(3, 6)
+    assert await ask(instance, floats(x=sent)) == [{"y": sent.reshape(3, 3, 2).tolist()}]
 
 
 async def test_responses_stay_as_they_are_during_later_runs(load: Load) -> None:
