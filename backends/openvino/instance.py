@@ -95,14 +95,14 @@ class OpenVinoInstance(TensorInstance):
     def _run_in_parts(
         self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
     ) -> dict[str, npt.NDArray[Any]]:
-        """Run as many rows at once as the model takes."""
+        """Run as many rows at once as the model takes; none are one padded run."""
         rows, whole = self._fixed_rows, len(next(iter(inputs.values())))
         parts = [
             self._run(
                 {name: _padded(each[at : at + rows], rows) for name, each in inputs.items()},
                 outputs,
             )
-            for at in range(0, whole, rows)
+            for at in range(0, max(1, whole), rows)
         ]
         return {name: np.concatenate([part[name] for part in parts])[:whole] for name in outputs}
 

@@ -104,7 +104,7 @@ async def test_requests_of_one_batch_get_their_own_rows(load: Load) -> None:
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5])
 async def test_a_batch_of_a_model_that_fixes_its_rows_is_padded_or_divided(
     load: Load, rows: int
 ) -> None:
