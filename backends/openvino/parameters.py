@@ -17,6 +17,7 @@ HINT = "PERFORMANCE_HINT"
 THREADS = "INFERENCE_NUM_THREADS"
 COMPILE_THREADS = "COMPILATION_NUM_THREADS"
 BF16 = "HINT_BF16"
+PRECISION = "INFERENCE_PRECISION_HINT"
 RESHAPE = "RESHAPE_IO_LAYERS"
 EXTENSION = "CPU_EXTENSION_PATH"
 
@@ -43,9 +44,7 @@ class OpenVinoParameters:
         """The parameters of a config; InferenceError INVALID_ARG for an invalid value."""
         found = {key.upper(): value.strip() for key, value in config.parameters.items()}
         device = found.get(DEVICE, CPU).upper()
-        properties = dict(_given(found))
-        if device == CPU:
-            properties = {**_defaults(config), **properties}
+        properties = {**_defaults(device, config), **dict(_given(found))}
         return cls(
             device,
             properties,
@@ -61,19 +60,33 @@ class OpenVinoParameters:
         return {**self.properties, STREAMS: "1", THREADS: max(1, threads)}
 
 
-def _defaults(config: ModelConfig) -> Properties:
+def _defaults(device: str, config: ModelConfig) -> Properties:
     """Instances compute side by side, on the cores of this process, in float32.
 
-    The library counts the cores of the affinity, but not of a container's quota; it computes in
-    bfloat16 where the CPU can, with other answers than elsewhere; and it binds its threads to
-    cores, where other work may be.
+    Those cores are the affinity's, as in the library; neither counts a container's quota. The
+    library computes in bfloat16 where the CPU can, with other answers than elsewhere, also if AUTO
+    or the like chooses the CPU; and it binds its threads to cores, where other work may be.
     """
+    if device != CPU:
+        return {PRECISION: "f32"} if _may_be_cpu(device) else {}
     return {
         STREAMS: str(instances_on_cpu(config)),
         THREADS: processors(),
-        "INFERENCE_PRECISION_HINT": "f32",
+        PRECISION: "f32",
         "ENABLE_CPU_PINNING": False,
     }
+
+
+def _may_be_cpu(device: str) -> bool:
+    """Whether the CPU is among the devices of AUTO, MULTI, HETERO or BATCH.
+
+    AUTO chooses among all devices if it lists none, or only some that it may not choose: `-GPU`.
+    """
+    kind, _, listed = device.partition(":")
+    names = [each.partition("(")[0] for each in listed.split(",") if each]
+    if kind == "AUTO" and all(each.startswith("-") for each in names):
+        return f"-{CPU}" not in names
+    return CPU in names
 
 
 def _given(found: Mapping[str, str]) -> Iterator[tuple[str, str | int]]:
@@ -86,7 +99,7 @@ def _given(found: Mapping[str, str]) -> Iterator[tuple[str, str | int]]:
             yield key, _number(found, key)
     if BF16 in found:
         _one_of(found, BF16, ("YES",), "YES")
-        yield "INFERENCE_PRECISION_HINT", "bf16"
+        yield PRECISION, "bf16"
 
 
 def _streams(text: str) -> str:

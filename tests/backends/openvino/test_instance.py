@@ -183,6 +183,19 @@ async def test_a_shape_outside_of_the_bounds_of_the_model_is_refused(
     assert await ask(instance, floats(x=np.ones((1, 8)))) == [{"y": [[1] * 8]}]
 
 
+@pytest.mark.parametrize("device", ["CPU", "AUTO", "MULTI:CPU", "HETERO:CPU", "BATCH:CPU(4)"])
+async def test_every_device_that_is_the_cpu_computes_in_float32(load: Load, device: str) -> None:
+    """Sums of 256 products in bfloat16 differ by a tenth, on CPUs that have it."""
+    random = np.random.default_rng(0)
+    weights, sent = (random.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
+    x = port("x", [256, 256])
+    made = called("y", op.matmul(x, op.constant(weights), False, False))
+    config = ModelConfig(parameters={"TARGET_DEVICE": device})
+    instance = await load(openvino.Model([made], [x], "product"), config)
+    (found,) = await ask(instance, floats(x=sent))
+    assert np.abs(np.array(found["y"]) - sent @ weights).max() < 1e-3
+
+
 def slow() -> Any:
     """y = x, multiplied again and again by a matrix: seconds of work."""
     x = port("x", [-1, 768])

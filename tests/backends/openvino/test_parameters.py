@@ -63,8 +63,34 @@ def test_keys_and_values_are_read_in_any_case(folder: Path) -> None:
 
 
 def test_other_devices_get_only_the_given_properties(folder: Path) -> None:
-    found = read(folder, TARGET_DEVICE="auto", PERFORMANCE_HINT="THROUGHPUT")
-    assert (found.device, found.properties) == ("AUTO", {"PERFORMANCE_HINT": "THROUGHPUT"})
+    found = read(folder, TARGET_DEVICE="gpu", PERFORMANCE_HINT="THROUGHPUT")
+    assert (found.device, found.properties) == ("GPU", {"PERFORMANCE_HINT": "THROUGHPUT"})
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "auto",
+        "AUTO:CPU",
+        "AUTO:-GPU",
+        "MULTI:GPU,CPU",
+        "MULTI:CPU(2)",
+        "HETERO:CPU",
+        "BATCH:CPU(4)",
+    ],
+)
+def test_devices_that_may_be_the_cpu_compute_in_float32(folder: Path, device: str) -> None:
+    precision = "INFERENCE_PRECISION_HINT"
+    assert read(folder, TARGET_DEVICE=device).properties == {precision: "f32"}
+    asked = read(folder, TARGET_DEVICE=device, HINT_BF16="YES")
+    assert asked.properties == {precision: "bf16"}
+
+
+@pytest.mark.parametrize(
+    "device", ["AUTO:-CPU", "AUTO:GPU", "AUTO:GPU,-CPU", "HETERO:GPU.1", "NPU"]
+)
+def test_the_precision_of_other_devices_is_the_librarys(folder: Path, device: str) -> None:
+    assert read(folder, TARGET_DEVICE=device).properties == {}
 
 
 @pytest.mark.parametrize(
