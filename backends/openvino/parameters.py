@@ -63,9 +63,10 @@ class OpenVinoParameters:
 def _defaults(device: str, config: ModelConfig) -> Properties:
     """Instances compute side by side, on the cores of this process, in float32.
 
-    Those cores are the affinity's, as in the library; neither counts a container's quota. The
-    library computes in bfloat16 where the CPU can, with other answers than elsewhere, also if AUTO
-    or the like chooses the CPU; and it binds its threads to cores, where other work may be.
+    The cores are those of the affinity: neither this number nor the library's regards a container's
+    quota. The library computes in bfloat16 where the CPU can, with other answers than elsewhere,
+    also if AUTO or the like chooses the CPU; and it binds its threads to cores, where other work
+    may be.
     """
     if device != CPU:
         return {PRECISION: "f32"} if _may_be_cpu(device) else {}
