@@ -8,7 +8,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.process_limits import processors
 from gateway.tensor_runtime.model_files import file_below
-from gateway.tensor_runtime.parameters import instances_on_cpu
+from gateway.tensor_runtime.parameters import count, instances_on_cpu
 
 CPU = "CPU"
 DEVICE = "TARGET_DEVICE"
@@ -92,7 +92,7 @@ def _may_be_cpu(device: str) -> bool:
 
 def _given(found: Mapping[str, str]) -> Iterator[tuple[str, str | int]]:
     if STREAMS in found:
-        yield STREAMS, _streams(found[STREAMS])
+        yield STREAMS, _streams(found)
     if HINT in found:
         yield HINT, _one_of(found, HINT, HINTS, "/".join(HINTS))
     for key in (THREADS, COMPILE_THREADS):
@@ -103,10 +103,10 @@ def _given(found: Mapping[str, str]) -> Iterator[tuple[str, str | int]]:
         yield PRECISION, "bf16"
 
 
-def _streams(text: str) -> str:
-    if text.upper() in SPECIAL_STREAMS or text.isdecimal():
-        return text.upper()
-    raise _unexpected(STREAMS, "either AUTO/NUMA/<int_value>", text)
+def _streams(found: Mapping[str, str]) -> str:
+    if found[STREAMS].upper() in SPECIAL_STREAMS:
+        return found[STREAMS].upper()
+    return str(_number(found, STREAMS, "either AUTO/NUMA/<int_value>"))
 
 
 def _one_of(found: Mapping[str, str], key: str, allowed: tuple[str, ...], shown: str) -> str:
@@ -115,10 +115,10 @@ def _one_of(found: Mapping[str, str], key: str, allowed: tuple[str, ...], shown:
     return found[key].upper()
 
 
-def _number(found: Mapping[str, str], key: str) -> int:
+def _number(found: Mapping[str, str], key: str, expected: str = "a non-negative number") -> int:
     if not found[key].isdecimal():
-        raise _unexpected(key, "a non-negative number", found[key])
-    return int(found[key])
+        raise _unexpected(key, expected, found[key])
+    return count(found, key)
 
 
 def _unexpected(key: str, expected: str, text: str) -> InferenceError:

@@ -113,6 +113,15 @@ def test_other_values_are_refused_with_tritons_texts(
     assert refused.value.message == f"expected the parameter '{key}' to be {expected}"
 
 
+@pytest.mark.parametrize("key", ["NUM_STREAMS", "INFERENCE_NUM_THREADS", "COMPILATION_NUM_THREADS"])
+@pytest.mark.parametrize("digits", [10, 30, 5000])
+def test_numbers_too_large_for_the_library_are_refused(folder: Path, key: str, digits: int) -> None:
+    with pytest.raises(InferenceError) as refused:
+        read(folder, **{key: "9" * digits})
+    assert refused.value.code is Code.INVALID_ARG
+    assert f"parameter '{key}'" in refused.value.message
+
+
 @pytest.mark.parametrize("name", ["/usr/lib/libc.so.6", "../../other.so"])
 def test_an_extension_is_a_file_of_the_model(folder: Path, name: str) -> None:
     assert read(folder, CPU_EXTENSION_PATH="../own.so").extension == folder.parent / "own.so"
