@@ -264,7 +264,10 @@ def _with_free_batch(shape: Any) -> Any:
 
 
 def _converted(model: Any, config: ModelConfig) -> Any:
-    """The model with the config's datatypes, which it converts from and to its own."""
+    """The model with the config's datatypes, which it converts from and to its own.
+
+    A name that is only an operation's is given to the tensor: the conversion is another operation.
+    """
     whole = with_sequence_tensors(config)
     steps, changed = PrePostProcessor(model), False
     sides: tuple[tuple[Any, Any, Sequence[ModelInput | ModelOutput]], ...] = (
@@ -276,6 +279,7 @@ def _converted(model: Any, config: ModelConfig) -> Any:
         for place, (name, port) in enumerate(named(ports, wanted)):
             kind = ELEMENT_TYPES.get(wanted.get(name, DataType.TYPE_INVALID), "")
             if _converts(str(port.get_element_type().get_type_name()), kind):
+                port.get_tensor().add_names({name})
                 step(place).tensor().set_element_type(getattr(openvino.Type, kind))
                 changed = True
     return steps.build() if changed else model

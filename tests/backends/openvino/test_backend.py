@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import openvino
+import openvino.opset13 as op
 import pytest
 
 from gateway.backend_loader import BackendLoader
@@ -20,6 +21,7 @@ from tests.backends.openvino.conftest import (
     backend,
     bounded,
     pairs,
+    port,
     products,
     save,
     sums,
@@ -270,6 +272,15 @@ async def test_a_tensor_of_another_datatype_is_converted(load: Load) -> None:
     config = replace(FIXED, output=(replace(Y, data_type=DataType.TYPE_FP64),))
     instance = await load(unchanged(np.int32), config)
     assert await ask(instance, floats(x=[[1, 2]])) == [{"y": [[1, 2]]}]
+
+
+async def test_an_output_without_a_name_is_converted(load: Load) -> None:
+    x = port("x", [-1, 2])
+    made = openvino.Model([op.relu(x, name="the_operation")], [x], "unnamed")
+    config = replace(
+        FIXED, output=(replace(Y, name="the_operation", data_type=DataType.TYPE_FP64),)
+    )
+    assert await ask(await load(made, config), floats(x=[[1, 2]])) == [{"the_operation": [[1, 2]]}]
 
 
 async def test_inputs_get_the_dims_of_the_config_if_asked(load: Load, folder: Path) -> None:
