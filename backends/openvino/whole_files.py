@@ -13,6 +13,8 @@ TAIL_BYTES = 64
 VARINT, LENGTH_DELIMITED = 0, 2
 FIXED_SIZES = {1: 8, 5: 4}
 """Bytes of values of fixed size, by wire type."""
+LONGEST_VARINT = 10
+"""In bytes."""
 SAVED_MODEL = "saved_model.pb"
 HEAD_BYTES = 512
 CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r")
@@ -63,8 +65,10 @@ def _is_whole(data: mmap.mmap) -> bool:
     try:
         while at < len(data):
             tag, at = _varint(data, at)
+            if tag >> 3 == 0:  # no field has this number; a file of zeros would take seconds
+                return False
             at = _end(data, at, tag & 7)
-    except (IndexError, KeyError):
+    except (IndexError, KeyError, ValueError):
         return False
     return at == len(data)
 
@@ -80,12 +84,14 @@ def _end(data: mmap.mmap, at: int, kind: int) -> int:
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """A number and its end; IndexError if the data ends before."""
-    value = shift = 0
-    while data[at] & 0x80:
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | data[at] << shift, at + 1
+    """A number and its end; IndexError if the data ends before, ValueError if it is too long."""
+    value = 0
+    for place in range(LONGEST_VARINT):
+        byte = data[at + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ValueError(f"a number of more than {LONGEST_VARINT} bytes")
 
 
 TEXT_PROBLEMS = {".onnx": "text, and not an ONNX file"}
