@@ -17,15 +17,11 @@ from gateway.tensor_runtime.signature import input_names, output_names
 
 
 class Compiled:
-    """A compiled model; `rows` is its only batch size, or 0.
+    """A compiled model; `rows` is its only batch size, or 0."""
 
-    `variable`: an input has dims of any size, and only one instance may use it.
-    """
-
-    def __init__(self, model: Any, rows: int, *, variable: bool) -> None:
+    def __init__(self, model: Any, rows: int) -> None:
         self.model = model
         self.rows = rows
-        self.variable = variable
 
 
 class OpenVinoInstance(TensorInstance):

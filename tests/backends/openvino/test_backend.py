@@ -1,6 +1,10 @@
 """Loads of OpenVINO models: their completion, their checks and their failures."""
 
+import asyncio
 import re
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import openvino
 import openvino.opset13 as op
 import pytest
 
+from backends.openvino import backend as backend_module
 from gateway.backend_loader import BackendLoader
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
@@ -28,7 +33,7 @@ from tests.backends.openvino.conftest import (
     unchanged,
 )
 from tests.backends.openvino.paddle_models import save_products
-from tests.builders import soon
+from tests.builders import WAIT_SECS, soon
 from tests.tensor_backends import Load, ask, context, floats
 
 FP32 = DataType.TYPE_FP32
@@ -130,6 +135,78 @@ async def test_instances_share_a_compiled_model_with_fixed_dims(
     for each in (first, second):
         await soon(each.close())
     assert not runtime._shared  # noqa: SLF001
+
+
+def before(monkeypatch: pytest.MonkeyPatch, step: str, wait: Callable[[ModelConfig], Any]) -> None:
+    """Let `wait` run first in a step of loads, in their threads."""
+    real = getattr(backend_module, step)
+
+    def waiting(first: Any, config: ModelConfig, folder: Path) -> Any:
+        wait(config)
+        return real(first, config, folder)
+
+    monkeypatch.setattr(backend_module, step, waiting)
+
+
+@pytest.mark.parametrize("step", ["read_model", "_compile"])
+async def test_a_slow_load_delays_no_other_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    began, ends = threading.Event(), threading.Event()
+
+    def wait(config: ModelConfig) -> None:
+        if config.name == "m":
+            began.set()
+            assert ends.wait(WAIT_SECS)
+
+    before(monkeypatch, step, wait)
+    runtime = backend()
+    config = replace(
+        FIXED, max_batch_size=0, input=(replace(X, dims=(1, 2)),), output=(replace(Y, dims=(1, 2)),)
+    )
+    other = save(products([2, 3]), tmp_path / "other" / "1")
+    slow = asyncio.create_task(runtime.load(context(config, save(products([1, 1]), folder))))
+    try:
+        assert await asyncio.to_thread(began.wait, WAIT_SECS)
+        fast = await soon(runtime.load(context(replace(config, name="other"), other)))
+    finally:
+        ends.set()
+    for each in (fast, await soon(slow)):
+        await soon(each.close())
+    assert not runtime._turns  # noqa: SLF001
+
+
+async def test_instances_with_variable_dims_are_compiled_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+    before(monkeypatch, "_compile", lambda config: both.wait(WAIT_SECS))
+    runtime = backend()
+    config = runtime.complete(EMPTY, save(sums(), folder))
+    loads = [runtime.load(context(config, folder)) for _ in range(2)]
+    for each in await soon(asyncio.gather(*loads)):
+        await soon(each.close())
+
+
+async def test_instances_that_load_at_once_are_compiled_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def wait(config: ModelConfig) -> None:
+        compiled.append(config.name)
+        time.sleep(0.1)  # the other instances wait for this one
+
+    before(monkeypatch, "_compile", wait)
+    runtime = backend()
+    config = runtime.complete(EMPTY, save(sums([4, 16]), folder))
+    loads = [runtime.load(context(config, folder)) for _ in range(3)]
+    loaded = await soon(asyncio.gather(*loads))
+    assert compiled == ["m"]
+    for each in loaded:
+        await soon(each.close())
+    assert not runtime._shared  # noqa: SLF001
+    assert not runtime._turns  # noqa: SLF001
 
 
 async def weights_of_reloads(folder: Path, config: ModelConfig, weights: str, made: Path) -> Any:
