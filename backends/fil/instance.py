@@ -18,13 +18,16 @@ from gateway.tensor_runtime.instance import TensorInstance
 
 
 class FilInstance(TensorInstance):
-    """Answers in shapes without dims of 1, as Triton, while the config has them."""
+    """Answers in shapes without dims of 1, as Triton, while the config has them.
 
-    steady = True
+    Contributions of a row take hundreds of times as long as its prediction, so that a model with
+    them is not steady.
+    """
 
     def __init__(self, context: ModelContext, forest: Forest, answers: Answers) -> None:
         config = as_model_sees(context.config)
         squeezed = [replace(each, dims=squeezed_dims(each)) for each in config.output]
+        self.steady = all(each.name != CONTRIBUTIONS for each in config.output)
         self._model = config.name
         self._forest = forest
         self._features = forest.features

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xgboost
 
+from backends.fil.instance import FilInstance
 from gateway.config import ModelConfig, ModelInput, TensorReshape
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
@@ -148,6 +149,16 @@ async def test_contributions_are_those_of_the_library(
     expected = booster.predict(rows, **{name: True}).reshape(len(HOLES), -1)
     assert found.shape == (len(HOLES), dims)
     assert np.array_equal(found, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("outputs", [(output(1),), (output(1), output(6, name="treeshap_output"))])
+async def test_a_model_with_contributions_never_runs_on_the_event_loop(
+    load: Load, outputs: Any
+) -> None:
+    asked = replace(config(), output=outputs, max_batch_size=4)
+    instance = await load({"xgboost.json": json_of(xgb("binary:logistic"))}, asked)
+    assert isinstance(instance, FilInstance)
+    assert instance.steady is (len(outputs) == 1)
 
 
 async def test_contributions_of_a_checkpoint_are_refused_at_the_load(load: Load) -> None:
