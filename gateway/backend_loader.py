@@ -1,7 +1,6 @@
 """The installed backends; each is imported when the first model needs it."""
 
 import os
-import threading
 from collections.abc import Mapping
 from copy import copy
 from importlib import import_module
@@ -10,8 +9,9 @@ from typing import Any, Protocol
 
 from gateway.backend import Backend, Instance
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, failed_import
 from gateway.messages import NO_PARAMETERS
+from gateway.threads import IMPORTING
 
 GROUP = "sluice.backends"
 PYTHON = "python"
@@ -87,7 +87,6 @@ class BackendLoader:
         self._settings = settings
         self._kept = kept
         self._directory = directory
-        self._creating = threading.Lock()
         points = import_module("importlib.metadata").entry_points(group=GROUP)
         self._found: dict[str, BackendEntryPoint] = {point.name: point for point in points}
         self._loaded: dict[tuple[str, Path | None], Backend] = {}
@@ -117,9 +116,8 @@ class BackendLoader:
     def get(self, name: str) -> Backend:
         """The backend of that name, created at its first use; the import may take seconds.
 
-        Only one backend is created at a time, also if models load in several threads: runtimes
-        share packages with import cycles, and concurrent imports of these can return incomplete
-        modules. A created backend is returned without waiting.
+        Only one backend is created at a time, also if models load in several threads
+        (`IMPORTING`). A created backend is returned without waiting.
 
         Raises InferenceError that names the installed backends, or the missing package.
         """
@@ -156,7 +154,7 @@ class BackendLoader:
     def _get(self, name: str, home: Path | None) -> Backend:
         if (name, home) in self._loaded:
             return self._loaded[name, home]
-        with self._creating:
+        with IMPORTING:
             return self._created(name, home)
 
     def _created(self, name: str, home: Path | None) -> Backend:
@@ -204,17 +202,21 @@ def _no_such_runtime(config: ModelConfig) -> InferenceError:
 def _import(point: BackendEntryPoint) -> Backend:
     try:
         backend = point.load()()
-    except ImportError as error:
-        moved = MOVED_MODULES.get(error.name or "")
-        extra = EXTRAS.get(point.name)
-        install = f"pip install 'sluice[{extra}]'" if extra else "install what it needs"
-        fix = f"import '{moved}' instead" if moved else install
-        raise InferenceError(
-            Code.UNAVAILABLE, f"backend '{point.name}' cannot be imported: {error}; {fix}"
-        ) from error
+    except (ImportError, OSError) as error:
+        raise failed_import(f"backend '{point.name}'", error, _fix(point.name, error)) from error
     if not isinstance(backend, Backend):
         raise InferenceError(
             Code.INTERNAL, f"backend '{point.name}' is no gateway.backend.Backend: {point.value}"
         )
     refuse_replaced_methods(backend, Backend)
     return backend
+
+
+def _fix(name: str, error: ImportError | OSError) -> str:
+    """The remedy of a failed import; an error of the system explains itself."""
+    if isinstance(error, OSError):
+        return ""
+    if moved := MOVED_MODULES.get(error.name or ""):
+        return f"import '{moved}' instead"
+    extra = EXTRAS.get(name)
+    return f"pip install 'sluice[{extra}]'" if extra else "install what it needs"

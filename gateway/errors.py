@@ -1,5 +1,7 @@
 """Errors of requests: one exception and one enum of codes."""
 
+import re
+import sys
 from enum import Enum
 
 
@@ -49,6 +51,27 @@ def exiting() -> InferenceError:
 def unexpected() -> InferenceError:
     """The error of a defect of the server, on every protocol."""
     return InferenceError(Code.INTERNAL, "internal error; the server's log says why")
+
+
+FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")
+"""The folders of an absolute path."""
+SYSTEM_PACKAGES = {"libgomp.so.1": "libgomp1"}
+"""Packages of Debian and Ubuntu with the libraries that wheels of runtimes expect of the system."""
+
+
+def failed_import(what: str, error: Exception, fix: str = "") -> InferenceError:
+    """UNAVAILABLE with the reason in one line, without folders of the host, and with the fix.
+
+    A library of the system that is missing has a fix of its own.
+    """
+    text = " ".join(str(error).split())
+    for library, package in SYSTEM_PACKAGES.items():
+        if text.startswith(f"{library}: cannot open shared object file"):
+            fix = f"on Debian and Ubuntu: apt-get install {package}"
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        text = text.replace(f"{folder}/", "")
+    reason = "; ".join(filter(None, (FOLDERS.sub("", text), fix)))
+    return InferenceError(Code.UNAVAILABLE, f"{what} cannot be imported: {reason}")
 
 
 def first_error(group: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,13 @@ LARGE_BYTES = 64 * 1024
 
 MOST_REQUEST_THREADS = 4
 """Decoding threads share the interpreter lock with the event loop; more of them would delay it."""
+
+IMPORTING = threading.Lock()
+"""Held while a runtime is imported.
+
+Runtimes share packages with import cycles, and concurrent imports of these can return incomplete
+modules.
+"""
 
 T = TypeVar("T")
 

@@ -1,9 +1,6 @@
 """The backend `fil`: forests on CPUs, each by one library."""
 
-import logging
 from pathlib import Path
-
-import lightgbm
 
 from backends.fil.answers import Answers, check_forest, signature
 from backends.fil.instance import FilInstance
@@ -21,9 +18,6 @@ USUAL_BATCH_SIZE = 32768
 
 class FilBackend(Backend):
     """Reads a file with XGBoost, LightGBM or treelite."""
-
-    def __init__(self) -> None:
-        lightgbm.register_logger(logging.getLogger("sluice.fil"))
 
     @property
     def computes_on_gpus(self) -> bool:

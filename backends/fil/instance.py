@@ -36,7 +36,7 @@ class FilInstance(TensorInstance):
             each.name == OUTPUT and (1 in each.dims or not each.dims) for each in config.output
         )
         self._predicting = clear_failures(
-            context.path, f"model '{config.name}' failed", "prediction"
+            context.path, f"model '{config.name}' failed", "prediction", forest.errors
         )
         # It starts a thread: must be last.
         super().__init__(replace(config, output=tuple(squeezed)), context.name)

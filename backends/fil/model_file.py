@@ -1,14 +1,11 @@
 """The file of a forest: its place, its format, and the library that reads it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import lightgbm
-import treelite
-import xgboost
-
-from backends.fil.forests import Forest, LightgbmForest, TreeliteForest, XgboostForest
+from backends.fil.forests import Errors, Forest, ForestLibrary
 from backends.fil.whole_files import (
     JSON_BEGIN,
     is_ubjson,
@@ -16,14 +13,17 @@ from backends.fil.whole_files import (
     require_whole_ubjson,
 )
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, failed_import
 from gateway.tensor_runtime.failures import ClearFailures
 from gateway.tensor_runtime.model_files import file_below, find_file
+from gateway.threads import IMPORTING
 
 MODEL_TYPE = "model_type"
 XGBOOST = "xgboost"
 LIGHTGBM = "lightgbm"
 CHECKPOINT = "treelite_checkpoint"
+OLD_BINARY = "xgboost_binary"
+"""The format of XGBoost's old binaries, which no `model_type` names."""
 OTHER_XGBOOST = ("model.json", "model.ubj", "model.bst")
 """Names of other servers."""
 FILES = {
@@ -35,13 +35,13 @@ FILES = {
 }
 """The names of a file by `model_type`, Triton's first."""
 
+LIBRARIES = {LIGHTGBM: "LightGBM", CHECKPOINT: "treelite", OLD_BINARY: "treelite"}
+"""The libraries of formats; the others are XGBoost's."""
+
 OLD_XGBOOST_BEGIN = b"binf"
 LIGHTGBM_BEGIN = b"tree"
 
 ERRORS = (
-    xgboost.core.XGBoostError,
-    lightgbm.basic.LightGBMError,
-    treelite.TreeliteError,
     ValueError,
     TypeError,
     KeyError,
@@ -49,15 +49,15 @@ ERRORS = (
     RuntimeError,
     MemoryError,
 )
-"""The libraries' exceptions, also Python's own."""
+"""Exceptions of Python that the libraries raise, too."""
 PLACE = re.compile(r"\[\d+:\d+:\d+\] |\S+\.(?:cc|h|cpp|hpp|cu):\d+:?")
 """The time, and a place in C++ sources, which begin texts of XGBoost and treelite."""
 STACK = "Stack trace:"
 
 
-def clear_failures(folder: Path, what: str, where: str) -> ClearFailures:
-    """A context for calls of the libraries; `where` begins the reason."""
-    return ClearFailures(folder, what, ERRORS, lambda text: f"{where}: {_reason(text)}")
+def clear_failures(folder: Path, what: str, where: str, errors: Errors = ()) -> ClearFailures:
+    """A context for calls of a library with these exceptions; `where` begins the reason."""
+    return ClearFailures(folder, what, (*errors, *ERRORS), lambda text: f"{where}: {_reason(text)}")
 
 
 def _reason(text: str) -> str:
@@ -103,12 +103,12 @@ def read_forest(config: ModelConfig, folder: Path, threads: int) -> Forest:
     kind = _kind(model_type(config), file, data)
     if problem := _problem(kind, data):
         raise InferenceError(Code.INVALID_ARG, f"{what}: '{shown}' is {problem}")
-    library, read = _reader(kind, file, data)
-    reading = f"'{shown}' is cut short, or of a format that {library} does not read"
-    with clear_failures(folder, what, reading):
+    library = _library(kind, what)
+    reading = f"'{shown}' is cut short, or of a format that {library.name} does not read"
+    with clear_failures(folder, what, reading, library.errors):
         if is_ubjson(data):
             require_whole_ubjson(data)
-        return read(threads)
+        return library.read(file, data, threads)
 
 
 def _kind(configured: str, file: Path, data: bytes) -> str:
@@ -118,8 +118,12 @@ def _kind(configured: str, file: Path, data: bytes) -> str:
     """
     if data.startswith(JSON_BEGIN):
         return XGBOOST
-    if configured:
-        return configured
+    found = configured or _recognised(file, data)
+    is_old = found.startswith(XGBOOST) and data.startswith(OLD_XGBOOST_BEGIN)
+    return OLD_BINARY if is_old else found
+
+
+def _recognised(file: Path, data: bytes) -> str:
     if data.startswith(LIGHTGBM_BEGIN):
         return LIGHTGBM
     return CHECKPOINT if file.suffix == ".tl" else XGBOOST
@@ -139,17 +143,25 @@ def _problem(kind: str, data: bytes) -> str:
     return ""
 
 
-def _reader(kind: str, file: Path, data: bytes) -> tuple[str, Callable[[int], Forest]]:
-    """The library that reads a file, and a function to read it for a number of threads."""
-    if kind == LIGHTGBM:
-        name = f"LightGBM {lightgbm.__version__}"
-        return name, lambda threads: LightgbmForest(data, threads)
-    if kind == CHECKPOINT:
-        name = f"treelite {treelite.__version__}"
-        return name, lambda threads: TreeliteForest(treelite.Model.deserialize_bytes(data), threads)
-    if data.startswith(OLD_XGBOOST_BEGIN):
-        name = f"treelite {treelite.__version__}"
-        return name, lambda threads: TreeliteForest(
-            treelite.frontend.load_xgboost_model_legacy_binary(str(file)), threads
-        )
-    return f"XGBoost {xgboost.__version__}", lambda threads: XgboostForest(data, threads)
+def _library(kind: str, what: str) -> ForestLibrary:
+    """The library that reads a format; it may be missing, or need one that the system lacks."""
+    try:
+        return _imported(kind)
+    except (ImportError, OSError, ValueError) as error:  # ValueError: XGBoost's own
+        name = LIBRARIES.get(kind, "XGBoost")
+        raise failed_import(f"{what}: {name}", error, "pip install 'sluice[fil]'") from error
+
+
+@cache
+def _imported(kind: str) -> ForestLibrary:
+    """The same, imported with the first model of the format."""
+    with IMPORTING:
+        if kind == LIGHTGBM:
+            from backends.fil.lightgbm_forest import LIGHTGBM as library
+        elif kind == CHECKPOINT:
+            from backends.fil.treelite_forest import CHECKPOINTS as library
+        elif kind == OLD_BINARY:
+            from backends.fil.treelite_forest import OLD_BINARIES as library
+        else:
+            from backends.fil.xgboost_forest import XGBOOST as library
+    return library

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,35 @@ def test_a_backend_that_cannot_be_created_is_an_error(
         loader.get(name)
     assert refused.value.code is code
     assert text in refused.value.message
+
+
+LIBGOMP = "libgomp.so.1: cannot open shared object file: No such file or directory"
+FAILURES: list[tuple[Exception, str]] = [
+    (OSError(LIBGOMP), f"{LIBGOMP}; on Debian and Ubuntu: apt-get install libgomp1"),
+    (ImportError(LIBGOMP), f"{LIBGOMP}; on Debian and Ubuntu: apt-get install libgomp1"),
+    (OSError("/opt/it/lib_x.so: undefined symbol:\n y"), "lib_x.so: undefined symbol: y"),
+    (FileNotFoundError(2, "No such file", "/opt/it/x.ini"), "[Errno 2] No such file: 'x.ini'"),
+    (
+        ImportError(f"cannot import name 'a' from 'b' ({sys.prefix}/my files/b.py)"),
+        "cannot import name 'a' from 'b' (b.py); install what it needs",
+    ),
+    (ImportError("see https://a.b/c/d"), "see https://a.b/c/d; install what it needs"),
+]
+
+
+@pytest.mark.parametrize(("error", "text"), FAILURES)
+def test_a_failed_import_names_its_reason_and_remedy_without_folders_of_the_host(
+    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create() -> Backend:
+        raise error
+
+    monkeypatch.syspath_prepend(f"{sys.prefix}/my files")
+    loader = loader_of(monkeypatch, Creation("broken", create))
+    with pytest.raises(InferenceError) as refused:
+        loader.get("broken")
+    assert refused.value.code is Code.UNAVAILABLE
+    assert refused.value.message == f"backend 'broken' cannot be imported: {text}"
 
 
 def test_settings_of_a_backend_stand_before_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
