@@ -61,13 +61,11 @@ class OnnxRuntimeBackend(Backend):
             instance = await apart(
                 self._load, context, threads, turns, pin, discard=OnnxRuntimeInstance.discard
             )
-            if pin is not None:
-                await instance.keep_to(pin)
         except BaseException:
             if pin is not None:
                 pin.end()
             raise
-        return instance
+        return instance if pin is None else await _kept(instance, pin)
 
     def _pin(self, context: ModelContext, threads: SessionThreads) -> CorePin | None:
         if context.cpu_cores:
@@ -110,6 +108,16 @@ class OnnxRuntimeBackend(Backend):
             return None
         onnxruntime.set_global_thread_pool_sizes(shared.pool, shared.inter)
         return threading.Semaphore(shared.runs)
+
+
+async def _kept(instance: OnnxRuntimeInstance, pin: CorePin) -> OnnxRuntimeInstance:
+    """The instance, bound to the cores; it is released with them if that fails."""
+    try:
+        await instance.keep_to(pin)
+    except BaseException:
+        instance.discard()
+        raise
+    return instance
 
 
 def _not_taken(_: frozenset[int]) -> None:

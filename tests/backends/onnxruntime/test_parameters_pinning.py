@@ -1,5 +1,6 @@
 """The processors of instances, and that their threads keep to them."""
 
+import asyncio
 import os
 import threading
 from dataclasses import replace
@@ -8,12 +9,13 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from backends.onnxruntime.parameters import PINNING, CorePins
+from backends.onnxruntime.parameters import PINNING, CorePin, CorePins
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from tests import onnx_models
 from tests.backends.onnxruntime.conftest import backend
-from tests.builders import soon
+from tests.builders import WAIT_SECS, soon
+from tests.serving import wait_until
 from tests.tensor_backends import Load, context
 
 MACHINE = frozenset({1, 3, 5, 7})
@@ -127,6 +129,42 @@ async def test_a_failed_load_releases_its_cores(folder: Path) -> None:
     instance = await soon(runtime.load(context(whole, folder)))
     assert {last} in affinities().values()
     await soon(instance.close())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_instance_that_is_not_bound_is_released_with_its_cores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    before, gate = set(threading.enumerate()), threading.Event()
+    ended: list[CorePin] = []
+    reached, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def keep(pin: CorePin) -> None:
+        if threading.current_thread().name == "m_0":
+            loop.call_soon_threadsafe(reached.set)
+            gate.wait(WAIT_SECS)
+            raise OSError("the system refuses")
+
+    monkeypatch.setattr(CorePin, "keep", keep)
+    monkeypatch.setattr(CorePin, "end", lambda pin: ended.append(pin))
+    onnx_models.save(onnx_models.add_sub(), folder)
+    runtime = backend()
+    whole = replace(runtime.complete(ModelConfig(name="m"), folder), parameters=PINNED.parameters)
+    loading = asyncio.create_task(runtime.load(context(whole, folder)))
+    await soon(reached.wait())
+    if is_cancelled:
+        loading.cancel()
+    else:
+        gate.set()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else OSError):
+        await soon(loading)
+    gate.set()
+    assert len(ended) == 1
+
+    def its_thread_has_ended() -> bool:
+        return "m_0" not in {each.name for each in set(threading.enumerate()) - before}
+
+    wait_until(its_thread_has_ended, "the thread of the instance ends")
 
 
 async def test_an_instance_keeps_to_the_cores_of_its_host_policy(folder: Path) -> None:
