@@ -26,6 +26,8 @@ SWITCHES = (
 )
 SIZES = (THREADS, "chunk_size", "transfer_threshold")
 USUAL_THRESHOLD = 0.5
+MOST_THREADS = 1024
+"""OpenMP ends the process if the system refuses a thread."""
 
 LAYOUT = "Use `layout` instead."
 CHUNK_SIZE = "Use `chunk_size` instead."
@@ -57,6 +59,8 @@ class FilParameters:
         sizes = {key: _number(found, key, int) for key in SIZES if key in found}
         threshold = _number(found, THRESHOLD, float) if THRESHOLD in found else USUAL_THRESHOLD
         threads = sizes.get(THREADS, 0)
+        if threads > MOST_THREADS:
+            raise _bad(f"{THREADS}: found {threads}, expected at most {MOST_THREADS}")
         return cls(
             switches.get(CLASSIFIES, switches.get(OLD_CLASSIFIES)),
             switches.get(PROBABILITIES, False),
@@ -91,10 +95,10 @@ def _number(found: Mapping[str, str], key: str, kind: Callable[[str], Number]) -
         value = kind(found[key])
     except ValueError:
         raise _bad(key) from None
-    if math.isnan(value):
+    if isinstance(value, float) and math.isnan(value):
         raise _bad(key)
     return value
 
 
-def _bad(key: str) -> InferenceError:
-    return InferenceError(Code.INVALID_ARG, f"Bad input for parameter {key}")
+def _bad(what: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"Bad input for parameter {what}")

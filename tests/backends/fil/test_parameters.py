@@ -71,6 +71,17 @@ def test_other_numbers_are_refused_with_tritons_text(key: str, text: str) -> Non
     assert refused.value.message == f"Bad input for parameter {key}"
 
 
+@pytest.mark.parametrize("threads", [1025, 99999999999, 10**400])
+def test_more_threads_than_a_machine_starts_are_refused(threads: int) -> None:
+    with pytest.raises(InferenceError) as refused:
+        read(cpu_nthread=str(threads))
+    assert refused.value.code is Code.INVALID_ARG
+    assert refused.value.message == (
+        f"Bad input for parameter cpu_nthread: found {threads}, expected at most 1024"
+    )
+    assert read(cpu_nthread="1024").threads == 1024
+
+
 async def test_removed_parameters_are_logged(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
