@@ -4,7 +4,7 @@ A config whose inputs are IN, DELAY and WAIT gets the model of Triton's own repe
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPoli
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.tensor import Datatype, Tensor, array_tensor
+from gateway.tensor import Datatype, Tensor, array_tensor, format_shape
+
+Side = ModelInput | ModelOutput
 
 INPUTS = (
     ModelInput(name="text_input", data_type=DataType.TYPE_STRING, dims=(1,)),
@@ -34,6 +36,7 @@ TRITON_OUTPUTS = (
     ModelOutput(name="IDX", data_type=DataType.TYPE_UINT32, dims=(1,)),
 )
 """The tensors of Triton's repeat backend, as in its model repeat_int32."""
+PLACES = ("first", "second", "third")
 
 
 class RepeatInstance(Instance):
@@ -164,6 +167,7 @@ class RepeatBackend(Backend):
 
     async def load(self, context: ModelContext) -> Instance:
         if _is_tritons(context.config):
+            _check_tritons(context.config)
             return TritonRepeatInstance(decoupled=context.config.decoupled)
         return RepeatInstance()
 
@@ -175,30 +179,63 @@ def _is_tritons(config: ModelConfig) -> bool:
 
 
 def _check_tritons(config: ModelConfig) -> None:
-    for given, expected in ((config.input, TRITON_INPUTS), (config.output, TRITON_OUTPUTS)):
-        found = {each.name: each for each in given}
-        if given and found.keys() != {each.name for each in expected}:
-            raise _unlike(config, given, [each.name for each in expected])
-        for each in expected:
-            data_type = found[each.name].data_type if given else each.data_type
-            if data_type is not each.data_type:
-                raise _refusal(
-                    config, f"{each.name} is {data_type.name}, expected {each.data_type.name}"
-                )
+    """Raise INVALID_ARG with the text of Triton's repeat backend for its first objection.
+
+    The order of the tensors is free.
+    """
+    if problem := next(_problems(config), ""):
+        raise InferenceError(Code.INVALID_ARG, problem)
+
+
+def _problems(config: ModelConfig) -> Iterator[str]:
     if config.batching:
-        raise _refusal(config, f"max_batch_size is {config.max_batch_size}, expected 0")
+        yield "repeat backend only supports models with max_batch_size == 0"
+    inputs: Sequence[Side] = config.input or TRITON_INPUTS
+    outputs: Sequence[Side] = config.output or TRITON_OUTPUTS
+    yield from _number_problems(inputs, TRITON_INPUTS, "input")
+    yield from _number_problems(outputs, TRITON_OUTPUTS, "output")
+    yield from _name_problems(inputs, TRITON_INPUTS, "input")
+    yield from _name_problems(outputs, TRITON_OUTPUTS, "output")
+    found = {each.name: each for each in (*inputs, *outputs)}
+    yield from _shape_problems({name: each.dims for name, each in found.items()})
+    known: Sequence[Side] = (*TRITON_INPUTS, *TRITON_OUTPUTS)
+    for each in known:
+        given = found[each.name].data_type
+        if given is not each.data_type:
+            expected = each.datatype.value
+            yield f"expected {each.name} datatype to be {expected}, got {given.name}"
 
 
-def _check_names(
-    config: ModelConfig, given: Iterable[ModelInput | ModelOutput], expected: Sequence[str]
-) -> None:
+def _number_problems(given: Sequence[Side], expected: Sequence[Side], side: str) -> Iterator[str]:
+    if len(given) != len(expected):
+        yield f"expected {len(expected)} {side}s, got {len(given)}"
+
+
+def _name_problems(given: Sequence[Side], expected: Sequence[Side], side: str) -> Iterator[str]:
+    if {each.name for each in given} == {each.name for each in expected}:
+        return
+    for place, found, known in zip(PLACES, given, expected, strict=False):
+        if found.name != known.name:
+            yield f"expected {place} {side} tensor name to be {known.name}, got {found.name}"
+
+
+def _shape_problems(dims: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    shown = {name: format_shape(each) for name, each in dims.items()}
+    if len(dims["IN"]) != 1:
+        yield f"expected IN shape to have one dimension, got {shown['IN']}"
+    if shown["IN"] != shown["DELAY"]:
+        yield f"expected IN and DELAY shape to match, got {shown['IN']} and {shown['DELAY']}"
+    for name in ("WAIT", "OUT", "IDX"):
+        if shown[name] != "[1]":
+            yield f"expected {name} shape to be [1], got {shown[name]}"
+
+
+def _check_names(config: ModelConfig, given: Iterable[Side], expected: Sequence[str]) -> None:
     if not {each.name for each in given} <= set(expected):
         raise _unlike(config, given, expected)
 
 
-def _unlike(
-    config: ModelConfig, given: Iterable[ModelInput | ModelOutput], expected: Sequence[str]
-) -> InferenceError:
+def _unlike(config: ModelConfig, given: Iterable[Side], expected: Sequence[str]) -> InferenceError:
     found = ", ".join(each.name for each in given)
     return _refusal(config, f"its config has the tensors {found}, expected {', '.join(expected)}")
 

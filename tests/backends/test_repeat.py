@@ -23,6 +23,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import Datatype, array_tensor, text_tensor
 from tests.builders import soon, texts
+from tests.tensor_backends import context
 
 
 def asking(text: str = "hi", n: int = 1, delay_us: int | None = None) -> InferRequest:
@@ -112,18 +113,6 @@ def tensor(name: str, data_type: DataType = DataType.TYPE_INT32) -> ModelInput:
             ModelConfig(name="m", output=(ModelOutput(name="y", data_type=DataType.TYPE_BOOL),)),
             "its config has the tensors y, expected text_output",
         ),
-        (
-            ModelConfig(name="m", input=(tensor("IN"), tensor("n"))),
-            "its config has the tensors IN, n, expected IN, DELAY, WAIT",
-        ),
-        (
-            ModelConfig(name="m", input=(tensor("IN"), tensor("DELAY"), tensor("WAIT"))),
-            "DELAY is TYPE_INT32, expected TYPE_UINT32",
-        ),
-        (
-            ModelConfig(name="m", input=TRITON_INPUTS, max_batch_size=4),
-            "max_batch_size is 4, expected 0",
-        ),
     ],
 )
 def test_a_config_of_other_tensors_is_not_loaded(config: ModelConfig, message: str) -> None:
@@ -167,6 +156,62 @@ def test_tritons_config_is_kept_as_it_is() -> None:
     config = ModelConfig(name="repeat_int32", input=TRITON_INPUTS, output=TRITON_OUTPUTS)
     assert RepeatBackend().complete(config, Path()) == config
     assert RepeatBackend().complete(replace(config, output=()), Path()) == config
+
+
+IN, DELAY, WAIT = TRITON_INPUTS
+OUT, IDX = TRITON_OUTPUTS
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_batch_size": 4}, "repeat backend only supports models with max_batch_size == 0"),
+        ({"input": (IN, DELAY)}, "expected 3 inputs, got 2"),
+        ({"output": (OUT,)}, "expected 2 outputs, got 1"),
+        (
+            {"input": (IN, tensor("n"), WAIT)},
+            "expected second input tensor name to be DELAY, got n",
+        ),
+        (
+            {"output": (replace(OUT, name="y"), IDX)},
+            "expected first output tensor name to be OUT, got y",
+        ),
+        (
+            {"input": (replace(IN, dims=(2, 2)), DELAY, WAIT)},
+            "expected IN shape to have one dimension, got [2,2]",
+        ),
+        (
+            {"input": (replace(IN, dims=(3,)), DELAY, WAIT)},
+            "expected IN and DELAY shape to match, got [3] and [-1]",
+        ),
+        (
+            {"input": (IN, DELAY, replace(WAIT, dims=(2,)))},
+            "expected WAIT shape to be [1], got [2]",
+        ),
+        ({"output": (replace(OUT, dims=(-1,)), IDX)}, "expected OUT shape to be [1], got [-1]"),
+        ({"output": (OUT, replace(IDX, dims=(1, 1)))}, "expected IDX shape to be [1], got [1,1]"),
+        (
+            {"input": (IN, replace(DELAY, data_type=DataType.TYPE_INT32), WAIT)},
+            "expected DELAY datatype to be UINT32, got TYPE_INT32",
+        ),
+    ],
+)
+async def test_another_config_of_tritons_is_refused_with_its_text(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = ModelConfig(name="m", input=TRITON_INPUTS, output=TRITON_OUTPUTS)
+    config = replace(config, **fields)
+    with pytest.raises(InferenceError) as completed:
+        RepeatBackend().complete(config, Path())
+    with pytest.raises(InferenceError) as loaded:
+        await RepeatBackend().load(context(config, tmp_path))
+    for caught in (completed, loaded):
+        assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)
+
+
+def test_tensors_of_tritons_model_may_have_any_order() -> None:
+    config = ModelConfig(name="m", input=(WAIT, DELAY, IN), output=(IDX, OUT))
+    assert RepeatBackend().complete(config, Path()) == config
 
 
 async def test_each_element_is_a_response_and_the_flag_is_sent_alone() -> None:
