@@ -37,6 +37,9 @@ class FieldSupport:
 HONOURED = FieldSupport(FieldVerdict.HONOURED)
 TENSORRT_HINT = FieldSupport(FieldVerdict.IGNORED, "a hint about speed for TensorRT", ("tensorrt",))
 ONNX_RUNTIME = ("onnxruntime",)
+NO_ACCELERATORS = FieldSupport(
+    FieldVerdict.IGNORED, "only ONNX Runtime has execution accelerators", ONNX_RUNTIME
+)
 WITH_LIBRARIES = ("onnxruntime", "tensorflow")
 STACKED = FieldSupport(
     FieldVerdict.IGNORED,
@@ -92,9 +95,8 @@ SUPPORT = {
     ),
     "optimization.priority": TENSORRT_HINT,
     "optimization.cuda": TENSORRT_HINT,
-    "optimization.execution_accelerators": FieldSupport(
-        FieldVerdict.IGNORED, "only ONNX Runtime has execution accelerators", ONNX_RUNTIME
-    ),
+    "optimization.execution_accelerators.gpu_execution_accelerator": NO_ACCELERATORS,
+    "optimization.execution_accelerators.cpu_execution_accelerator": NO_ACCELERATORS,
     "optimization.input_pinned_memory": PINNED,
     "optimization.output_pinned_memory": PINNED,
     "optimization.gather_kernel_buffer_threshold": UNUSED_HINT,
@@ -148,12 +150,26 @@ SUPPORT = {
 }
 """The verdict on every field by its path; that on a message holds for all fields below it."""
 
+OF_BACKENDS = {
+    "tensorflow": {
+        "optimization.execution_accelerators.cpu_execution_accelerator": _refused(
+            "CPU Execution Accelerator is not supported in TensorFlow backend"
+        ),
+    },
+}
+"""Verdicts of single backends, which refuse these fields at the load."""
+
 PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
     "allow-pickle": _ignored("only --backend-config=sklearn,allow-pickle=true permits pickles"),
     "TF_USE_PER_SESSION_THREADS": _ignored("sessions of TensorFlow have threads of their own"),
 }
-"""The verdict on keys of `parameters` that are not honoured."""
+"""The verdict on keys of `parameters` that no model has; `supported_parameters` has the others."""
+
+
+def field_support(path: str, backend: str) -> FieldSupport:
+    """The verdict on a path of SUPPORT for a model of that backend."""
+    return OF_BACKENDS.get(backend, {}).get(path) or SUPPORT[path].by(backend)
 
 
 def require_supported(config: ModelConfig) -> None:
@@ -173,7 +189,7 @@ def ignored(config: ModelConfig, backend: str = "") -> Iterator[tuple[str, str]]
     `backend` serves the model; the config as written need not name it.
     """
     for path in _paths_set(config):
-        support = SUPPORT[path].by(backend)
+        support = field_support(path, backend)
         if support.verdict is FieldVerdict.IGNORED:
             yield path, support.why
     for key in config.parameters:

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +19,13 @@ from gateway.models.ensemble_members import check_members
 from gateway.models.limits import Limits
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.supported_fields import (
-    PARAMETERS,
     SUPPORT,
     FieldSupport,
     FieldVerdict,
+    field_support,
     is_default,
 )
+from gateway.models.supported_parameters import parameter_support
 
 STYLES = {
     FieldVerdict.HONOURED: "green",
@@ -32,6 +33,8 @@ STYLES = {
     FieldVerdict.REFUSED: "red",
 }
 THE_DEFAULT = FieldSupport(FieldVerdict.HONOURED, "the same as not setting it")
+PARAMETERS_FIELD = "parameters"
+KEY = (PARAMETERS_FIELD, "key")
 NO_FIELDS = "no fields: all is left to the files of the model and to its backend"
 
 
@@ -45,6 +48,7 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+QUOTES = ("'", '"')
 CLOSERS = {"{": "}", "<": ">", "[": "]"}
 
 
@@ -52,12 +56,14 @@ CLOSERS = {"{": "}", "<": ">", "[": "]"}
 class ScannedField:
     """A field in a text, by the names that lead to it.
 
-    `indices` has, for each name, the position among the messages of that name, from 0.
+    `indices` has, for each name, the position among the messages of that name, from 0. `text` is
+    the value between its quotes, if it is a string.
     """
 
     names: tuple[str, ...]
     indices: tuple[int, ...]
     line: int
+    text: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,42 +116,30 @@ def _check_model(repository: ModelRepository, name: str) -> list[FieldFinding]:
 
 def _check_fields(model: str, file: ConfigFile, backend: str) -> list[FieldFinding]:
     written = _written(file)
-    findings = [
-        FieldFinding(
-            model=model,
-            path=file.source,
-            line=scanned.line,
-            field=".".join(scanned.names),
-            verdict=support.verdict,
-            why=support.why,
-        )
-        for scanned in scan(file.text)
-        if (support := _judge(scanned, written, backend))
-    ]
-    findings += _check_parameters(model, file, written)
+    findings = []
+    for scanned in scan(file.text):
+        name, support = _judge(scanned, written, backend, model)
+        if support is not None:
+            findings.append(_finding(model, file, scanned.line, name, support))
+    shown = {each.field for each in findings}
+    for key, value in written.parameters.items() if written else ():
+        if (name := f"{PARAMETERS_FIELD}.{key}") not in shown:  # it is spelled with escapes
+            support = parameter_support(backend, key, value, model)
+            findings.append(_finding(model, file, 0, name, support))
     return findings + _check_text(model, file, findings)
 
 
-def _check_parameters(
-    model: str, file: ConfigFile, written: ModelConfig | None
-) -> Iterator[FieldFinding]:
-    """The keys of `parameters` that have a verdict of their own."""
-    for key in written.parameters if written else ():
-        if support := PARAMETERS.get(key):
-            yield FieldFinding(
-                model=model,
-                path=file.source,
-                line=_line_of(key, file.text),
-                field=f"parameters.{key}",
-                verdict=support.verdict,
-                why=support.why,
-            )
-
-
-def _line_of(word: str, text: str) -> int:
-    """The first line that has the word before any comment, 0 if none has."""
-    lines = (line.partition("#")[0] for line in text.split("\n"))
-    return next((number for number, line in enumerate(lines, 1) if word in line), 0)
+def _finding(
+    model: str, file: ConfigFile, line: int, name: str, support: FieldSupport
+) -> FieldFinding:
+    return FieldFinding(
+        model=model,
+        path=file.source,
+        line=line,
+        field=name,
+        verdict=support.verdict,
+        why=support.why,
+    )
 
 
 def _check_text(model: str, file: ConfigFile, findings: list[FieldFinding]) -> list[FieldFinding]:
@@ -194,17 +188,37 @@ def _written(file: ConfigFile) -> ModelConfig | None:
         return None
 
 
-def _judge(scanned: ScannedField, written: ModelConfig | None, backend: str) -> FieldSupport | None:
-    """The verdict; None for a field whose parent or children have the verdict."""
+def _judge(
+    scanned: ScannedField, written: ModelConfig | None, backend: str, model: str
+) -> tuple[str, FieldSupport | None]:
+    """The name of a field, and the verdict; None if its parent or its children have the verdict.
+
+    Each key of `parameters` has one, under its own name.
+    """
+    name = ".".join(scanned.names)
+    if written is None or scanned.names[0] != PARAMETERS_FIELD:
+        return name, _judge_field(name, scanned, written, backend)
+    key = scanned.text
+    if scanned.names != KEY or key is None or key not in written.parameters:
+        return name, None
+    support = parameter_support(backend, key, written.parameters[key], model)
+    return f"{PARAMETERS_FIELD}.{key}", support
+
+
+def _judge_field(
+    name: str, scanned: ScannedField, written: ModelConfig | None, backend: str
+) -> FieldSupport | None:
     siblings = _siblings(scanned)
     if siblings is None:
         return None
     if scanned.names[-1] not in siblings:
         return _unknown(scanned.names[-1], siblings)
-    support = SUPPORT.get(".".join(scanned.names))
-    if support and support.verdict is FieldVerdict.REFUSED and written:
+    if name not in SUPPORT:
+        return None
+    support = field_support(name, backend)
+    if support.verdict is FieldVerdict.REFUSED and written:
         return THE_DEFAULT if _is_default(scanned, written) else support
-    return support.by(backend) if support else None
+    return support
 
 
 def _siblings(scanned: ScannedField) -> FieldTree | None:
@@ -253,7 +267,8 @@ def scan(text: str) -> Iterator[ScannedField]:
     """
     open_brackets = [_Bracket("")]
     before = ""
-    for token, line in _tokens(text):
+    tokens = list(_tokens(text))
+    for place, (token, line) in enumerate(tokens):
         innermost = open_brackets[-1]
         if token in CLOSERS:
             open_brackets.append(_opened(token, open_brackets))
@@ -264,8 +279,16 @@ def scan(text: str) -> Iterator[ScannedField]:
         elif _is_name(token, before) and innermost.closer != "]":
             innermost.last = token
             names = (*innermost.names, token)
-            yield ScannedField(names, (*innermost.indices, innermost.seen[token]), line)
+            indices = (*innermost.indices, innermost.seen[token])
+            yield ScannedField(names, indices, line, _string(tokens[place + 1 : place + 3]))
         before = token
+
+
+def _string(after: Sequence[tuple[str, int]]) -> str | None:
+    """The string that follows a name, without its quotes."""
+    found = [token for token, _ in after]
+    is_string = len(found) == 2 and found[0] == ":" and found[1].startswith(QUOTES)
+    return found[1][1:-1] if is_string else None
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:

@@ -50,7 +50,7 @@ def test_every_field_has_a_verdict_and_a_line(tmp_path: Path) -> None:
         (6, "input.dims", HONOURED),
         (7, "input.is_shape_tensor", HONOURED),
         (10, "dynamic_batching", HONOURED),
-        (11, "parameters", HONOURED),
+        (11, "parameters.k", HONOURED),
         (12, "cc_model_filenames", IGNORED),
     ]
     assert {(each.model, each.path) for each in findings} == {("m", "m/config.pbtxt")}
@@ -65,7 +65,7 @@ def test_what_only_one_backend_honours_is_honoured_for_its_models(
     assert (2, "optimization.cuda", HONOURED) in brief(findings_of(tmp_path, text))
 
 
-def test_parameters_without_effect_are_findings(tmp_path: Path) -> None:
+def test_each_parameter_is_a_finding(tmp_path: Path) -> None:
     path = "TRITON_BATCH_STRATEGY_PATH"
     text = f"""\
 backend: "x" # {path}
@@ -77,11 +77,99 @@ parameters {{
     findings = findings_of(tmp_path, text)
     assert brief(findings) == [
         (1, "backend", HONOURED),
-        (2, "parameters", HONOURED),
-        (3, "parameters", HONOURED),
+        (2, "parameters.other", HONOURED),
         (4, f"parameters.{path}", IGNORED),
     ]
     assert findings[-1].why == "no library decides which requests share a batch"
+
+
+def parameters(**given: str) -> str:
+    return "".join(
+        f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        for key, value in given.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "given"),
+    [
+        (
+            'backend: "fil"',
+            {
+                "threshold": (HONOURED, "0.5"),
+                "algo": (IGNORED, "ALGO_AUTO"),
+                "layout": (IGNORED, "x"),
+                "predict_proba": (REFUSED, "True"),
+                "model_type": (REFUSED, "catboost"),
+                "max_in_flight": (HONOURED, "8"),
+            },
+        ),
+        (
+            'backend: "openvino"',
+            {
+                "num_streams": (HONOURED, "auto"),
+                "ENABLE_BATCH_PADDING": (IGNORED, "YES"),
+                "HINT_BF16": (REFUSED, "NO"),
+                "NUM_STREAM": (IGNORED, "2"),
+            },
+        ),
+        (
+            'platform: "tensorflow_savedmodel"',
+            {
+                "TF_GRAPH_TAG": (HONOURED, "serve"),
+                "TF_NUM_INTRA_THREADS": (REFUSED, "-1"),
+                "TF_USE_PER_SESSION_THREADS": (IGNORED, "yes"),
+            },
+        ),
+        ('backend: "python"', {"anything": (HONOURED, "x"), "num_streams": (HONOURED, "x")}),
+    ],
+)
+def test_parameters_have_the_verdict_of_their_backend(
+    tmp_path: Path, named: str, given: dict[str, tuple[FieldVerdict, str]]
+) -> None:
+    text = named + parameters(**{key: value for key, (_, value) in given.items()})
+    findings = brief(findings_of(tmp_path, text))
+    assert findings[1:] == [
+        (line, f"parameters.{key}", verdict)
+        for line, (key, (verdict, _)) in enumerate(given.items(), 2)
+    ]
+
+
+def test_a_parameter_is_found_however_it_is_spelled(tmp_path: Path) -> None:
+    text = """\
+backend: "x" # k
+parameters: [ { value: { string_value: "k" } key: 'a' },
+  { key: "\\153" value { string_value: "k" } } ]
+"""
+    findings = findings_of(tmp_path, text)
+    assert sorted(brief(findings)) == [
+        (0, "parameters.k", HONOURED),
+        (1, "backend", HONOURED),
+        (2, "parameters.a", HONOURED),
+    ]
+
+
+ACCELERATED = "optimization { execution_accelerators { %s_execution_accelerator { name: 'x' } } }"
+
+
+@pytest.mark.parametrize(
+    ("named", "side", "verdict"),
+    [
+        ('platform: "tensorflow_savedmodel"', "cpu", REFUSED),
+        ('backend: "tensorflow"', "cpu", REFUSED),
+        ('platform: "tensorflow_graphdef"', "gpu", IGNORED),
+        ('backend: "openvino"', "cpu", IGNORED),
+        ('backend: "onnxruntime"', "cpu", HONOURED),
+    ],
+)
+def test_accelerators_have_the_verdict_of_their_backend(
+    tmp_path: Path, named: str, side: str, verdict: FieldVerdict
+) -> None:
+    findings = findings_of(tmp_path, f"{named}\n{ACCELERATED % side}")
+    path = f"optimization.execution_accelerators.{side}_execution_accelerator"
+    assert brief(findings)[1:] == [(2, path, verdict)]
+    if verdict is REFUSED:
+        assert findings[1].why == "CPU Execution Accelerator is not supported in TensorFlow backend"
 
 
 def test_a_refused_field_that_is_set_to_its_default_does_no_harm(tmp_path: Path) -> None:
