@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.config import ModelConfig
@@ -93,7 +93,7 @@ def check(repository: ModelRepository) -> list[FieldFinding]:
 
 def table(findings: list[FieldFinding]) -> Table:
     """The findings for a terminal."""
-    shown = Table("where", "field", "verdict", "why")
+    shown = Table(*(Column(name, overflow="fold") for name in ("where", "field", "verdict", "why")))
     for each in findings:
         where = f"{each.path}:{each.line}" if each.line else each.path
         verdict = Text(each.verdict, style=STYLES[each.verdict])

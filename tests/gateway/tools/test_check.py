@@ -287,3 +287,12 @@ def test_the_table_shows_where_what_and_why_without_interpreting_it() -> None:
     Console(width=100, file=shown).print(table([finding, other]))
     for text in ("m/config.pbtxt:3", "[bold]x", "refused", "[red]no", "│ n ", "ignored", "why"):
         assert text in shown.getvalue()
+
+
+def test_a_narrow_table_has_long_names_in_full() -> None:
+    name = "parameters.memory_enable_memory_arena_shrinkage"
+    shown = io.StringIO()
+    finding = FieldFinding(model="m", path="n", field=name, verdict=IGNORED, why="why " * 20)
+    Console(width=60, file=shown).print(table([finding]))
+    cells = [row.split("│")[2].strip() for row in shown.getvalue().splitlines() if "│" in row]
+    assert "".join(cells) == name
