@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gateway.errors import InferenceError
 from gateway.models.supported_fields import (
     HONOURED,
     PARAMETERS,
     FieldSupport,
     FieldVerdict,
 )
-from gateway.tensor_runtime.parameters import as_boolean, as_integer
+from gateway.tensor_runtime.parameters import as_boolean, as_integer, count
 
 Problem = Callable[[str, str, str], str]
 """The objection to a value, "" without one: a function of the key, the value and the model."""
@@ -119,13 +120,19 @@ def _one_of(*allowed: str) -> Problem:
 
 
 def _streams(key: str, value: str, model: str) -> str:
-    if value.isdecimal() or value.upper() in ("AUTO", "NUMA"):
+    if value.upper() in ("AUTO", "NUMA"):
         return ""
-    return _unlike(key, "either AUTO/NUMA/<int_value>", value)
+    return _natural(key, value, model, "either AUTO/NUMA/<int_value>")
 
 
-def _natural(key: str, value: str, model: str) -> str:
-    return "" if value.isdecimal() else _unlike(key, "a non-negative number", value)
+def _natural(key: str, value: str, model: str, expected: str = "a non-negative number") -> str:
+    if not value.isdecimal():
+        return _unlike(key, expected, value)
+    try:
+        count({key: value}, key)
+    except InferenceError as error:
+        return str(error)
+    return ""
 
 
 def _unlike(key: str, expected: str, value: str) -> str:
