@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import orjson
@@ -30,6 +30,8 @@ NESTED = "parameters"
 """The member whose own members are read as members of the request."""
 STRUCTURED_INPUT = "sampling_parameters"
 """A model with this input has the generation contract: its parameters may be any JSON."""
+MOST_DEPTH = 200
+"""Levels of a parameter; encoders and decoders of JSON, here and in models, recurse."""
 TAGS = ("sequence_id", "sequence_start", "sequence_end")
 """The place of a request in a conversation; ordinary parameters of other models, as on Triton."""
 
@@ -146,7 +148,27 @@ class _GenerateReader:
                 f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or "
                 "'string'.",
             )
+        if _nests(value) and _is_deeper(MOST_DEPTH, value):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"parameter '{key}' is nested too deeply, expected at most {MOST_DEPTH} levels",
+            )
         self.parameters[key] = value
+
+
+def _is_deeper(most: int, value: Any) -> bool:
+    """Whether lists and objects are nested in more levels than that; without recursion."""
+    level = [value]
+    for _ in range(most + 1):
+        nested = [each.values() if type(each) is dict else each for each in level if _nests(each)]
+        if not nested:
+            return False
+        level = [*chain.from_iterable(nested)]
+    return True
+
+
+def _nests(value: Any) -> bool:
+    return type(value) is dict or type(value) is list
 
 
 def _tensor(expected: ModelInput, shape: Sequence[int], value: Any) -> Tensor:

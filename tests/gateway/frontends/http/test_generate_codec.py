@@ -7,6 +7,7 @@ import pytest
 from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code
+from gateway.frontends.http.generate_codec import MOST_DEPTH
 from tests.builders import TEXT
 from tests.gateway.frontends.http.generate_requests import LLM, decode, refusal
 
@@ -80,6 +81,17 @@ def test_a_parameter_is_a_string_a_number_or_a_boolean(value: object) -> None:
 def test_the_parameters_of_an_llm_may_be_any_json() -> None:
     request = decode(LLM, text_input="hi", stop=["a", "b"], logit_bias={"5": -1}, seed=None)
     assert request.parameters == {"stop": ["a", "b"], "logit_bias": {"5": -1}, "seed": None}
+
+
+def test_a_parameter_of_an_llm_has_a_greatest_depth() -> None:
+    value: Any = "a"
+    for _ in range(MOST_DEPTH // 2):
+        value = {"a": [value, 1]}
+    assert decode(LLM, text_input="hi", schema=value).parameters == {"schema": value}
+    assert refusal(LLM, text_input="hi", schema=[value]) == (
+        Code.INVALID_ARG,
+        "parameter 'schema' is nested too deeply, expected at most 200 levels",
+    )
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", ["a"]])
