@@ -1,6 +1,9 @@
 """Structures are checked by a tiny engine of the real library, in a process of its own."""
 
 import asyncio
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -86,3 +89,12 @@ def test_a_structure_that_stops_the_library_ends_its_process_only(
             check(structures, "grammar", endless)
     assert logged == ["structure check ended kind=grammar"], "a refusal is remembered"
     check(structures, "regex", "after it")
+
+
+def test_a_process_that_was_killed_is_started_again(structures: StructureCheck) -> None:
+    check(structures, "regex", "before it")
+    running = ["pgrep", "-P", str(os.getpid()), "-f", "sluice_openvino_genai.compiling"]
+    process = int(subprocess.check_output(running))
+    os.kill(process, signal.SIGKILL)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    check(structures, "regex", "after the kill")

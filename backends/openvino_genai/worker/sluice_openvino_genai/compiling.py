@@ -20,6 +20,7 @@ from .model_file import PROPERTIES
 from .sampling import Structure, structured
 
 READY = ""
+CPU = resource.RLIMIT_CPU
 MOST_SECS = 0.25
 """Longest compilation for the tiny engine; for a real vocabulary it takes many times as long."""
 LAST_SECS = 2
@@ -52,8 +53,9 @@ def main() -> None:
 
 
 def _limit_processor_time() -> None:
-    most = math.ceil(time.process_time()) + LAST_SECS
-    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    most, hard = math.ceil(time.process_time()) + LAST_SECS, resource.getrlimit(CPU)[1]
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(CPU, (soft, hard))
 
 
 class TinyEngine:

@@ -64,7 +64,8 @@ class StructureCheck:
 
     def _compiled(self, structure: Structure) -> str:
         """The end of a sentence about a structure that cannot be compiled, else ""; blocks."""
-        process = self._process or self._started()
+        if (process := self._process) is None or process.poll() is not None:
+            process = self._started()
         try:
             _input(process).write(json.dumps([structure.kind, structure.text]).encode() + b"\n")
             _input(process).flush()
