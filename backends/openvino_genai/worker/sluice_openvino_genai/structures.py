@@ -64,8 +64,9 @@ class StructureCheck:
 
     def _compiled(self, structure: Structure) -> str:
         """The end of a sentence about a structure that cannot be compiled, else ""; blocks."""
-        if (process := self._process) is None or process.poll() is not None:
-            process = self._started()
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        process = self._process or self._started()
         try:
             _input(process).write(json.dumps([structure.kind, structure.text]).encode() + b"\n")
             _input(process).flush()
