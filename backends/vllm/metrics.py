@@ -4,7 +4,8 @@ vLLM uses the registry of the process and unregisters the metrics of other engin
 the engine loaded last would have metrics. Likewise it counts tool calls by the name of that model.
 """
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -53,6 +54,7 @@ class EngineMetrics:
         self._registry = CollectorRegistry()
         self._latency = self._triton_latency() if triton_names else None
         self._begun = False
+        self._step = StepTime()
 
     def begin(self) -> None:
         """Start counting."""
@@ -63,9 +65,16 @@ class EngineMetrics:
         """Whether counting has started."""
         return self._begun
 
+    def order_by_step(self, engine_core: Any) -> None:
+        """Give gauges the time of the engine's step that they describe.
+
+        Clients of one engine receive its steps in any order, and the last one may be stale.
+        """
+        engine_core.get_output_async = self._step.noting(engine_core.get_output_async)
+
     def logger(self) -> Any:
         """The class of the stat logger for AsyncLLM."""
-        kinds = _kinds(self._registry)
+        kinds = _kinds(self._registry, self._step)
         parts = {name: _within(part, kinds) for name, part in PARTS.items()}
         latency, metrics = self._latency, self
 
@@ -106,18 +115,51 @@ class EngineMetrics:
         )
 
 
-def _kinds(registry: CollectorRegistry) -> dict[str, Any]:
+class StepTime:
+    """The time at which the engine made the step that is being recorded, in its monotonic clock."""
+
+    def __init__(self) -> None:
+        self.secs = 0.0
+
+    def noting(self, get: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+        """The function that gets the outputs of the next step, also noting their time."""
+
+        async def noted() -> Any:
+            outputs = await get()
+            self.secs = outputs.timestamp
+            return outputs
+
+        return noted
+
+
+def _kinds(registry: CollectorRegistry, step: StepTime) -> dict[str, Any]:
     """The attributes of vLLM's loggers that create series, bound to the registry."""
+    gauge = partial(_gauge, type("StepGauge", (StepGauge,), {"step": step}))
     return {
         f"_{kind.__name__.lower()}_cls": staticmethod(partial(made, registry=registry))
-        for kind, made in ((Counter, Counter), (Gauge, _gauge), (Histogram, Histogram))
+        for kind, made in ((Counter, Counter), (Gauge, gauge), (Histogram, Histogram))
     }
 
 
-def _gauge(name: str, documentation: str, multiprocess_mode: str = "all", **named: Any) -> Gauge:
+class StepGauge(Gauge):
+    """Of several processes that of the newest step has the value, if its mode is `mostrecent`."""
+
+    step: StepTime
+
+    def set(self, value: float) -> None:
+        """Set the value as of the current step."""
+        if self._is_most_recent:
+            self._value.set(float(value), timestamp=self.step.secs or time.monotonic())
+        else:
+            super().set(value)
+
+
+def _gauge(
+    kind: type[Gauge], name: str, documentation: str, multiprocess_mode: str = "all", **named: Any
+) -> Gauge:
     """A gauge; the one of mode `sum` is a time, which is not summed over clients."""
     mode: Any = "max" if multiprocess_mode == "sum" else multiprocess_mode
-    return Gauge(name, documentation, multiprocess_mode=mode, **named)
+    return kind(name, documentation, multiprocess_mode=mode, **named)
 
 
 def _within(part: type, kinds: Mapping[str, Any]) -> type:

@@ -116,7 +116,7 @@ def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
         "output_listener": socket.socket(fileno=settings.output_fd),
     }
     counters = {"mp_admission_counters": shared_counters(Path(settings.counters))}
-    return new_client(
+    client = new_client(
         arguments,
         config,
         metrics,
@@ -124,6 +124,9 @@ def _join(settings: ClientSettings, metrics: EngineMetrics | None) -> Any:
         client_count=model.clients,
         client_index=index,
     )
+    if metrics is not None:
+        metrics.order_by_step(client.engine_core)
+    return client
 
 
 def _log_to(channel: Channel, *, debug: bool) -> None:

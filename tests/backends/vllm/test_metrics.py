@@ -1,5 +1,8 @@
 """Invocations of vLLM's tool parsers, counted for each model."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +13,30 @@ from tests.backends.vllm.conftest import MODEL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
 
+CLIENTS = """
+import os
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from backends.vllm.metrics import SharedMetrics, StepGauge, StepTime
+
+def write(secs, running):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    StepGauge.step = StepTime()
+    StepGauge.step.secs = secs
+    options = {"multiprocess_mode": "mostrecent", "registry": CollectorRegistry()}
+    StepGauge("running", "", **options).set(running)
+    os._exit(0)
+
+write(11.0, 0)
+write(10.0, 1)
+families = SharedMetrics("m", "1", Path(sys.argv[1])).collect()
+print([sample.value for family in families for sample in family.samples])
+"""
+"""Two clients of an engine, of which the one with the older step is later."""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -89,3 +116,14 @@ def test_a_parser_that_vllm_does_not_count_is_not_counted(parser: type, tokenize
     metrics, chat = engine("first", Own)
     assert chat.parser_cls(tokenizer, None).extract_tool_calls("x", None).tools_called
     assert counted(metrics) == {}
+
+
+def test_a_gauge_of_several_clients_has_the_value_of_the_newest_step(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENTS, str(tmp_path)],
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "[0.0]\n", done.stderr
