@@ -45,7 +45,7 @@ ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transpor
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-oldest-tensorflow test-alone stored lint bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-newest-tensorflow test-alone stored lint bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -85,7 +85,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 # `make -j3 test` runs three of them at the same time. Tests that measure time run when nothing else does.
-test: lint test-oldest-tensorflow test-newest
+test: lint test-oldest test-newest-tensorflow
 	@$(MAKE) --no-print-directory test-alone
 
 stored: $(READY)
@@ -105,9 +105,9 @@ test-newest: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test-newest: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
 
-# One after the other, since engines start at the same time.
-test-oldest-tensorflow: $(READY) stored
-	@$(MAKE) --no-print-directory test-oldest && $(MAKE) --no-print-directory test-tensorflow
+# One after the other: the tests without an engine take longer.
+test-newest-tensorflow: $(READY) stored
+	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
