@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.tensor_runtime.parameters import thread_share
+from gateway.tensor_runtime.parameters import MOST_THREADS, thread_share
 
 log = logging.getLogger("sluice.fil")
 
@@ -26,8 +26,6 @@ SWITCHES = (
 )
 SIZES = (THREADS, "chunk_size", "transfer_threshold")
 USUAL_THRESHOLD = 0.5
-MOST_THREADS = 1024
-"""OpenMP ends the process if the system refuses a thread."""
 
 LAYOUT = "Use `layout` instead."
 CHUNK_SIZE = "Use `chunk_size` instead."

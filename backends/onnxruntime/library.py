@@ -9,5 +9,3 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 onnxruntime: Any = import_module("onnxruntime")
 state: Any = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-ExecutionMode: Any = onnxruntime.ExecutionMode
-GraphOptimizationLevel: Any = onnxruntime.GraphOptimizationLevel

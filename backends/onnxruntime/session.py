@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.onnxruntime.library import ExecutionMode, GraphOptimizationLevel, onnxruntime, state
+from backends.onnxruntime.library import onnxruntime, state
 from backends.onnxruntime.model_file import DEFAULT_FILE
 from backends.onnxruntime.parameters import SessionThreads
 from backends.onnxruntime.providers import CPU, Provider, require_installed
@@ -32,14 +32,14 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
 NUMBERED = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 
 LEVELS = {
-    -1: GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    0: GraphOptimizationLevel.ORT_ENABLE_ALL,
-    1: GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    2: GraphOptimizationLevel.ORT_DISABLE_ALL,
+    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    0: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 """The levels of `optimization { graph { level } }`, as on Triton."""
 
-MODES = {0: ExecutionMode.ORT_SEQUENTIAL, 1: ExecutionMode.ORT_PARALLEL}
+MODES = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.ExecutionMode.ORT_PARALLEL}
 DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 SPINNING = "session.intra_op.allow_spinning"
 """Whether waiting threads spin; off by default, since spinning takes twice the processor time."""

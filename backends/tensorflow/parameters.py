@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.process_limits import processors
-from gateway.tensor_runtime.parameters import instances_on_cpu, integer, switch
+from gateway.tensor_runtime.parameters import MOST_THREADS, instances_on_cpu, integer, switch
 
 SIGNATURE = "TF_SIGNATURE_DEF"
 TAG = "TF_GRAPH_TAG"
@@ -22,8 +22,6 @@ MEMORY_FRACTION = "gpu-memory-fraction"
 DEFAULT_TAG = "serve"
 CALLERS_THREAD = -1
 """The library's number of threads between operations for the thread of the run."""
-MOST_THREADS = 1024
-"""The library ends the process if the system refuses a thread."""
 WORDS = {"yes": "true", "no": "false"}
 
 

@@ -16,12 +16,10 @@ from gateway.models.supported_fields import (
     FieldSupport,
     FieldVerdict,
 )
-from gateway.tensor_runtime.parameters import as_boolean, as_integer, count
+from gateway.tensor_runtime.parameters import MOST_THREADS, as_boolean, as_integer, count
 
 Problem = Callable[[str, str, str], str]
 """The objection to a value, "" without one: a function of the key, the value and the model."""
-
-MOST_THREADS = 1024
 
 
 def _accepted(key: str, value: str, model: str) -> str:

@@ -9,6 +9,8 @@ from gateway.process_limits import processors
 BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 LARGEST = 2**31 - 1
 """The largest count that a C++ runtime accepts."""
+MOST_THREADS = 1024
+"""Runtimes end the process if the system refuses a thread."""
 
 
 def as_boolean(text: str) -> bool:

@@ -30,6 +30,7 @@ class Model:
 
     `responses` is the number of responses of a stream, and 0 for a model that is not decoupled.
     Clients of a model with `few` send few different numbers, so that a cache has answers.
+    The file of a model with `onnx` is a network.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Model:
     responses: int = 0
     sequences: bool = False
     few: bool = False
+    onnx: bool = False
     troubles: frozenset[Trouble] = frozenset()
 
 
@@ -299,8 +301,8 @@ MODELS: Sequence[Model] = (
     Model(name="cached", config=_identity("response_cache { enable: true }\n", DELAY), few=True),
     Model(name="pipeline", config=_ensemble("dynamic", "ordered"), shape=BATCHED),
     Model(name="repeat", config='backend: "repeat"\n', form=Form.TEXT, responses=20),
-    Model(name="onnx", config=BATCHES + "dynamic_batching { }\n", shape=BATCHED),
-    Model(name="openvino", config=_openvino(TWO), shape=BATCHED),
+    Model(name="onnx", config=BATCHES + "dynamic_batching { }\n", shape=BATCHED, onnx=True),
+    Model(name="openvino", config=_openvino(TWO), shape=BATCHED, onnx=True),
     Model(name="py_direct", config=_python(ONE), program=ECHO, troubles=CALLED),
     Model(
         name="py_dynamic",
@@ -373,7 +375,9 @@ MODELS: Sequence[Model] = (
         shape=BATCHED,
         troubles=RELOADED,
     ),
-    Model(name="openvino_reloaded", config=_openvino(), shape=BATCHED, troubles=RELOADED),
+    Model(
+        name="openvino_reloaded", config=_openvino(), shape=BATCHED, onnx=True, troubles=RELOADED
+    ),
     Model(
         name="py_reloaded",
         config=_python(ONE),

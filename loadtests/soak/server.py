@@ -233,16 +233,13 @@ def write_repository(folder: Path) -> None:
             (version / "model.py").write_text(model.program)
         elif model.form is Form.OPENAI:
             shutil.copy(OPENAI_PROGRAM, version / "model.py")
-        elif model.name in ONNX:
+        elif model.onnx:
             _write_onnx(version / "model.onnx")
 
 
 def config(folder: Path, model: Model) -> Path:
     """The path of the config of a model."""
     return folder / model.name / "config.pbtxt"
-
-
-ONNX = ("onnx", "openvino", "openvino_reloaded")
 
 
 def _write_onnx(path: Path) -> None:

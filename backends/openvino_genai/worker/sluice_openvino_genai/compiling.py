@@ -19,7 +19,6 @@ from .engine import GenAiLibrary, import_library, reason, temporary_file
 from .model_file import PROPERTIES
 from .sampling import Structure, structured
 
-READY = ""
 CPU = resource.RLIMIT_CPU
 MOST_SECS = 0.25
 """Longest compilation for the tiny engine; for a real vocabulary it takes many times as long."""
@@ -38,15 +37,14 @@ def main() -> None:
     """Answer each line of the standard input, a kind and a text in JSON.
 
     An answer is a JSON text: what is wrong with the structure, "" if nothing is. The first line
-    says that the engine is ready.
+    is about a good one: the engine is ready.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker's end is the end of the input
     answers = os.fdopen(os.dup(1), "w", 1)
     os.dup2(2, 1)  # the library prints
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     compiler = TinyEngine(import_library())
-    compiler.wrong(Structure("regex", "a"))
-    answers.write(json.dumps(READY) + "\n")
+    answers.write(json.dumps(compiler.wrong(Structure("regex", "a"))) + "\n")
     for line in sys.stdin:
         _limit_processor_time()
         answers.write(json.dumps(compiler.wrong(Structure(*json.loads(line)))) + "\n")

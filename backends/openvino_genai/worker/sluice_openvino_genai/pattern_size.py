@@ -98,33 +98,32 @@ def _state(found: str) -> States:
 
 
 def _parsed(schema: str) -> Any:
-    """The schema; None if it is no JSON, which the library refuses in its own words."""
+    """The schema if it has objects; what is no JSON the library refuses in its own words."""
     try:
-        return json.loads(schema)
+        found = json.loads(schema)
     except (ValueError, RecursionError):
-        return None
+        return []
+    return found if isinstance(found, dict | list) else []
 
 
-def _patterns(found: Any) -> Iterator[str]:
-    if isinstance(found, list):
-        for each in found:
-            yield from _patterns(each)
-    elif isinstance(found, dict):
-        for key, value in found.items():
-            if key == "pattern" and isinstance(value, str):
-                yield value
-            elif key == "patternProperties" and isinstance(value, dict):
-                yield from value
-            yield from _patterns(value)
+def _objects(found: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a schema."""
+    if isinstance(found, dict):
+        yield found
+    for each in found.values() if isinstance(found, dict) else found:
+        if isinstance(each, dict | list):
+            yield from _objects(each)
 
 
-def _lengths(found: Any) -> Iterator[int]:
+def _patterns(schema: Any) -> Iterator[str]:
+    for each in _objects(schema):
+        if isinstance(pattern := each.get("pattern"), str):
+            yield pattern
+        if isinstance(properties := each.get("patternProperties"), dict):
+            yield from properties
+
+
+def _lengths(schema: Any) -> Iterator[int]:
     """The greatest length of each text that has limits."""
-    if isinstance(found, list):
-        for each in found:
-            yield from _lengths(each)
-    elif isinstance(found, dict):
-        limits = [found.get(name) for name in LENGTHS]
-        yield max([0, *(each for each in limits if isinstance(each, int))])
-        for value in found.values():
-            yield from _lengths(value)
+    for each in _objects(schema):
+        yield max([0, *(n for name in LENGTHS if isinstance(n := each.get(name), int))])

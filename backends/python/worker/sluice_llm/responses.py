@@ -60,7 +60,7 @@ class TensorResponses:
         self._with_logprobs = with_logprobs
         self._batched = batched
         self._counts = counts
-        self._prompt_counted = False
+        self._usage_counts = UsageCounts()
 
     def responses(
         self, deltas: Sequence[SequenceDelta], prompt_tokens: int, *, final: bool
@@ -68,9 +68,8 @@ class TensorResponses:
         """One response with the deltas of every sequence."""
         tensors = [self._texts("text_output", [self.prefix + each.text for each in deltas])]
         tensors += self._optional(deltas, prompt_tokens)
-        counted = 0 if self._prompt_counted else prompt_tokens
-        self._prompt_counted = True
-        parameters = usage(counted, _tokens(deltas), _ended(deltas, final=final))
+        self._usage_counts.add(deltas)
+        parameters = self._usage_counts.sent(deltas, prompt_tokens, final=final)
         return [pb_utils.InferenceResponse(tensors, parameters=parameters)]
 
     def _optional(self, deltas: Sequence[SequenceDelta], prompt_tokens: int) -> list[Any]:
@@ -127,18 +126,26 @@ class TensorResponses:
         return pb_utils.Tensor(name, array[np.newaxis] if self._batched else array)
 
 
-def usage(prompt_tokens: int, tokens: int, reason: str) -> dict[str, str]:
-    """The response parameter with token counts for the gateway."""
-    return {USAGE: f"{prompt_tokens},{tokens},{reason}"}
+class UsageCounts:
+    """Token counts of one request; the gateway gets each of them once."""
 
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._sent = 0
+        self._prompt_sent = False
 
-def _tokens(deltas: Sequence[SequenceDelta]) -> int:
-    return sum(each.tokens for each in deltas)
+    def add(self, deltas: Sequence[SequenceDelta]) -> None:
+        """Count the new tokens."""
+        self.tokens += sum(each.tokens for each in deltas)
 
-
-def _ended(deltas: Sequence[SequenceDelta], *, final: bool) -> str:
-    """The finish reason of the last deltas; "" before."""
-    return (deltas[0].finish_reason or "") if final and deltas else ""
+    def sent(
+        self, deltas: Sequence[SequenceDelta], prompt_tokens: int, *, final: bool
+    ) -> dict[str, str]:
+        """The response parameter with all counts that the gateway has not yet."""
+        prompt = 0 if self._prompt_sent else prompt_tokens
+        new, reason = self.tokens - self._sent, deltas[0].finish_reason if final and deltas else ""
+        self._sent, self._prompt_sent = self.tokens, True
+        return {USAGE: f"{prompt},{new},{reason or ''}"}
 
 
 def _table(deltas: Sequence[SequenceDelta]) -> list[list[float]]:
@@ -206,9 +213,7 @@ class OpenAiCall:
     _created: int = field(default_factory=lambda: int(time.time()))
     _begun: set[int] = field(default_factory=set)
     _letters: dict[int, int] = field(default_factory=dict)
-    _tokens: int = 0
-    _uncounted: int = 0
-    _prompt_counted: bool = False
+    _usage_counts: UsageCounts = field(default_factory=UsageCounts)
     _reading: dict[int, ChatReader] = field(default_factory=dict)
     _callers: set[int] = field(default_factory=set)
 
@@ -226,8 +231,7 @@ class OpenAiCall:
 
         Tokens without a response, such as the first bytes of a letter, are counted with the next.
         """
-        self._tokens += _tokens(deltas)
-        self._uncounted += _tokens(deltas)
+        self._usage_counts.add(deltas)
         if self.llm_request.stream:
             answers = self._chunks(deltas)
             if final and self.usage:
@@ -238,9 +242,7 @@ class OpenAiCall:
             answers = [whole]
         if not answers:
             return []
-        counted = 0 if self._prompt_counted else prompt_tokens
-        parameters = usage(counted, self._uncounted, _ended(deltas, final=final))
-        self._uncounted, self._prompt_counted = 0, True
+        parameters = self._usage_counts.sent(deltas, prompt_tokens, final=final)
         last = len(answers) - 1
         return [
             _response(each, parameters if n == last else None) for n, each in enumerate(answers)
@@ -315,8 +317,8 @@ class OpenAiCall:
     def _usage(self, prompt_tokens: int) -> dict[str, int]:
         return {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": self._tokens,
-            "total_tokens": prompt_tokens + self._tokens,
+            "completion_tokens": self._usage_counts.tokens,
+            "total_tokens": prompt_tokens + self._usage_counts.tokens,
         }
 
 
