@@ -6,12 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from backends.fil.forests import Errors, Forest, ForestLibrary
-from backends.fil.whole_files import (
-    JSON_BEGIN,
-    is_ubjson,
-    is_whole_lightgbm,
-    require_whole_ubjson,
-)
+from backends.fil.lightgbm_text import problem_of_lightgbm
+from backends.fil.ubjson import JSON_BEGIN, is_ubjson, require_whole_ubjson
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, failed_import
 from gateway.tensor_runtime.failures import ClearFailures
@@ -133,8 +129,8 @@ def _problem(kind: str, data: bytes) -> str:
     """A difference that a library would not report, or report unclearly."""
     if kind == LIGHTGBM and not data.startswith(LIGHTGBM_BEGIN):
         return "no model of LightGBM: expected a text that begins with 'tree'"
-    if kind == LIGHTGBM and not is_whole_lightgbm(data):
-        return "cut short: expected trees of LightGBM of the sizes in 'tree_sizes'"
+    if kind == LIGHTGBM:
+        return problem_of_lightgbm(data)
     if kind.startswith(XGBOOST) and not data.startswith((JSON_BEGIN, OLD_XGBOOST_BEGIN)):
         return (
             "no model of XGBoost: expected JSON or UBJSON, which begin with '{', or an old binary, "

@@ -21,6 +21,8 @@ MOST_STOP_LETTERS = 1024
 SEEDS = TOKENS = 1 << 63
 LARGEST = 3.4028234e38
 """The library's numbers have 32 bits."""
+LEAST_TEMPERATURE = 0.01
+"""vLLM's, for lower ones that are not 0: divided by them, numbers of 32 bits overflow."""
 SAME = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -111,7 +113,9 @@ def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
         raise Refusal(f"sampling parameter 'n' is {count}, expected 1 to {MOST_SEQUENCES}")
     if temperature < 0:
         raise Refusal(f"sampling parameter 'temperature' is {temperature}, expected at least 0")
-    if not temperature:
+    if temperature:
+        temperature = max(temperature, LEAST_TEMPERATURE)
+    else:
         _check_sampled(found)
     fields = {
         field: found[name]
@@ -317,6 +321,11 @@ def _structure(found: Mapping[str, Any]) -> Structure | None:
         )
     ((form, value),) = wanted.items()
     structure = _one_structure(form, value)
+    if structure is not None and found.get("min_tokens"):
+        raise Refusal(
+            f"sampling parameter 'min_tokens' is {found['min_tokens']}, expected 0 with a "
+            "structured output: the structure ends the text"
+        )
     if structure is not None and not _is_unicode(structure.text):
         raise Refusal(f"'{form}' of 'structured_outputs' has half a character (a lone surrogate)")
     return structure

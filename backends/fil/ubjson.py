@@ -1,6 +1,5 @@
-"""Checks that a file is whole: on a part of one XGBoost may hang, and LightGBM end the process."""
+"""Checks that a file of UBJSON is whole: on a part of one XGBoost may hang."""
 
-import re
 import struct
 
 JSON_BEGIN = b"{"
@@ -10,11 +9,6 @@ UBJSON_INTEGERS = {b"i": ">b", b"U": ">B", b"I": ">h", b"l": ">i", b"L": ">q"}
 UBJSON_CONSTANTS = b"TFZN"
 ENDS = {b"{": b"}", b"[": b"]"}
 UNCOUNTED = -1
-
-LIGHTGBM_SIZES = re.compile(rb"^tree_sizes=([\d ]+)\r?$", re.MULTILINE)
-LIGHTGBM_BEGIN = b"\nTree=0\n"
-LIGHTGBM_END = b"end of trees"
-LIGHTGBM_PARAMETERS, LIGHTGBM_PARAMETERS_END = b"\nparameters:", b"\nend of parameters"
 
 
 def is_ubjson(data: bytes) -> bool:
@@ -98,18 +92,3 @@ class _Walk:
         self._at += count
         if self._at > len(self._data):
             raise IndexError(self._at)
-
-
-def is_whole_lightgbm(data: bytes) -> bool:
-    """Whether the trees of a text of LightGBM have the sizes that its head declares.
-
-    The parameters after them must have their end: the library reads on behind a text without it,
-    and the process dies.
-    """
-    sizes = LIGHTGBM_SIZES.search(data)
-    if sizes is None:
-        return False
-    begin, end = data.find(LIGHTGBM_BEGIN) + 1, data.find(LIGHTGBM_END)
-    if LIGHTGBM_PARAMETERS in data and LIGHTGBM_PARAMETERS_END not in data:
-        return False
-    return end - begin == sum(map(int, sizes[1].split()))
