@@ -1,7 +1,8 @@
 """The same questions by every door and by vLLM itself: the same texts, tokens and reasons."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ TOPICS = (
     *("iron", "a map", "honey", "wind", "paper", "a clock", "snow", "sugar", "a wheel", "soap"),
 )
 FEW_TOPICS = TOPICS[:5]
+AT_A_TIME = 4
 SAMPLING = {"temperature": 0, "max_tokens": 10}
 CHAT = "/v1/chat/completions"
 FIGURES = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
@@ -41,6 +43,12 @@ class Answer(NamedTuple):
 Ask = Callable[[str], Answer]
 
 
+def ask_all(topics: Sequence[str], ask: Ask) -> dict[str, Answer]:
+    """The answers by topic; a few requests run at a time."""
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return dict(zip(topics, pool.map(ask, topics), strict=True))
+
+
 def conversation(topic: str) -> list[dict[str, str]]:
     """One question about it."""
     return [{"role": "user", "content": f"What is {topic} made of? Say it in a few words."}]
@@ -52,7 +60,7 @@ def reference(stored_model: Path) -> Iterator[dict[str, Answer]]:
     flags = (*read_model(SHIPPED, gateway_defaults()).flags, "--dtype", DTYPE)
     own = servers.vllm("llama", flags).launch()
     with launched(own, frozenset()) as server, _client(server.ports.http) as client:
-        yield {topic: _whole(client, topic) for topic in TOPICS}
+        yield ask_all(TOPICS, lambda topic: _whole(client, topic))
 
 
 def _client(port: int) -> httpx.Client:
@@ -121,8 +129,8 @@ def _value(result: Any, name: str) -> int:
 @pytest.mark.parametrize("server", ["openvino_genai"], indirect=True)
 def test_every_door_of_another_engine_gives_the_same_answers(server: Serving, ask: Ask) -> None:
     with Llama(server) as llama:
-        wholes = {topic: _asked_whole(llama, topic) for topic in FEW_TOPICS}
-    assert {topic: ask(topic) for topic in FEW_TOPICS} == wholes
+        wholes = ask_all(FEW_TOPICS, lambda topic: _asked_whole(llama, topic))
+    assert ask_all(FEW_TOPICS, ask) == wholes
 
 
 def _asked_whole(llama: Llama, topic: str) -> Answer:
@@ -135,4 +143,4 @@ def _asked_whole(llama: Llama, topic: str) -> Answer:
 def test_every_door_answers_what_vllms_own_server_answers(
     reference: dict[str, Answer], ask: Ask
 ) -> None:
-    assert {topic: ask(topic) for topic in TOPICS} == reference
+    assert ask_all(TOPICS, ask) == reference
