@@ -212,6 +212,12 @@ class Transcript:
         self._prefix = prompt if request.echo else ""
         self._latest = {index: Delta("", 0, index) for index in range(count)}
         self._prompt_counted = False
+        self.is_of_one_text = (
+            request.stream
+            and count == 1
+            and not (request.optional.logprobs or request.optional.cumulative_logprob)
+        )
+        """Whether each response has a new part of one text, and no log probability."""
 
     def respond(self, deltas: Sequence[Delta], prompt_tokens: int, *, final: bool) -> InferResponse:
         """One response with the deltas; sequences without a delta get an empty text."""

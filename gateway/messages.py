@@ -93,6 +93,21 @@ class Cancellation(Protocol):
         """
 
 
+class Sink(Protocol):
+    """Takes responses of one request from the code that makes them, while no task waits for it.
+
+    The execution of a request with a sink yields its other responses, and the final one. What it
+    yielded was taken when it runs again; a response goes to the sink only if that has room.
+    """
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes a response: the client reads, and has not disconnected."""
+
+    def put(self, response: "InferResponse") -> None:
+        """Deliver a response that is not final, at once."""
+
+
 class Checked(NamedTuple):
     """The result of a validation by `rules`: the batch size of the request."""
 
@@ -110,7 +125,8 @@ class InferRequest:
     byte (`time.perf_counter_ns`), 0 if unknown. `trace` is the request's own after submission;
     before, that of its parent request. `checked` is the result of an earlier validation, which
     the model does not repeat. `cancellation` is set while it executes, unless the execution
-    continues without clients.
+    continues without clients. `sink` is set while it executes alone; an instance that changes the
+    responses of another passes it `replace(request, sink=None)`.
     """
 
     model: str
@@ -126,6 +142,7 @@ class InferRequest:
     trace: Lineage | None = field(default=None, compare=False, repr=False)
     checked: Checked | None = field(default=None, compare=False, repr=False)
     cancellation: Cancellation | None = field(default=None, compare=False, repr=False)
+    sink: Sink | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

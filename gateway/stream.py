@@ -82,7 +82,7 @@ class ResponseStream:
     - `stop`: the producer ends the request as it chooses.
 
     `cancelled` is set by the first two, `stopping` by the third. A stream is the `cancellation` of
-    its request: a scheduler uses `on_cancel`, a backend uses `subscribe`.
+    its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
     """
 
     __slots__ = (
@@ -142,6 +142,11 @@ class ResponseStream:
     def full(self) -> bool:
         """Whether the unread responses have reached the limit."""
         return len(self._responses) >= self._limit or self._shared_bytes >= SHARED_LIMIT_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is neither full nor done."""
+        return not (self._done or self.full)
 
     def put(self, response: InferResponse) -> None:
         """Add a response; once the stream is done it is dropped and recorded as wasted."""

@@ -17,11 +17,13 @@ from vllm.exceptions import VLLMError
 from vllm.outputs import EmbeddingRequestOutput, PoolingRequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 
+from backends.vllm.diverted_deltas import DivertedDeltas, TakeDelta, divert
 from backends.vllm.failures import first_mistake
 from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
 from backends.vllm.grammar_time import check_constraint
 from gateway.errors import Code, InferenceError
 from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, Delta, GenerationRequest, invalid
+from gateway.messages import Sink
 
 ABORT_TIMEOUT_SECS = 2.0
 CANNOT_FOLLOW = (
@@ -45,6 +47,7 @@ class EngineRequest:
         self._wasted = wasted
         self._outputs: Any = None
         self._constrained = False
+        self._diverted: DivertedDeltas | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,6 +62,8 @@ class EngineRequest:
 
     async def abort_unfinished(self) -> None:
         """Abort the request unless it has finished; the exit of the block does this too."""
+        if self._diverted is not None:
+            self._diverted.end()
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()
 
@@ -82,12 +87,33 @@ class EngineRequest:
 
         Raises InferenceError if the request failed in the engine.
         """
-        output = self._outputs.get_nowait() or await self._outputs.get()
+        output = self._outputs.get_nowait() or await self._next_output()
         if output.finished:
             self.finished = True
             if failed(output):
                 raise self._failure()
         return output
+
+    async def _next_output(self) -> Any:
+        if self._diverted is None:
+            return await self._outputs.get()
+        self._diverted.waiting = True
+        try:
+            return await self._outputs.get()
+        finally:
+            self._diverted.waiting = False
+
+    def divert(self, take: TakeDelta, sink: Sink) -> bool:
+        """Have later plain deltas passed to `take` instead of returned by `next`.
+
+        False if the engine's outputs are of another kind: `next` returns all of them.
+        """
+        self._diverted = divert(self._engine, self._outputs, take, sink)
+        return self._diverted is not None
+
+    def diverted(self) -> list[int]:
+        """The tokens of the deltas that were diverted since the last call."""
+        return [] if self._diverted is None else self._diverted.taken()
 
     def _failure(self) -> InferenceError:
         # vLLM's checks accept some grammars that its engine cannot compile or follow.
@@ -128,6 +154,14 @@ def read_output(output: Any, *, logprobs: bool) -> list[Delta]:
         )
         for completion in output.outputs
     ]
+
+
+def text_of(output: Any) -> str | None:
+    """The text of an output of one sequence; None for other outputs."""
+    if isinstance(output, PoolingRequestOutput) or len(output.outputs) != 1:
+        return None
+    text: str = output.outputs[0].text
+    return text
 
 
 def failed(output: Any) -> bool:

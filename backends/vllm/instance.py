@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, get_type_hints
 
@@ -26,12 +27,13 @@ from gateway.generation import (
     EMBEDDING_REQUEST,
     MESSAGES,
     TEXT_INPUT,
+    Delta,
     GenerationRequest,
     Transcript,
     invalid,
     read_generation,
 )
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, Sink
 from gateway.openai_contract import REQUEST
 
 
@@ -110,11 +112,15 @@ class VllmInstance(Instance):
             generation = read_generation(request)
             async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
                 transcript = await self._submit(generation, running)
+                sink = request.sink if transcript.is_of_one_text else None
                 while not running.finished:
                     output = await running.next()
                     deltas = read_output(output, logprobs=generation.optional.logprobs)
                     count = len(output.prompt_token_ids)
                     yield 0, transcript.respond(deltas, count, final=output.finished)
+                    if sink is not None:
+                        running.divert(partial(_put_delta, transcript, count, sink), sink)
+                        sink = None
         except FAILURES as error:
             yield 0, self._engine.failures.explain(error)
         finally:
@@ -167,6 +173,12 @@ class VllmInstance(Instance):
 
     def _new_id(self) -> str:
         return f"{self._engine.model}-{next(self._numbers)}"
+
+
+def _put_delta(
+    transcript: Transcript, prompt_tokens: int, sink: Sink, text: str, tokens: int
+) -> None:
+    sink.put(transcript.respond((Delta(text, tokens),), prompt_tokens, final=False))
 
 
 def lora_request(adapter: LoraAdapter) -> LoRARequest:

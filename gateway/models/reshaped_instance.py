@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from gateway.backend import Answer, ForwardingInstance, Instance, Note
 from gateway.batches.shapes import Reshapes
@@ -24,7 +25,7 @@ class ReshapedInstance(ForwardingInstance):
         self._reshapes = reshapes
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        inside = [self._reshapes.towards_model(request) for request in requests]
+        inside = [replace(self._reshapes.towards_model(request), sink=None) for request in requests]
         async with aclosing(self._inner.execute(inside)) as answers:
             async for index, answer in answers:
                 yield index, self._outside(answer)

@@ -196,6 +196,7 @@ class Execution:
         Returns their requests.
         """
         on_disconnect, runs_to_end = self._on_disconnect, self._call.runs_to_end
+        is_alone = len(self._open) == 1
         requests = []
         for entry in self._open.values():
             entry.record.started()
@@ -204,6 +205,7 @@ class Execution:
             cancellation = None if runs_to_end else entry.stream
             # Requests are frozen for the type checker only; a copy would cost a microsecond.
             entry.request.cancellation = cancellation  # type: ignore[misc]
+            entry.request.sink = entry.stream if is_alone else None  # type: ignore[misc]
             requests.append(entry.request)
         return requests
 
@@ -274,7 +276,7 @@ class Execution:
         if self._interrupted and task is not None:
             task.uncancel()
         for entry in self._open.values():
-            entry.request.cancellation = None  # type: ignore[misc]  # as in _watch
+            entry.request.cancellation = entry.request.sink = None  # type: ignore[misc]  # as in _watch
             if not self.unsent:
                 entry.stream.end()
 

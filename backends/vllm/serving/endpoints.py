@@ -56,6 +56,7 @@ class EndpointService:
 
     `title` is vLLM's name of the endpoint in errors. `dumped` are the arguments of `model_dump`
     in vLLM's own route. `named` is true if the header X-Request-Id becomes the id of the answer.
+    `text_member` are the bytes before the text in each chunk of a stream, empty if there are none.
     """
 
     body: TypeAdapter[Any]
@@ -64,6 +65,7 @@ class EndpointService:
     title: str
     dumped: Mapping[str, Any] = field(default_factory=dict)
     named: bool = True
+    text_member: bytes = b""
 
 
 SERVICES = {
@@ -72,12 +74,14 @@ SERVICES = {
         "openai_serving_chat",
         OpenAIServingChat.create_chat_completion,
         "Chat Completions",
+        text_member=b'"delta":{"content":',
     ),
     Endpoint.COMPLETIONS: EndpointService(
         TypeAdapter(CompletionRequest),
         "openai_serving_completion",
         OpenAIServingCompletion.create_completion,
         "Completions",
+        text_member=b'"text":',
     ),
     Endpoint.RESPONSES: EndpointService(
         TypeAdapter(ResponsesRequest),

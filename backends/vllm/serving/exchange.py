@@ -7,10 +7,13 @@ from typing import Any, Self
 
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
-from backends.vllm.engine_request import EngineRequest, count_tokens
+from backends.vllm.engine_request import EngineRequest, count_tokens, text_of
+from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
-from gateway.messages import Usage
+from gateway.messages import InferResponse, Sink, Usage
+from gateway.openai_contract import RESPONSE
+from gateway.tensor import Datatype, Tensor
 
 DISCONNECTS = (asyncio.CancelledError, GeneratorExit)
 
@@ -21,6 +24,7 @@ class Exchange:
     Used in an `async with`: its exit aborts unfinished requests, as `EngineRequest` does, and
     calls `wasted` with the tokens that no response carried. Attributes other than `generate` and
     `encode` are the engine's. `failure` is the engine's error, which handlers of streams swallow.
+    `latest_chunk` is the one that the handler made last.
     """
 
     def __init__(
@@ -28,6 +32,9 @@ class Exchange:
     ) -> None:
         self.failure: VLLMError | None = None
         self.begun = False
+        self.latest_chunk = b""
+        self._template: ChunkTemplate | None = None
+        self._sink: Sink | None = None
         self._engine = engine
         self._new_id = new_id
         self._wasted = wasted
@@ -75,6 +82,28 @@ class Exchange:
             await generation.submit()
         if len(self._generations) == 1:
             await self._generations[0].fetch()
+
+    def divert_to(self, sink: Sink | None, template: ChunkTemplate | None) -> None:
+        """Let the chunks of plain deltas go to the sink, past the handler; None: they do not."""
+        self._sink, self._template = sink, template
+
+    def divert(self, running: EngineRequest, text: str) -> bool:
+        """Divert a generation whose latest text is in the latest chunk; False if it cannot be."""
+        template = self._template
+        if template is None or self._sink is None or len(self._generations) != 1:
+            return False
+        if not template.learn(self.latest_chunk, text):
+            return False
+        return running.divert(self._put_delta, self._sink)
+
+    def _put_delta(self, text: str, tokens: int) -> None:
+        self._completion_tokens += tokens
+        template, sink = self._template, self._sink
+        if template is None or sink is None or not (text or not template.skips_empty):
+            return
+        chunk = template.chunk(text)
+        outputs = (Tensor(RESPONSE, Datatype.BYTES, (1,), (chunk,)),)
+        sink.put(InferResponse(outputs=outputs, usage=self.usage(final=False)))
 
     @property
     def finished(self) -> bool:
@@ -132,6 +161,8 @@ class Generation:
         self._first = own
         self._fetched: Any = None
         self._submitted = False
+        self._may_divert = own
+        self._latest_text: str | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -163,9 +194,16 @@ class Generation:
         await self.submit()
         if self.running.finished:
             raise StopAsyncIteration
+        if self._may_divert and self._latest_text is not None:
+            self._may_divert = not self._exchange.divert(self.running, self._latest_text)
         output = await self._watched(self.running.next())
         self._exchange.count(output, first=self._first)
         self._first = False
+        if self._may_divert:
+            self._latest_text = text_of(output)
+        elif diverted := self.running.diverted():
+            # The handler sums up the tokens of its outputs.
+            output.outputs[0].token_ids = [*diverted, *output.outputs[0].token_ids]
         return output
 
     async def _watched(self, work: Any) -> Any:

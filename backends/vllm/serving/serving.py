@@ -18,12 +18,13 @@ from vllm.renderers import ChatParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from backends.vllm.serving.chunk_template import chunk_template
 from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
 from backends.vllm.serving.exchange import Exchange
 from backends.vllm.serving.refusals import FAILURES, UNREADABLE, Refusals, encode
 from backends.vllm.settings import REASONING_PARSER, TOOL_CALL_PARSER, EngineModel
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse, Parameter
+from gateway.messages import InferRequest, InferResponse, Parameter, Sink
 from gateway.openai_contract import EVENT, REQUEST, RESPONSE, read_request
 from gateway.tensor import Datatype, Tensor
 
@@ -64,7 +65,7 @@ class OpenAiServing:
         service, body = await self._read(request)
         async with Exchange(self._engine, self._new_id, self._wasted) as exchange:
             try:
-                answer = await self._call(service, body, exchange)
+                answer = await self._call(service, body, exchange, request.sink)
                 if not hasattr(answer, "__anext__"):
                     yield self._whole(service, answer, exchange)
                     return
@@ -76,7 +77,9 @@ class OpenAiServing:
                     async for part in parts:
                         if part == DONE:
                             continue
-                        waiting.append(self._chunk(part, exchange))
+                        chunk = self._chunk(part, exchange)
+                        exchange.latest_chunk = chunk[0]
+                        waiting.append(chunk)
                         while exchange.begun and len(waiting) > exchange.finished:
                             yield _response(waiting.popleft(), exchange, final=False)
                 while waiting:
@@ -93,13 +96,16 @@ class OpenAiServing:
         except UNREADABLE as error:
             raise self._refusals.unreadable(error) from error
 
-    async def _call(self, service: EndpointService, body: Any, exchange: Exchange) -> Any:
+    async def _call(
+        self, service: EndpointService, body: Any, exchange: Exchange, sink: Sink | None
+    ) -> Any:
         handler = getattr(self._state, service.place, None)
         if handler is None:
             raise NotImplementedError(f"The model does not support {service.title} API")
         if hasattr(handler, "engine_client"):
             handler = copy(handler)
             handler.engine_client = exchange
+            exchange.divert_to(sink, chunk_template(service, handler, body))
         answer = await service.method(handler, body, None)
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +21,7 @@ from gateway.frontends.http.request_scope import (
     SEND_PIECE,
     SEND_WHOLE,
     WATCH,
+    WRITE_PIECE,
     Parts,
     RawHeaders,
     RequestState,
@@ -182,8 +183,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._state: RequestState = {
-            SEND_WHOLE: self._send_whole,
-            SEND_PIECE: self._send_piece,
+            SEND_WHOLE: lambda headers, parts: send_whole(self._answering, headers, parts),
+            SEND_PIECE: lambda piece: send_piece(self._answering, piece),
+            WRITE_PIECE: lambda piece: write_piece(self._answering, piece),
             WATCH: self.watch,
         }
         super().connection_made(transport)
@@ -274,13 +276,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered = self.cycle
         self._read_on()
 
-    def _send_whole(self, headers: RawHeaders, parts: Parts) -> Awaitable[None]:
+    @property
+    def _answering(self) -> RequestResponseCycle:
         assert self._answered is not None  # noqa: S101 - a request is being answered
-        return send_whole(self._answered, headers, parts)
-
-    def _send_piece(self, piece: bytes) -> Awaitable[None]:
-        assert self._answered is not None  # noqa: S101 - a request is being answered
-        return send_piece(self._answered, piece)
+        return self._answered
 
     def on_response_complete(self) -> None:
         """Start the next request, as uvicorn does; the deadline measures idle time."""
@@ -383,12 +382,19 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
 
 async def send_piece(cycle: RequestResponseCycle, piece: bytes) -> None:
     """Send a piece of the response body, as ASGI's message would, once there is room for it."""
-    if cycle.flow.write_paused and not cycle.disconnected:
+    while not write_piece(cycle, piece):
+        if cycle.disconnected:
+            return
         await cycle.flow.drain()
-    if cycle.disconnected:
-        return
+
+
+def write_piece(cycle: RequestResponseCycle, piece: bytes) -> bool:
+    """Write a piece of the response body; False if the client has to read first, or has gone."""
+    if cycle.flow.write_paused or cycle.disconnected:
+        return False
     if cycle.chunked_encoding:
         piece = b"%x\r\n%b\r\n" % (len(piece), piece)
     else:
         cycle.expected_content_length -= len(piece)
     cycle.transport.write(piece)
+    return True

@@ -31,10 +31,13 @@ SendWhole = Callable[[RawHeaders, Parts], Awaitable[None]]
 """Sends a whole response with status 200; one of the headers is the length of all parts."""
 SendPiece = Callable[[bytes], Awaitable[None]]
 """Sends a piece of a body whose head ASGI has sent; returns when there is room for more."""
+WritePiece = Callable[[bytes], bool]
+"""Writes such a piece at once; False if the client has to read first, or has gone."""
 
 WATCH: Final = "watch"
 SEND_WHOLE: Final = "send_whole"
 SEND_PIECE: Final = "send_piece"
+WRITE_PIECE: Final = "write_piece"
 HEADER_NAMES: Final = "header_names"
 
 
@@ -47,6 +50,7 @@ class RequestState(TypedDict, total=False):
     watch: Watch
     send_whole: SendWhole
     send_piece: SendPiece
+    write_piece: WritePiece
     header_names: Sequence[bytes]
 
 
@@ -109,6 +113,16 @@ def piece_sender(scope: Scope, send: Send) -> SendPiece:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     return send_piece
+
+
+def piece_writer(scope: Scope) -> WritePiece:
+    """The connection's own `WritePiece`; without a connection of ours it writes nothing."""
+    state: RequestState = scope.get("state", NO_STATE)
+    return state.get(WRITE_PIECE, _writes_nothing)
+
+
+def _writes_nothing(piece: bytes) -> bool:
+    return False
 
 
 async def send_apart(send: Send, headers: RawHeaders, parts: Parts) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
@@ -25,14 +25,16 @@ from gateway.frontends.http.json_tensors import is_large
 from gateway.frontends.http.request_scope import (
     OnDisconnect,
     SendPiece,
+    WritePiece,
     id_line,
     piece_sender,
+    piece_writer,
     stream_headers,
 )
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings
-from gateway.stream import has_data
+from gateway.stream import ResponseStream, has_data
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.http")
@@ -151,14 +153,14 @@ class EventStream(Response):
         }
         await send(start)
         if scope["method"] != "HEAD":
-            await self._send_events(piece_sender(scope, send))
+            await self._send_events(piece_sender(scope, send), piece_writer(scope))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, put: SendPiece) -> None:
+    async def _send_events(self, put: SendPiece, write: WritePiece) -> None:
         self._sent_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             filler = tasks.create_task(self._fill_silence(put))
-            await self._send_batches(put)
+            await self._send_batches(put, write)
             filler.cancel()
 
     async def _fill_silence(self, put: SendPiece) -> None:
@@ -171,8 +173,11 @@ class EventStream(Response):
                 left = self._silence_secs
             await asyncio.sleep(left)
 
-    async def _send_batches(self, put: SendPiece) -> None:
+    async def _send_batches(self, put: SendPiece, write: WritePiece) -> None:
         time = asyncio.get_running_loop().time
+        next_batch: Callable[[], Awaitable[Sequence[InferResponse]]] = self._stream.batch
+        if isinstance(self._stream, ResponseStream):
+            next_batch = partial(self._unwritten, self._stream, write)
         try:
             batch = self._first if self._first is not None else await self._stream.batch()
             while batch:
@@ -182,7 +187,7 @@ class EventStream(Response):
                 if chunk:
                     await put(chunk)
                     self._sent_at = time()
-                batch = await self._stream.batch()
+                batch = await next_batch()
         except InferenceError as error:
             await put(self.encode_failure(error))
         except Exception:
@@ -191,6 +196,30 @@ class EventStream(Response):
             await put(self.encode_failure(unexpected()))
         if end := self.encode_end():
             await put(end)
+
+    async def _unwritten(
+        self, stream: ResponseStream, write: WritePiece
+    ) -> Sequence[InferResponse]:
+        """The next batch that could not be written as soon as it came; empty at the end.
+
+        Others are written by the code that puts them into the stream: no task wakes for a token.
+        """
+        loop = asyncio.get_running_loop()
+        left: asyncio.Future[Sequence[InferResponse]] = loop.create_future()
+
+        def write_at_once() -> None:
+            try:
+                while not left.done() and (batch := stream.take()) is not None:
+                    chunk = self.encode_batch(batch) if batch else None
+                    if chunk and write(chunk):
+                        self._sent_at = loop.time()
+                    elif chunk != b"":
+                        left.set_result(batch)
+            except Exception as error:  # noqa: BLE001 - ends the request, in its own task
+                left.set_exception(error)
+
+        stream.listen(write_at_once)
+        return await left
 
 
 class GenerateEvents(EventStream):
