@@ -229,7 +229,7 @@ class Transcript:
             outputs += optional_tensors(self._optional, row, prompt_tokens)
         usage = Usage(
             prompt_tokens=0 if self._prompt_counted else prompt_tokens,
-            completion_tokens=sum(delta.tokens for delta in deltas),
+            completion_tokens=row[0].tokens if row is deltas else sum(d.tokens for d in deltas),
             finish_reason=(row[0].finish_reason or "") if final else "",
         )
         self._prompt_counted = True

@@ -14,9 +14,11 @@ KIND = re.compile(r"[\[-](@\w+)")
 E2E = "tests/e2e/"
 SHARED = ("tests/gateway/storage/unpacking/", "tests/backends/pytorch/", E2E)
 """Folders whose modules share what takes long to make or to import."""
-ENGINES = {True: "engines of servers", False: "engines"}
+ENGINES = ("engines of servers", "engines", "engines of other servers")
+OTHER_SERVERS = tuple(f"{E2E}test_{name}.py" for name in ("compilers", "engine_death", "reasoning"))
+"""Modules that do not use the servers of the others of their folder."""
 LONG = (
-    *ENGINES.values(),
+    *ENGINES,
     "tests/backends/python/test_environments_requirements.py",
     "tests/conformance/test_config_fields.py",
     "tests/conformance/test_python_backend.py",
@@ -36,7 +38,8 @@ class ModuleScheduling(LoadScopeScheduling):
     """Each process takes one module and one kind of servers at a time, long ones first.
 
     Modules that start engines stay in two processes, since they share engines: those whose engines
-    belong to servers in one, those whose engines belong to the tests in the other.
+    belong to servers in one, those whose engines belong to the tests in the other. The process that
+    is free first also takes those with servers of their own.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
@@ -50,7 +53,7 @@ class ModuleScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         module, _, name = nodeid.partition("::")
         if _starts_engines(module):
-            return ENGINES[module.startswith(E2E)]
+            return ENGINES[2 if module in OTHER_SERVERS else not module.startswith(E2E)]
         kind = KIND.search(name)
         shared = next((folder for folder in SHARED if module.startswith(folder)), module)
         return f"{shared} {kind[1]}" if kind else shared

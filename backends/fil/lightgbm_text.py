@@ -9,7 +9,10 @@ import numpy.typing as npt
 Integers = npt.NDArray[np.int64]
 
 TREE_SIZES = re.compile(rb"^tree_sizes=([\d ]+)\r?$", re.MULTILINE)
-LAST_FEATURE = re.compile(rb"^max_feature_idx=(\d+)\r?$", re.MULTILINE)
+HEAD_NUMBER = re.compile(rb"^(\w+)=(\d{1,9})\r?$", re.MULTILINE)
+NO_OBJECTIVE = re.compile(rb"^objective=\s*$", re.MULTILINE)
+FEATURES = b"max_feature_idx"
+POSITIVE = (b"num_class", b"num_tree_per_iteration")
 FIRST_TREE = b"\nTree=0\n"
 TREES_END = b"end of trees"
 PARAMETERS, PARAMETERS_END = b"\nparameters:", b"\nend of parameters"
@@ -27,12 +30,15 @@ def problem_of_lightgbm(data: bytes) -> str:
     cut_off = PARAMETERS in data and PARAMETERS_END not in data
     if sizes is None or cut_off or end - begin != sum(map(int, sizes[1].split())):
         return "cut short: expected trees of LightGBM of the sizes in 'tree_sizes'"
-    features = LAST_FEATURE.search(data, 0, begin)
-    if features is None:
-        return "damaged: expected a number as 'max_feature_idx'"
+    numbers = dict(HEAD_NUMBER.findall(data, 0, begin))
+    for name in (FEATURES, *POSITIVE):
+        if name not in numbers or (name in POSITIVE and not int(numbers[name])):
+            return f"damaged: expected a number as '{name.decode()}'"
+    if NO_OBJECTIVE.search(data, 0, begin):
+        return "damaged: expected a name as 'objective'"
     for index, size in enumerate(map(int, sizes[1].split())):
         try:
-            _Tree(data[begin : begin + size], int(features[1]) + 1).check()
+            _Tree(data[begin : begin + size], int(numbers[FEATURES]) + 1).check()
         except (ValueError, OverflowError) as error:
             return f"damaged: tree {index} has {error}"
         begin += size
@@ -116,7 +122,8 @@ class _Tree:
             raise ValueError(f"'{name}' that are no numbers") from None
 
     def _optional_floats(self, name: str, count: int) -> None:
-        if self._fields.get(name.encode(), b"").strip():
+        found = self._fields.get(name.encode())
+        if found is not None and (found.strip() or count > 1):
             self._floats(name, count)
 
     def _values(self, name: str, count: int) -> list[bytes]:

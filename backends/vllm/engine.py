@@ -151,6 +151,8 @@ def new_client(
     arguments: AsyncEngineArgs, config: Any, metrics: EngineMetrics | None, **more: Any
 ) -> Any:
     """An AsyncLLM; without `more` it starts the engine. Blocks until the engine is ready."""
+    # As an attribute: vLLM reads it for each token, and would look into the environment.
+    envs.VLLM_COMPUTE_NANS_IN_LOGITS = envs.VLLM_COMPUTE_NANS_IN_LOGITS
     try:
         return AsyncLLM.from_vllm_config(
             config,

@@ -176,11 +176,11 @@ class Record:
         output_ns = response.phases.output_ns if response.phases is not None else 0
         elapsed = now - self._last_ns
         self._last_ns = now
-        row.compute_infer.add(max(0, elapsed - output_ns))
+        infer_ns = max(0, elapsed - output_ns)
         if response.outputs:
-            row.compute_output.add(output_ns)
-            row.success.add(elapsed)
+            row.answered(infer_ns, output_ns, elapsed)
         else:
+            row.compute_infer.add(infer_ns)
             row.empty_response.add(elapsed)
 
     def _count_tokens(self, now: int, usage: Usage) -> None:

@@ -144,6 +144,19 @@ class ResponseStatistics:
     empty_response: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
 
+    def answered(self, infer_ns: int, output_ns: int, elapsed_ns: int) -> None:
+        """Count a response with outputs: three times `add`, without its calls for each token."""
+        infer, output, success = self.compute_infer, self.compute_output, self.success
+        infer.count += 1
+        infer.ns += infer_ns
+        infer.us += infer_ns // 1000
+        output.count += 1
+        output.ns += output_ns
+        output.us += output_ns // 1000
+        success.count += 1
+        success.ns += elapsed_ns
+        success.us += elapsed_ns // 1000
+
 
 @dataclass(slots=True)
 class Summaries:

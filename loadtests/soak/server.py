@@ -53,6 +53,7 @@ ERROR = re.compile(r"^E\d{4} |^Traceback ")
 KILLED = "|".join(model.name for model in MODELS if Trouble.KILLED in model.troubles)
 EXPLAINED = re.compile(
     rf"(instance died|restart failed|request quarantined) model=({KILLED}) "
+    rf"|finalize failed model=({KILLED}) .* it was ended by SIGKILL"
     r"|frontend \d+ ended status=-9 "
 )
 

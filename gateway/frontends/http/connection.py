@@ -184,8 +184,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._state: RequestState = {
             SEND_WHOLE: lambda headers, parts: send_whole(self._answering, headers, parts),
-            SEND_PIECE: lambda piece: send_piece(self._answering, piece),
-            WRITE_PIECE: lambda piece: write_piece(self._answering, piece),
+            SEND_PIECE: self._send_piece,
+            WRITE_PIECE: self._write_piece,
             WATCH: self.watch,
         }
         super().connection_made(transport)
@@ -275,6 +275,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self._answered = self.cycle
         self._read_on()
+
+    async def _send_piece(self, piece: bytes) -> None:
+        """Send a piece of the response body, as ASGI's message would, once there is room for it."""
+        cycle = self._answering
+        while not self._write_piece(piece) and not cycle.disconnected:
+            await cycle.flow.drain()
+
+    def _write_piece(self, piece: bytes) -> bool:
+        """Write a piece of the body; False if the client has to read first, or has gone."""
+        cycle = self._answered
+        if cycle is None or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        if cycle.chunked_encoding:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        else:
+            cycle.expected_content_length -= len(piece)
+        self.transport.write(piece)
+        return True
 
     @property
     def _answering(self) -> RequestResponseCycle:
@@ -378,23 +396,3 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
-
-
-async def send_piece(cycle: RequestResponseCycle, piece: bytes) -> None:
-    """Send a piece of the response body, as ASGI's message would, once there is room for it."""
-    while not write_piece(cycle, piece):
-        if cycle.disconnected:
-            return
-        await cycle.flow.drain()
-
-
-def write_piece(cycle: RequestResponseCycle, piece: bytes) -> bool:
-    """Write a piece of the response body; False if the client has to read first, or has gone."""
-    if cycle.flow.write_paused or cycle.disconnected:
-        return False
-    if cycle.chunked_encoding:
-        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-    else:
-        cycle.expected_content_length -= len(piece)
-    cycle.transport.write(piece)
-    return True

@@ -56,6 +56,16 @@ TAKEN = {
         *("session_id", "prompt_text", "reasoning_ended", "reasoning_parser_kwargs", "kv_hints"),
     ),
     "vllm.v1.engine.async_llm:AsyncLLM.abort": ("self", "request_id", "internal"),
+    "vllm.v1.engine.output_processor:RequestState.make_request_output": (
+        *("self", "new_token_ids", "pooling_output", "finish_reason", "stop_reason"),
+        *("kv_transfer_params", "ec_transfer_params", "error"),
+    ),
+    "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.get_next_output_text": (
+        *("self", "finished", "delta"),
+    ),
+    "vllm.parser.abstract_parser:DelegatingParser.parse_delta": (
+        *("self", "delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),
+    ),
 }
 ARGUMENTS = {
     *("model", "served_model_name", "enable_log_requests", "structured_outputs_config"),
@@ -111,3 +121,18 @@ def test_no_address_has_the_domain_that_stands_for_none() -> None:
     for address in ("http://localhost/x.png", f"http://{NOWHERE}/x.png", "https:///x.png"):
         with pytest.raises(ValueError, match=r"must be from one of the allowed domains|parse"):
             connector.load_from_url(address, found("vllm.multimodal.media:ImageMediaIO")())
+
+
+def test_diverted_deltas_find_what_they_replace() -> None:
+    """Without one of these all outputs go vLLM's way, or a delta would lose a part of it."""
+    place = "vllm.v1.engine.output_processor"
+    state = inspect.getsource(found(f"{place}:RequestState.__init__"))
+    for name in ("output_kind", "parent_req", "stream_interval", "streaming_input", "detokenizer"):
+        assert f"self.{name} = " in state
+    assert "self.sampling_mask_chunks: " in state
+    assert "self.request_states: " in inspect.getsource(found(f"{place}:OutputProcessor.__init__"))
+    assert "self.output: " in inspect.getsource(found(f"{place}:RequestOutputCollector.__init__"))
+    processed = inspect.getsource(found(f"{place}:OutputProcessor.process_outputs"))
+    assert "if request_output := req_state.make_request_output(" in processed
+    parser = found("vllm.tool_parsers.abstract_tool_parser:ToolParser")
+    assert parser.engine_based_streaming is False
