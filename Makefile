@@ -30,12 +30,12 @@ TENSORFLOW_BIN := $(TENSORFLOW_VENV)/bin
 TENSORFLOW_READY := $(TENSORFLOW_VENV)/ready
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # Every test runs in one of these or in test-tensorflow; tests marked `both` run in the first two.
-ON_OLDEST := not (vllm or browser or node or sweep or quiet)
-ON_NEWEST := (vllm or browser or node or sweep or both) and not quiet
+ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet)
+ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not quiet
 ALONE := quiet
 # The modules of those tests; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
-NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both)|engine_marks') tests/sweep
+NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
 ALONE_TESTS = $(call marked,'mark\.quiet')
 # $(call tested,PYTEST,TESTS,PROCESSES). Status 5 of pytest: ARGS and MARKS choose no test.
 tested = $(1) -o cache_dir=.pytest_cache/$@ $(3) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }
@@ -91,14 +91,14 @@ test: lint test-oldest test-newest-tensorflow
 stored: $(READY)
 	@$(BIN)/sluice fetch
 
-# Tests without an engine, also on other transports and with frontend processes, on the oldest Python if this machine has it.
+# Tests without an engine, on the oldest Python if this machine has it.
 test-oldest: $(READY) stored
 	@$(FIND_OLDEST); \
 	echo "test-oldest: $$($$python -V)"; \
 	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(ARGS),-n $(WORKERS))
 
-# Engines, browsers, Node and sweeps. Modules that start engines stay in two processes, which start first
-# (tests/distribution.py).
+# Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
+# start engines stay in two processes, which start first (tests/distribution.py).
 # An engine has one thread, bound to no CPU: those of two engines on the same CPUs would wait for each other.
 test-newest: export OMP_NUM_THREADS := 1
 test-newest: export VLLM_CPU_OMP_THREADS_BIND := nobind

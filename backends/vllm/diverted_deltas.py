@@ -67,7 +67,10 @@ class DivertedDeltas:
             and self._sink.has_room
         ):
             self._tokens += new_token_ids
-            self._take(state.detokenizer.get_next_output_text(False, True), len(new_token_ids))
+            try:
+                self._take(state.detokenizer.get_next_output_text(False, True), len(new_token_ids))
+            except Exception as error:  # noqa: BLE001 - raised by the task of this request
+                self._collector.put(error)
             return None
         return self._make(new_token_ids, pooling_output, finish_reason, *rest, **named)
 

@@ -62,8 +62,7 @@ class EngineRequest:
 
     async def abort_unfinished(self) -> None:
         """Abort the request unless it has finished; the exit of the block does this too."""
-        if self._diverted is not None:
-            self._diverted.end()
+        self._end_diversion()
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()
 
@@ -90,6 +89,7 @@ class EngineRequest:
         output = self._outputs.get_nowait() or await self._next_output()
         if output.finished:
             self.finished = True
+            self._end_diversion()
             if failed(output):
                 raise self._failure()
         return output
@@ -110,6 +110,10 @@ class EngineRequest:
         """
         self._diverted = divert(self._engine, self._outputs, take, sink)
         return self._diverted is not None
+
+    def _end_diversion(self) -> None:
+        if self._diverted is not None:
+            self._diverted.end()
 
     def diverted(self) -> list[int]:
         """The tokens of the deltas that were diverted since the last call."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,7 +107,11 @@ def own() -> str:
 
 def affinities() -> dict[str, set[int]]:
     """Of each thread of this process, by its id."""
-    return {each: os.sched_getaffinity(int(each)) for each in os.listdir("/proc/self/task")}
+    found = {}
+    for each in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # a thread of another test may end meanwhile
+            found[each] = os.sched_getaffinity(int(each))
+    return found
 
 
 async def test_the_thread_of_an_instance_keeps_to_its_processor(load: Load) -> None:

@@ -206,3 +206,15 @@ async def test_the_engine_itself_diverts_all_but_the_first_and_the_last(llama: L
         reader.found.append(answer)
     assert reader.put_count == 10
     assert completion_tokens(reader.found) == 12
+
+
+async def test_a_delta_that_cannot_be_put_fails_its_request_alone(llama: Llama) -> None:
+    class Broken(Reader):
+        def put(self, response: InferResponse) -> None:
+            raise ZeroDivisionError
+
+    request = replace(ask("Once", stream=True, max_tokens=50, ignore_eos=True), sink=Broken())
+    with pytest.raises(ZeroDivisionError):
+        async for _ in llama.instance.execute([request]):
+            pass
+    await llama.serves_on()
