@@ -145,12 +145,8 @@ class ResponseStream:
 
     @property
     def has_room(self) -> bool:
-        """Whether it is neither full nor done; without a further call, since it is for tokens."""
-        return not (
-            self._done
-            or len(self._responses) >= self._limit
-            or self._shared_bytes >= SHARED_LIMIT_BYTES
-        )
+        """Whether it is neither full nor done."""
+        return not (self._done or self.full)
 
     def put(self, response: InferResponse) -> None:
         """Add a response; once the stream is done it is dropped and recorded as wasted."""

@@ -25,10 +25,11 @@ LARGEST = 2**31
 
 def problem_of_lightgbm(data: bytes) -> str:
     """A reason why the library cannot read this text, empty if there is none."""
-    sizes = TREE_SIZES.search(data)
+    found = TREE_SIZES.search(data)
+    sizes = [int(size) for size in found[1].split()] if found else []
     begin, end = data.find(FIRST_TREE) + 1, data.find(TREES_END)
     cut_off = PARAMETERS in data and PARAMETERS_END not in data
-    if sizes is None or cut_off or end - begin != sum(map(int, sizes[1].split())):
+    if not sizes or cut_off or end - begin != sum(sizes):
         return "cut short: expected trees of LightGBM of the sizes in 'tree_sizes'"
     numbers = dict(HEAD_NUMBER.findall(data, 0, begin))
     for name in (FEATURES, *POSITIVE):
@@ -36,7 +37,7 @@ def problem_of_lightgbm(data: bytes) -> str:
             return f"damaged: expected a number as '{name.decode()}'"
     if NO_OBJECTIVE.search(data, 0, begin):
         return "damaged: expected a name as 'objective'"
-    for index, size in enumerate(map(int, sizes[1].split())):
+    for index, size in enumerate(sizes):
         try:
             _Tree(data[begin : begin + size], int(numbers[FEATURES]) + 1).check()
         except (ValueError, OverflowError) as error:

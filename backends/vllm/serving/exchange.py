@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -89,21 +90,18 @@ class Exchange:
 
     def divert(self, running: EngineRequest, text: str) -> bool:
         """Divert a generation whose latest text is in the latest chunk; False if it cannot be."""
-        template = self._template
-        if template is None or self._sink is None or len(self._generations) != 1:
+        template, sink = self._template, self._sink
+        if template is None or sink is None or len(self._generations) != 1:
             return False
         if not template.learn(self.latest_chunk, text):
             return False
-        return running.divert(self._put_delta, self._sink)
+        return running.divert(partial(self._put_delta, template, sink), sink)
 
-    def _put_delta(self, text: str, tokens: int) -> None:
+    def _put_delta(self, template: ChunkTemplate, sink: Sink, text: str, tokens: int) -> None:
         self._completion_tokens += tokens
-        template, sink = self._template, self._sink
-        if template is None or sink is None or not (text or not template.skips_empty):
-            return
-        chunk = template.chunk(text)
-        outputs = (Tensor(RESPONSE, Datatype.BYTES, (1,), (chunk,)),)
-        sink.put(InferResponse(outputs=outputs, usage=self.usage(final=False)))
+        if text or not template.skips_empty:
+            outputs = (Tensor(RESPONSE, Datatype.BYTES, (1,), (template.chunk(text),)),)
+            sink.put(InferResponse(outputs=outputs, usage=self.usage(final=False)))
 
     @property
     def finished(self) -> bool:

@@ -243,8 +243,6 @@ class GenerateEvents(EventStream):
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
         if not isinstance(self._stream, RecordingReader):
             encode = self._encoder.encode_text
-            if len(batch) == 1 and (text := encode(batch[0])) is not None:
-                return b"data: %b\n\n" % text
             texts = [encode(each) for each in batch if each.outputs or has_data(each)]
             if None not in texts:
                 return event(BETWEEN.join(texts)) if texts else b""  # type: ignore[arg-type]

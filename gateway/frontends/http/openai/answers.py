@@ -59,10 +59,7 @@ class ChunkEncoder:
     def whole(self, response: InferResponse) -> bytes:
         """The JSON in a response; INTERNAL unless it is exactly one element."""
         output = response.output(RESPONSE)
-        if output is None:
-            elements: tuple[bytes, ...] = ()
-        else:
-            elements = output.data if isinstance(output.data, tuple) else output.elements()
+        elements = () if output is None else output.elements()
         if len(elements) != 1:
             raise InferenceError(
                 Code.INTERNAL,
@@ -73,8 +70,6 @@ class ChunkEncoder:
 
     def events(self, responses: Sequence[InferResponse]) -> bytes:
         """An event for each response with data, each error, and one for an interruption."""
-        if len(responses) == 1:
-            return self._event(responses[0])
         return b"".join([self._event(response) for response in responses])
 
     def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
@@ -102,8 +97,7 @@ class ChunkEncoder:
             # A field of an event is one line; the client joins the lines again.
             chunk = b"\ndata: ".join(chunk.splitlines())
         name = response.parameters.get(EVENT) if response.parameters else None
-        data = b"data: %b\n\n" % chunk
-        return data if name is None else b"event: %b\n" % str(name).encode() + data
+        return event(chunk) if name is None else b"event: %b\n" % str(name).encode() + event(chunk)
 
 
 class OpenAiEvents(EventStream):
