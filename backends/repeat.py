@@ -56,9 +56,11 @@ class RepeatInstance(Instance):
                 continue
             response = InferResponse(outputs=(_output(request),))
             for _ in range(count - 1):
-                await _pause(delay_us)
+                if delay_us:
+                    await asyncio.sleep(delay_us / 1e6)
                 yield index, response
-            await _pause(delay_us)
+            if delay_us:
+                await asyncio.sleep(delay_us / 1e6)
             yield index, replace(response if count else InferResponse(), final=True)
 
     async def close(self) -> None:
@@ -128,11 +130,6 @@ async def _sleep_until(moment: float) -> None:
     left = moment - asyncio.get_running_loop().time()
     if left > 0:
         await asyncio.sleep(left)
-
-
-async def _pause(delay_us: int) -> None:
-    if delay_us:
-        await asyncio.sleep(delay_us / 1e6)
 
 
 def _scalar(request: InferRequest, name: str) -> int:

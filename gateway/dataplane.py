@@ -79,11 +79,23 @@ class DataPlane:
         before it is queued.
         """
         try:
-            return self._submit(request, model, trace)
+            if self._exiting and not self._ending_sequences:
+                raise exiting()
+            if model is None or model.retired:
+                model = self.model(request.model, request.version)
+            if self._exiting and not _continues(model, request):
+                raise exiting()
+            interceptor = None
+            if request.sequence is not None:
+                interceptor = self._conversations.turn(request, model)
+            stream = model.submit(request, trace, interceptor)
         except InferenceError:
             if trace is not None:
                 trace.refused()
             raise
+        if request.id:
+            self._running.add(RequestName(model.name, model.version, request.id), stream)
+        return stream
 
     def cancel(
         self, name: RequestName, own: Collection[ResponseStream] = (), *, only_own: bool = False
@@ -198,23 +210,6 @@ class DataPlane:
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
         self._control.loaded.abandon(error)
-
-    def _submit(
-        self, request: InferRequest, model: Model | None, trace: Trace | None
-    ) -> ResponseStream:
-        if not self.taking_requests:
-            raise exiting()
-        if model is None or model.retired:
-            model = self.model(request.model, request.version)
-        if self._exiting and not _continues(model, request):
-            raise exiting()
-        interceptor = None
-        if request.sequence is not None:
-            interceptor = self._conversations.turn(request, model)
-        stream = model.submit(request, trace, interceptor)
-        if request.id:
-            self._running.add(RequestName(model.name, model.version, request.id), stream)
-        return stream
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:

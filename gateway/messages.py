@@ -104,8 +104,8 @@ class Sink(Protocol):
     def has_room(self) -> bool:
         """Whether it takes a response: the client reads, and has not disconnected."""
 
-    def put(self, response: "InferResponse") -> None:
-        """Deliver a response that is not final, at once."""
+    def put(self, response: "InferResponse") -> bool:
+        """Deliver a response that is not final, at once; returns whether no more has room."""
 
 
 class Checked(NamedTuple):

@@ -81,14 +81,14 @@ class ResponseStream:
     - `interrupt`: the producer is cancelled, and the reader gets INTERRUPTED as last response;
     - `stop`: the producer ends the request as it chooses.
 
-    `cancelled` is set by the first two, `stopping` by the third. A stream is the `cancellation` of
+    `cancelled` is set by the first two, `stopping` by the third. Once it is `done` no response
+    follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
     """
 
     __slots__ = (
         "__weakref__",
         "_abandoned",
-        "_done",
         "_error",
         "_held",
         "_limit",
@@ -103,11 +103,13 @@ class ResponseStream:
         "_taken",
         "_writer",
         "cancelled",
+        "done",
         "stopping",
     )
 
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
         self.cancelled = False
+        self.done = False
         self.stopping = False
         self._may_stop = False
         self._recorder = recorder
@@ -115,7 +117,6 @@ class ResponseStream:
         self._responses: deque[InferResponse] = deque()
         self._shared_bytes = 0
         self._error: InferenceError | None = None
-        self._done = False
         self._abandoned = False
         self._held = False
         self._taken = False
@@ -129,14 +130,11 @@ class ResponseStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.cancel()
+        if not self.done or self._writer is not None:
+            self.cancel()
+        self.cancelled = True
 
     # For producers.
-
-    @property
-    def done(self) -> bool:
-        """Whether no response follows: the producer ended it, or the reader disconnected."""
-        return self._done
 
     @property
     def full(self) -> bool:
@@ -146,20 +144,28 @@ class ResponseStream:
     @property
     def has_room(self) -> bool:
         """Whether it is neither full nor done."""
-        return not (self._done or self.full)
+        return not self.done and (
+            len(self._responses) < self._limit and self._shared_bytes < SHARED_LIMIT_BYTES
+        )
 
-    def put(self, response: InferResponse) -> None:
-        """Add a response; once the stream is done it is dropped and recorded as wasted."""
-        if self._done:
+    def put(self, response: InferResponse) -> bool:
+        """Add a response; returns whether the stream is full then.
+
+        Once the stream is done the response is dropped and recorded as wasted.
+        """
+        if self.done:
             if self._recorder is not None:
                 self._recorder.wasted(response)
-            return
-        self._responses.append(response)
+            return False
+        responses = self._responses
+        responses.append(response)
         self._shared_bytes += response.shared_bytes
         if self._recorder is not None:
             self._recorder.responded(response)
         if response.final:
-            self._finish(None)
+            self.done = True  # as `_finish`, without a call
+            if self._recorder is not None:
+                self._recorder.ended(None)
             self._on_cancel = self._subscriber = None
         # As `_wake_reader`, without a call for each token.
         reader = self._reader
@@ -167,10 +173,11 @@ class ResponseStream:
             reader.set_result(None)
         if self._listener is not None:
             self._listener()
+        return len(responses) >= self._limit or self._shared_bytes >= SHARED_LIMIT_BYTES
 
     def fail(self, error: InferenceError) -> None:
         """End the stream with an error; no effect once it is done."""
-        if not self._done:
+        if not self.done:
             self._error = error
             self._finish(error)
             self._on_cancel = self._subscriber = None
@@ -178,7 +185,7 @@ class ResponseStream:
 
     def abandon(self, error: InferenceError) -> None:
         """End the stream with an error, and cancel the producer; no effect once it is done."""
-        if not self._done:
+        if not self.done:
             on_cancel = self._on_cancel
             self.fail(error)
             self.release()
@@ -187,7 +194,7 @@ class ResponseStream:
 
     def end(self) -> None:
         """End the stream without a further response; no effect once it is done."""
-        if not self._done:
+        if not self.done:
             self._finish(None)
             self._on_cancel = self._subscriber = None
             self._wake_reader()
@@ -204,7 +211,7 @@ class ResponseStream:
 
     async def room(self) -> None:
         """Wait until the stream is not full, or done."""
-        while self.full and not self._done:
+        while self.full and not self.done:
             wake = asyncio.get_running_loop().create_future()
             self.when_room(wake)
             await wake
@@ -231,7 +238,7 @@ class ResponseStream:
         """See `Cancellation.subscribe`; `on_cancel` is called first."""
         if self.cancelled or (may_stop and self.stopping):
             callback()
-        if not self._done:
+        if not self.done:
             self._subscriber = callback
             self._may_stop = may_stop
 
@@ -244,7 +251,7 @@ class ResponseStream:
         self.cancelled = True
         if self._writer is not None:
             self._wake_writer()
-        if self._done:
+        if self.done:
             return
         self._finish(DISCONNECT)
         self.release()
@@ -256,7 +263,7 @@ class ResponseStream:
 
         A request ends with CANCELLED if no backend executes it that can end it early.
         """
-        if self._done or self.stopping:
+        if self.done or self.stopping:
             return
         subscriber = self._subscriber
         if subscriber is None or not self._may_stop:
@@ -272,7 +279,7 @@ class ResponseStream:
 
         False, without any effect, once the stream is done.
         """
-        if self._done:
+        if self.done:
             return False
         self.cancelled = True
         # The time to this response is not the time to the model's first response.
@@ -299,9 +306,9 @@ class ResponseStream:
         if self._held:
             return None
         if not self._responses:
-            if self._done and self._error is not None:
+            if self.done and self._error is not None:
                 raise self._error
-            return [] if self._done else None
+            return [] if self.done else None
         if not self._taken:
             self._taken = True
             if self._recorder is not None:
@@ -319,7 +326,7 @@ class ResponseStream:
         Immediately if there already is. For a reader of several streams.
         """
         self._listener = callback
-        if self._done or self._responses:
+        if self.done or self._responses:
             callback()
 
     async def __aiter__(self) -> AsyncIterator[InferResponse]:
@@ -333,18 +340,21 @@ class ResponseStream:
         Raises its error, INTERNAL if there is not exactly one response, CANCELLED after `cancel`,
         and Interrupted after `interrupt`.
         """
-        answers: list[InferResponse] = []
-        if not self._done:
+        if not self.done:
             # An execution on the event loop begins and ends in the next turn, before this task.
             await _next_turn()
+        answers: list[InferResponse] = []
         while (taken := self.take()) != []:
             if taken is None:
                 await self._change()
                 continue
+            last = taken[-1]
+            if last.outputs and last.final and len(taken) == 1 and not (answers or self.cancelled):
+                return last  # an answer with outputs has no error
             answers += [answer for answer in taken if answer.outputs or not answer.final]
-            if taken[-1] is INTERRUPTED:
+            if last is INTERRUPTED:
                 raise Interrupted(answers)
-            if taken[-1].final:
+            if last.final:
                 break
         if self.cancelled:
             raise InferenceError(Code.CANCELLED, "Request was cancelled")
@@ -356,7 +366,7 @@ class ResponseStream:
         await self._reader
 
     def _finish(self, error: InferenceError | None) -> None:
-        self._done = True
+        self.done = True
         if self._recorder is not None:
             self._recorder.ended(error)
 

@@ -85,6 +85,9 @@ NUMPY_TYPES: dict[Datatype, Any] = {
 
 BF16_BITS = np.dtype("<u2")
 
+CONVERTED = (tuple, DeviceMemory)
+"""The types of data that `Tensor.raw` converts; it returns other data as it is."""
+
 SIZES = {datatype: dtype.itemsize for datatype, dtype in NUMPY_TYPES.items()} | {Datatype.BF16: 2}
 """Bytes per element; BYTES is absent because its elements vary."""
 
@@ -132,7 +135,9 @@ class Tensor:
             objects[:] = self.elements()
             return objects.reshape(self.shape)
         dtype = NUMPY_TYPES.get(self.datatype, BF16_BITS)
-        array: npt.NDArray[Any] = np.frombuffer(self.raw(), dtype).reshape(self.shape)
+        data = self.data
+        raw = self.raw() if isinstance(data, CONVERTED) else data
+        array: npt.NDArray[Any] = np.frombuffer(raw, dtype).reshape(self.shape)
         if self.datatype is Datatype.BOOL and array.view(np.uint8).max(initial=0) > 1:
             array = array.view(np.uint8) != 0
         return array
@@ -140,7 +145,7 @@ class Tensor:
 
 def text_tensor(name: str, texts: Sequence[str]) -> Tensor:
     """A BYTES tensor of shape [len(texts)]."""
-    elements = tuple(text.encode("utf-8", "surrogatepass") for text in texts)
+    elements = tuple([text.encode("utf-8", "surrogatepass") for text in texts])
     return Tensor(name, Datatype.BYTES, (len(elements),), elements)
 
 

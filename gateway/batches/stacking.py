@@ -5,7 +5,7 @@ Batch inputs, and the inputs of the sequence batcher, are inputs that no client 
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -60,7 +60,10 @@ class Stacking:
         The inputs of a single request are not copied.
         """
         if len(requests) == 1 and self._as_sent:
-            return {tensor.name: tensor for tensor in requests[0].inputs}
+            alone = {}
+            for tensor in requests[0].inputs:
+                alone[tensor.name] = tensor
+            return alone
         found = {
             tensor.name: self._stack(self._inputs[tensor.name], requests)
             for tensor in requests[0].inputs
@@ -84,19 +87,26 @@ class Stacking:
 
     def scatter(
         self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
-    ) -> Iterable[tuple[Tensor, ...]]:
+    ) -> list[tuple[Tensor, ...]]:
         """The outputs of each request, as views of the batch's outputs.
 
         Raises InferenceError INTERNAL if an output contradicts the config or the batch.
         """
+        if len(requests) == 1 and not self._sources:
+            rows = self._rows(requests[0])
+            for tensor in outputs.values():
+                self._check_output(tensor, rows)
+            found = tuple(outputs.values())
+            return [_asked(found, requests[0]) if requests[0].outputs else found]
+        return self._scatter(outputs, requests)
+
+    def _scatter(
+        self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
+    ) -> list[tuple[Tensor, ...]]:
         rows = [self._rows(request) for request in requests]
         columns = [self._split(tensor, rows, requests) for tensor in outputs.values()]
         parts = zip(*columns, strict=True) if columns else repeat((), len(requests))
-        for request, found in zip(requests, parts, strict=True):
-            if request.outputs and len(request.outputs) < len(found):
-                asked = {output.name for output in request.outputs}
-                found = tuple(tensor for tensor in found if tensor.name in asked)
-            yield found
+        return [_asked(found, request) for request, found in zip(requests, parts, strict=True)]
 
     def _rows(self, request: InferRequest) -> int:
         return request.inputs[0].shape[0] if self._batching and request.inputs else 1
@@ -151,7 +161,7 @@ class Stacking:
             return
         datatype, dims = known
         expected = (rows, *dims) if self._batching else dims
-        if not _fits(tensor.shape, expected):
+        if tensor.shape != expected and not _fits(tensor.shape, expected):
             raise self._contradiction(tensor, f"shape {format_shape(expected)}")
         if tensor.datatype is not datatype:
             raise self._contradiction(tensor, f"datatype {datatype}")
@@ -172,6 +182,14 @@ class Stacking:
             f"model '{self._config.name}' gave output '{tensor.name}' with datatype "
             f"{tensor.datatype} and shape {format_shape(tensor.shape)}, expected {expected}",
         )
+
+
+def _asked(outputs: tuple[Tensor, ...], request: InferRequest) -> tuple[Tensor, ...]:
+    """The outputs that a request names; all if it names none."""
+    if not request.outputs or len(request.outputs) >= len(outputs):
+        return outputs
+    asked = {output.name for output in request.outputs}
+    return tuple(tensor for tensor in outputs if tensor.name in asked)
 
 
 def _data(tensors: Sequence[Tensor]) -> Buffer | DeviceMemory | tuple[bytes, ...]:
@@ -200,9 +218,8 @@ def _input(request: InferRequest, name: str) -> Tensor:
 
 
 def _fits(shape: Shape, expected: Shape) -> bool:
-    return shape == expected or (
-        len(shape) == len(expected)
-        and all(want in (-1, have) for have, want in zip(shape, expected, strict=True))
+    return len(shape) == len(expected) and all(
+        want in (-1, have) for have, want in zip(shape, expected, strict=True)
     )
 
 

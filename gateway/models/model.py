@@ -73,6 +73,7 @@ class Model:
         labels: Labels = NO_PARAMETERS,
         folder: Path = Path(),
     ) -> None:
+        self.name = config.name
         self.config = config
         self.version = str(version)
         self.decoupled = config.decoupled
@@ -96,11 +97,6 @@ class Model:
         self._free = asyncio.Event()
         self._free.set()
         self._on_close: list[Callable[[], None]] = []
-
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.config.name
 
     @property
     def ready(self) -> bool:
@@ -170,37 +166,30 @@ class Model:
         request: InferRequest,
         trace: Trace | None = None,
         interceptor: Interceptor | None = None,
+        *,
+        limited: bool = True,
     ) -> ResponseStream:
         """Check a request and pass it to the interceptor, or to the scheduler, in one step.
 
         A request that the cache can answer takes no place in a queue. The cache is not asked for a
         request with an interceptor. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE
-        if no instance is alive or the limit of requests in flight is reached.
+        if no instance is alive or, unless not `limited`, too many requests are in flight.
         """
-        return self._submit(request, trace, interceptor, limited=True)
-
-    def call(self, request: InferRequest) -> ResponseStream:
-        """Like `submit`, for a step of an ensemble: the ensemble has its own request limit."""
-        return self._submit(request, None, None, limited=False)
-
-    def _submit(
-        self,
-        request: InferRequest,
-        trace: Trace | None,
-        interceptor: Interceptor | None,
-        *,
-        limited: bool,
-    ) -> ResponseStream:
         checked = request.checked
         if checked is not None and checked.rules is self._rules:
             batch_size = checked.batch_size
         else:
             batch_size = self._rules.check(request)
-        self._refuse_if_unable()
+        if not self.instances.able:
+            raise self._unable()
         cached: CachedRequest | None = None
         if self._cache is not None and interceptor is None:
             interceptor = cached = CachedRequest(self._cache, request)
-        self._admit(request, cached, limited=limited)
+        needs_place = limited and (cached is None or cached.lookup.response is None)
+        if needs_place and len(self.requests) >= self._limits.max_in_flight:
+            raise self._full()
+        if cached is None or cached.lookup.missed:
+            self.scheduler.admit(request)
         if trace is None and isinstance(request.trace, Trace):
             trace = request.trace.child()
         if trace is not None:
@@ -217,6 +206,10 @@ class Model:
         else:
             interceptor.submit(entry, self.scheduler)
         return stream
+
+    def call(self, request: InferRequest) -> ResponseStream:
+        """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""
+        return self.submit(request, limited=False)
 
     def checked(self, request: InferRequest) -> InferRequest:
         """The request, marked as checked for `submit`; callable from any thread.
@@ -265,25 +258,15 @@ class Model:
             self._on_close.pop()()
         return self.instances.close()
 
-    def _refuse_if_unable(self) -> None:
-        if not self.instances.able:
-            raise InferenceError(
-                Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self.instances.trouble}"
-            )
+    def _unable(self) -> InferenceError:
+        return InferenceError(
+            Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self.instances.trouble}"
+        )
 
-    def _admit(self, request: InferRequest, cached: CachedRequest | None, *, limited: bool) -> None:
-        """Raise UNAVAILABLE if the request needs a place and there is none."""
-        if limited and (cached is None or cached.lookup.response is None):
-            self._refuse_if_full()
-        if cached is None or cached.lookup.missed:
-            self.scheduler.admit(request)
-
-    def _refuse_if_full(self) -> None:
-        limit = self._limits.max_in_flight
-        if len(self.requests) >= limit:
-            self.statistics.rejected()
-            raise InferenceError(
-                Code.UNAVAILABLE,
-                f"model '{self.name}' has {limit} requests in flight, the most it accepts "
-                "(its parameter 'max_in_flight'); retry later",
-            )
+    def _full(self) -> InferenceError:
+        self.statistics.rejected()
+        return InferenceError(
+            Code.UNAVAILABLE,
+            f"model '{self.name}' has {self._limits.max_in_flight} requests in flight, the most it "
+            "accepts (its parameter 'max_in_flight'); retry later",
+        )

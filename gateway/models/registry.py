@@ -208,7 +208,7 @@ class ModelRegistry:
         found = self._named.get(name, [])
         if len(found) != 1:
             found = self.named(name)
-        if not found or not found[0].shown:
+        if not found or not (found[0].versions or found[0].shown):
             if not self.settled:
                 raise InferenceError(Code.UNAVAILABLE, "Server not ready")
             raise _refusal(Code.NOT_FOUND, f"'{name}' is not found")

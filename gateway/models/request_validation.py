@@ -258,21 +258,25 @@ def _quoted(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FixedInput:
-    """An input of one size: `shape` and `byte_size` are those of an item of the batch."""
+    """An input of one size: `shape` and `byte_size` are those of an item of the batch.
+
+    Each input of a model has another `bit`.
+    """
 
     datatype: Datatype
     shape: tuple[int, ...]
     byte_size: int
+    bit: int
 
     @classmethod
-    def of(cls, given: ModelInput) -> "_FixedInput | None":
+    def of(cls, given: ModelInput, bit: int) -> "_FixedInput | None":
         """None for an input of variable size or without elements."""
         if given.datatype is Datatype.BYTES or min(given.dims, default=1) < 1:
             return None
         byte_size = SIZES[given.datatype]
         for dim in given.dims:
             byte_size *= dim
-        return cls(given.datatype, given.dims, byte_size)
+        return cls(given.datatype, given.dims, byte_size, bit)
 
 
 class FixedSizeRequests:
@@ -283,7 +287,8 @@ class FixedSizeRequests:
     """
 
     def __init__(self, config: ModelConfig, most_bytes: int) -> None:
-        found = {each.name: _FixedInput.of(each) for each in config.input}
+        inputs = enumerate(config.input)
+        found = {each.name: _FixedInput.of(each, 1 << place) for place, each in inputs}
         self._inputs = {name: fixed for name, fixed in found.items() if fixed is not None}
         self._batching = config.batching
         self._most_rows = config.max_batch_size if config.batching else 1
@@ -291,6 +296,7 @@ class FixedSizeRequests:
         self._usable = len(self._inputs) == len(config.input) and max(sizes, default=0) > 0
         self._usable = self._usable and max(sizes) <= most_bytes
         self._outputs = frozenset(each.name for each in config.output)
+        self._every = (1 << len(config.input)) - 1
 
     def batch_size(self, request: InferRequest) -> int:
         """The request's batch size (1 if the model does not batch); 0 if unknown."""
@@ -298,7 +304,7 @@ class FixedSizeRequests:
         if not self._usable or len(inputs) != len(self._inputs):
             return 0
         batch: tuple[int, ...] = ()
-        rows = 1
+        rows, missing = 1, self._every
         if self._batching:
             batch = inputs[0].shape[:1]
             rows = batch[0] if batch else 0
@@ -310,12 +316,12 @@ class FixedSizeRequests:
                 return 0
             if tensor.shape != batch + fixed.shape or len(tensor.data) != rows * fixed.byte_size:
                 return 0
-        once = len(inputs) == 1 or len({tensor.name for tensor in inputs}) == len(inputs)
-        return rows if once and self._has_outputs(request.outputs) else 0
+            missing &= ~fixed.bit
+        if missing or (request.outputs and not self._has_outputs(request.outputs)):
+            return 0
+        return rows
 
     def _has_outputs(self, outputs: Sequence[RequestedOutput]) -> bool:
         """Whether each is an output of the model, and named once."""
-        if not outputs:
-            return True
         wanted = {output.name for output in outputs}
         return len(wanted) == len(outputs) and wanted <= self._outputs

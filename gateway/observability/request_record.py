@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.messages import InferResponse, Phases, Usage
-from gateway.observability.statistics import MAX_RESPONSE_ROWS, ModelStatistics, failure_reason
+from gateway.observability.statistics import (
+    MAX_RESPONSE_ROWS,
+    ModelStatistics,
+    count_each,
+    failure_reason,
+)
 from gateway.observability.trace import Trace
 from gateway.stream import ResponseStream
 
@@ -178,7 +183,11 @@ class Record:
         self._last_ns = now
         infer_ns = max(0, elapsed - output_ns)
         if response.outputs:
-            row.answered(infer_ns, output_ns, elapsed)
+            count_each(
+                (row.compute_infer, infer_ns),
+                (row.compute_output, output_ns),
+                (row.success, elapsed),
+            )
         else:
             row.compute_infer.add(infer_ns)
             row.empty_response.add(elapsed)
@@ -205,11 +214,13 @@ class Record:
         else:
             phases = within(self._phases, now - self._started_ns)
         statistics.inference_count += self.batch_size
-        statistics.success.add(now - self._received_ns)
-        statistics.queue.add(self._started_ns - self.submitted_ns)
-        statistics.compute_input.add(phases.input_ns)
-        statistics.compute_infer.add(phases.infer_ns)
-        statistics.compute_output.add(phases.output_ns)
+        count_each(
+            (statistics.success, now - self._received_ns),
+            (statistics.queue, self._started_ns - self.submitted_ns),
+            (statistics.compute_input, phases.input_ns),
+            (statistics.compute_infer, phases.infer_ns),
+            (statistics.compute_output, phases.output_ns),
+        )
         if statistics.summaries is not None:
             self._summarise(now, phases)
 
@@ -253,36 +264,33 @@ class Record:
             row.fail.add(now - self._last_ns)
 
 
-class RequestsInFlight:
-    """The requests of one model that have not ended, the oldest first."""
+class RequestsInFlight(dict[Record, ResponseStream]):
+    """The requests of one model that have not ended, the oldest first; only `add` adds one."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.busy_poll: BusyPoll | None = None
-        self._streams: dict[Record, ResponseStream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     def add(self, record: Record, stream: ResponseStream) -> None:
         """Add an accepted request."""
-        self._streams[record] = stream
+        self[record] = stream
         if self.busy_poll is not None:
             self.busy_poll.began()
         self._idle.clear()
 
     def remove(self, record: Record) -> None:
         """Remove a request that has ended."""
-        del self._streams[record]
+        del self[record]
         if self.busy_poll is not None:
             self.busy_poll.ended()
-        if not self._streams:
+        if not self:
             self._idle.set()
 
     def abandon(self, error: InferenceError) -> None:
         """End every request with this error."""
-        for stream in tuple(self._streams.values()):
+        for stream in tuple(self.values()):
             stream.abandon(error)
 
     async def drained(self) -> None:
@@ -291,12 +299,12 @@ class RequestsInFlight:
 
     def oldest_secs(self) -> float:
         """The age of the oldest request, in seconds; 0 if there is none."""
-        record = next(iter(self._streams), None)
+        record = next(iter(self), None)
         return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
 
     def quiet(self, since_ns: int) -> Iterator[tuple[Record, ResponseStream]]:
         """The requests without progress since that time, the oldest first."""
-        for record, stream in self._streams.items():
+        for record, stream in self.items():
             if record.submitted_ns > since_ns:
                 return
             if record.progress_ns <= since_ns:

@@ -118,6 +118,14 @@ class Duration:
         self.us += ns // 1000
 
 
+def count_each(*counted: tuple[Duration, int]) -> None:
+    """Count one duration, in nanoseconds, in each: in one call for a request or a token."""
+    for duration, ns in counted:
+        duration.count += 1
+        duration.ns += ns
+        duration.us += ns // 1000
+
+
 @dataclass(slots=True)
 class BatchStatistics:
     """The executions of one batch size."""
@@ -125,12 +133,6 @@ class BatchStatistics:
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
-
-    def add(self, phases: Phases) -> None:
-        """Count one execution."""
-        self.compute_input.add(phases.input_ns)
-        self.compute_infer.add(phases.infer_ns)
-        self.compute_output.add(phases.output_ns)
 
 
 @dataclass(slots=True)
@@ -143,19 +145,6 @@ class ResponseStatistics:
     fail: Duration = field(default_factory=Duration)
     empty_response: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
-
-    def answered(self, infer_ns: int, output_ns: int, elapsed_ns: int) -> None:
-        """Count a response with outputs: three times `add`, without its calls for each token."""
-        infer, output, success = self.compute_infer, self.compute_output, self.success
-        infer.count += 1
-        infer.ns += infer_ns
-        infer.us += infer_ns // 1000
-        output.count += 1
-        output.ns += output_ns
-        output.us += output_ns // 1000
-        success.count += 1
-        success.ns += elapsed_ns
-        success.us += elapsed_ns // 1000
 
 
 @dataclass(slots=True)
@@ -238,7 +227,11 @@ class ModelStatistics:
         batch = self.batches.get(batch_size)
         if batch is None:
             batch = self.batches[batch_size] = BatchStatistics()
-        batch.add(phases)
+        count_each(
+            (batch.compute_input, phases.input_ns),
+            (batch.compute_infer, phases.infer_ns),
+            (batch.compute_output, phases.output_ns),
+        )
 
     def rejected(self) -> None:
         """Count a request that was refused because too many are in flight."""

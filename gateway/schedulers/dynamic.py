@@ -69,10 +69,14 @@ class DynamicScheduler(Scheduler):
         self._enough_rows = 0
         self._waits = WaitHistory()
         self._most_rows = most_rows(config, batching)
-        self._may_gather = self._most_rows > 1 and not batching.max_queue_delay_microseconds
+        self._delays = bool(batching.max_queue_delay_microseconds)
+        self._may_gather = self._most_rows > 1 and not self._delays
 
     def admit(self, request: InferRequest) -> None:
-        self._admission.check(request)
+        if self._admission.padded:
+            self._admission.check(request)
+        if not self._rules.limited:
+            return
         level = self._rules.level(request.priority)
         if not self._queue.full(level):
             return
@@ -90,7 +94,7 @@ class DynamicScheduler(Scheduler):
             self.order.arrived(entry.stream)
         if waiting.deadline_ns:
             self._timeout.set(waiting.deadline_ns)
-        if self._starting is None and self._free and not self._batch_incomplete():
+        if self._starting is None and not (self._delays and self._batch_incomplete()):
             self._consider()
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
@@ -135,9 +139,13 @@ class DynamicScheduler(Scheduler):
 
     def _consider(self) -> None:
         """Start a task if an instance is free and a batch is due; else look again when one is."""
-        if self._tasks is None or self._starting is not None or not self._free:
+        if self._tasks is None or self._starting is not None:
             return
-        if not self._queue or self._blocked or not self._batch_is_due(self._free.first):
+        if not self._queue.rows or not self._free.instances:
+            return
+        if self.order is not None and self.order.blocked:
+            return
+        if self._delays and not self._batch_is_due(self._free.first):
             return
         lease = self._free.take()
         if lease is None:
@@ -146,17 +154,10 @@ class DynamicScheduler(Scheduler):
         task.add_done_callback(partial(self._finished, lease))
         self._starting = (task, lease)
 
-    @property
-    def _blocked(self) -> bool:
-        return self.order is not None and self.order.blocked
-
     def _batch_is_due(self, instance: Instance) -> bool:
-        batching = self._batch_rules.of(instance)
-        if not batching.delay_ns:
-            return True
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
-        decision = batching.decide(self._queue, now_ns)
+        decision = self._batch_rules.of(instance).decide(self._queue, now_ns)
         if decision.until_ns:
             self._enough_rows = decision.enough_rows
             self._delay.set(decision.until_ns)
@@ -176,7 +177,7 @@ class DynamicScheduler(Scheduler):
                 await execution.attempt()
             finally:
                 self._ended(task)
-            if not self._queue or lease.ended or self._free.limited:
+            if not self._queue.rows or lease.ended or self._free.limited:
                 return  # with a limit, the next execution needs another turn
             execution = self._take(task, lease)
 
@@ -194,20 +195,25 @@ class DynamicScheduler(Scheduler):
         if self._starting == (task, lease):
             self._starting = None
         now_ns = time.monotonic_ns()
-        self._reject_expired(now_ns)
-        if not self._queue or self._blocked or not self._free.knows(instance):
+        if self._queue.deadlines:
+            self._reject_expired(now_ns)
+        if not self._queue.rows or not self._free.knows(instance):
+            return None
+        if self.order is not None and self.order.blocked:
             return None
         batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
         execution: Execution | None = None
         if batch:
-            self._delay.clear()
+            if self._delays:
+                self._delay.clear()
             self._queue.remove(batch)
             entries = [each.entry for each in batch]
             execution = Execution(instance, entries, self._statistics, freed=lease.release)
             self._running[task] = (execution, batch)
             if self.order is not None:
                 self.order.started(each.stream for each in entries)
-        self._consider()
+        if self._queue.rows:
+            self._consider()
         return execution
 
     def _take_for_starting(self) -> None:

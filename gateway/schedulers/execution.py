@@ -135,17 +135,16 @@ class Execution:
 
     async def attempt(self) -> None:
         """Execute; all of its streams are done afterwards, unless it is `unsent`."""
-        self._open = dict(enumerate([each for each in self.entries if not each.stream.done]))
-        if not self._open:
-            return
         if self.unsent or not self.instance.alive:
             self.unsent = True
             return
+        began_ns = time.perf_counter_ns()
+        requests, batch_size = self._begin()
+        if not requests:
+            return
         self._task = task = asyncio.current_task()
-        batch_size = sum([each.record.batch_size for each in self._open.values()])
-        self._began_ns = time.perf_counter_ns()
+        self._began_ns = began_ns
         phases: Phases | None = None
-        requests = self._watch()
         try:
             phases = await self._deliver(requests)
         except asyncio.CancelledError:
@@ -190,24 +189,28 @@ class Execution:
             self._interrupted = True
             self._task.cancel()
 
-    def _watch(self) -> Sequence[InferRequest]:
-        """Start the entries, and watch for disconnects unless the call runs to the end.
+    def _begin(self) -> tuple[Sequence[InferRequest], int]:
+        """Start the entries that are not done; their requests, and the size of their batch.
 
-        Returns their requests.
+        They are watched for disconnects, unless the call runs to the end.
         """
         on_disconnect, runs_to_end = self._on_disconnect, self._call.runs_to_end
-        is_alone = len(self._open) == 1
-        requests = []
-        for entry in self._open.values():
+        requests: list[InferRequest] = []
+        batch_size = 0
+        for entry in self.entries:
+            stream, request = entry.stream, entry.request
+            if stream.done:
+                continue
+            self._open[len(requests)] = entry
+            batch_size += entry.record.batch_size
             entry.record.started()
             if not runs_to_end:
-                entry.stream.on_cancel(on_disconnect)
-            cancellation = None if runs_to_end else entry.stream
+                stream.on_cancel(on_disconnect)
             # Requests are frozen for the type checker only; a copy would cost a microsecond.
-            entry.request.cancellation = cancellation  # type: ignore[misc]
-            entry.request.sink = entry.stream if is_alone else None  # type: ignore[misc]
-            requests.append(entry.request)
-        return requests
+            request.cancellation = None if runs_to_end else stream  # type: ignore[misc]
+            request.sink = stream if len(self.entries) == 1 else None  # type: ignore[misc]
+            requests.append(request)
+        return requests, batch_size
 
     async def _deliver(self, requests: Sequence[InferRequest]) -> Phases | None:
         """Deliver all answers; return the phases, if the backend measured them."""
@@ -225,9 +228,8 @@ class Execution:
                 else:
                     if self._lags and not stream.full:
                         self._lags.pop(stream, None)
-                    stream.put(answer)
                     phases = answer.phases or phases
-                    if stream.full:
+                    if stream.put(answer):
                         await self._room(stream, answer)
                 if self._disconnects and self._all_done():
                     break
@@ -276,8 +278,8 @@ class Execution:
         if self._interrupted and task is not None:
             task.uncancel()
         for entry in self._open.values():
-            entry.request.cancellation = entry.request.sink = None  # type: ignore[misc]  # as in _watch
-            if not self.unsent:
+            entry.request.cancellation = entry.request.sink = None  # type: ignore[misc]  # as in _begin
+            if not (self.unsent or entry.stream.done):
                 entry.stream.end()
 
     def _on_disconnect(self) -> None:

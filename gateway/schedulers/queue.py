@@ -10,6 +10,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from gateway.batches.padding import MAX_LENGTH, Padding
 from gateway.config import ModelConfig
@@ -70,6 +71,8 @@ class QueueRules:
             policy.max_queue_size for policy in (self._default, *self._policies.values())
         )
         """Whether any level has a limit."""
+        self.plain = not self._levels and not self._default.default_timeout_microseconds
+        """Whether there is one level, without a timeout."""
 
     def level(self, priority: int) -> int:
         """The level of a request with that priority: the default for 0 and for unknown levels."""
@@ -115,13 +118,17 @@ class _Level:
 
 
 class RequestQueue:
-    """The queued requests of one model; any request can be removed immediately."""
+    """The queued requests of one model; any request can be removed immediately.
+
+    `rows` are those of all requests: 0 if it is empty. `deadlines` is a heap, empty if no request
+    has a timeout; it may contain requests that have left the queue.
+    """
 
     def __init__(self, rules: QueueRules) -> None:
         self._rules = rules
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
-        self._deadlines: list[QueueDeadline] = []
+        self.deadlines: list[QueueDeadline] = []
         self._count = 0
         self._pushed = 0
         self.rows = 0
@@ -130,16 +137,17 @@ class RequestQueue:
         return self._count
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """All requests in the order of execution."""
+        """All requests in the order of execution; the queue must not change meanwhile."""
+        found: Iterator[QueuedRequest] = iter(())
         for number in self._order:
             level = self._levels[number]
-            yield from level.live
-            yield from level.delayed
+            found = chain(found, level.live, level.delayed)
+        return found
 
     @property
     def nearest_deadline_ns(self) -> int:
         """The next time at which a timeout ends; 0 if there is none."""
-        deadlines = self._deadlines
+        deadlines = self.deadlines
         while deadlines and deadlines[0].waiting is None:
             heapq.heappop(deadlines)
         return deadlines[0].at_ns if deadlines else 0
@@ -153,7 +161,10 @@ class RequestQueue:
 
     def push(self, waiting: QueuedRequest) -> None:
         """Append a request to its level."""
-        self._level(waiting.level).live[waiting] = None
+        level = self._levels.get(waiting.level)
+        if level is None:
+            level = self._new_level(waiting.level)
+        level.live[waiting] = None
         waiting.queued = True
         self._count += 1
         self.rows += waiting.rows
@@ -169,18 +180,31 @@ class RequestQueue:
     def remove(self, batch: Iterable[QueuedRequest]) -> None:
         """Remove requests; those that are not queued are ignored."""
         for waiting in batch:
-            if waiting.queued:
-                self._remove(waiting)
+            if not waiting.queued:
+                continue
+            level = self._levels[waiting.level]
+            if waiting in level.live:
+                del level.live[waiting]
+            else:
+                del level.delayed[waiting]
+            waiting.queued = False
+            if waiting.deadline is not None:
+                waiting.deadline.waiting = None
+            self._count -= 1
+            self.rows -= waiting.rows
+            if len(self._levels) > KEPT_LEVELS and not len(level):
+                del self._levels[waiting.level]
+                self._order.remove(waiting.level)
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Remove and return requests rejected by their timeout; delay the other expired ones."""
         rejected: list[QueuedRequest] = []
-        while self._deadlines and self._deadlines[0].at_ns <= now_ns:
-            waiting = heapq.heappop(self._deadlines).waiting
+        while self.deadlines and self.deadlines[0].at_ns <= now_ns:
+            waiting = heapq.heappop(self.deadlines).waiting
             if waiting is None:
                 continue
             if self._rules.rejects(waiting.level):
-                self._remove(waiting)
+                self.remove((waiting,))
                 rejected.append(waiting)
             else:
                 level = self._levels[waiting.level]
@@ -188,35 +212,18 @@ class RequestQueue:
                 level.delayed[waiting] = None
         return rejected
 
-    def _level(self, number: int) -> _Level:
-        level = self._levels.get(number)
-        if level is None:
-            level = self._levels[number] = _Level()
-            insort(self._order, number)
+    def _new_level(self, number: int) -> _Level:
+        level = self._levels[number] = _Level()
+        insort(self._order, number)
         return level
-
-    def _remove(self, waiting: QueuedRequest) -> None:
-        level = self._levels[waiting.level]
-        if waiting in level.live:
-            del level.live[waiting]
-        else:
-            del level.delayed[waiting]
-        waiting.queued = False
-        if waiting.deadline is not None:
-            waiting.deadline.waiting = None
-        self._count -= 1
-        self.rows -= waiting.rows
-        if len(self._levels) > KEPT_LEVELS and not len(level):
-            del self._levels[waiting.level]
-            self._order.remove(waiting.level)
 
     def _set_deadline(self, waiting: QueuedRequest) -> None:
         self._pushed += 1
         waiting.deadline = QueueDeadline(waiting.deadline_ns, self._pushed, waiting)
-        heapq.heappush(self._deadlines, waiting.deadline)
-        if len(self._deadlines) > SPARE_DEADLINES + 2 * self._count:
-            self._deadlines = [each for each in self._deadlines if each.waiting is not None]
-            heapq.heapify(self._deadlines)
+        heapq.heappush(self.deadlines, waiting.deadline)
+        if len(self.deadlines) > SPARE_DEADLINES + 2 * self._count:
+            self.deadlines = [each for each in self.deadlines if each.waiting is not None]
+            heapq.heapify(self.deadlines)
 
 
 class QueueAdmission:
@@ -224,7 +231,8 @@ class QueueAdmission:
 
     def __init__(self, config: ModelConfig, rules: QueueRules, padding: Padding) -> None:
         self._rules = rules
-        self._padded = frozenset(padding.inputs)
+        self.padded = frozenset(padding.inputs)
+        """The names of the inputs that are padded."""
         self._max_length = padding.max_length
         compatibility = Compatibility(config, padding)
         self._key = compatibility.key
@@ -233,12 +241,10 @@ class QueueAdmission:
 
     def check(self, request: InferRequest) -> None:
         """Raise INVALID_ARG unless all padded inputs have one length that the model accepts."""
-        if not self._padded:
-            return
         found = {
             each.name: each.shape[LENGTH_DIMENSION]
             for each in request.inputs
-            if each.name in self._padded
+            if each.name in self.padded
         }
         if len(set(found.values())) > 1:
             lengths = ", ".join(f"'{name}' has {length}" for name, length in found.items())
@@ -262,20 +268,23 @@ class QueueAdmission:
     def waiting(self, entry: Entry, now_ns: int) -> QueuedRequest:
         """The queued form of a request that arrives now."""
         request = entry.request
-        level = self._rules.level(request.priority)
+        level = deadline_ns = 0
+        if not self._rules.plain:
+            level = self._rules.level(request.priority)
+            deadline_ns = self._rules.deadline_ns(level, request.timeout_us, now_ns)
         return QueuedRequest(
             entry,
             rows=entry.record.batch_size or 1,
             arrived_ns=now_ns,
             level=level,
-            deadline_ns=self._rules.deadline_ns(level, request.timeout_us, now_ns),
+            deadline_ns=deadline_ns,
             key=None if self.uniform else self._key(request),
-            length=self._length(request) if self._padded else 1,
+            length=self._length(request) if self.padded else 1,
         )
 
     def _length(self, request: InferRequest) -> int:
         for tensor in request.inputs:
-            if tensor.name in self._padded:
+            if tensor.name in self.padded:
                 return max(1, tensor.shape[LENGTH_DIMENSION])
         return 1
 

@@ -88,19 +88,17 @@ class FreeInstances:
 
     `on_free` is called when an instance may have become free. An instance that is registered with
     a rate limiter also needs its turn; `on_free` is called in its turn, which ends with that call.
+    `instances` are the free ones; one that takes any number of executions stays among them.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self._on_free = on_free
-        self._free: deque[Instance] = deque()
+        self.instances: deque[Instance] = deque()
         self._known: set[Instance] = set()
         self._limiter: ExecutionLimiter | None = None
         self._registrations: dict[Instance, Registration] = {}
         self._executing: Counter[Instance] = Counter()
         self._offered: Instance | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._free)
 
     @property
     def limited(self) -> bool:
@@ -114,7 +112,7 @@ class FreeInstances:
     @property
     def first(self) -> Instance:
         """The instance to be taken next, unless the rate limiter offers another; not if empty."""
-        return self._offered or self._free[0]
+        return self._offered or self.instances[0]
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         """Add an instance, free for all executions that it takes at once."""
@@ -122,12 +120,12 @@ class FreeInstances:
         if registration is not None:
             self._limiter = registration.limiter
             self._registrations[instance] = registration
-        self._free.extend([instance] * (instance.concurrency or 1))
+        self.instances.extend([instance] * (instance.concurrency or 1))
 
     def remove(self, instance: Instance) -> None:
         """Remove an instance; its leases stay valid."""
         self._known.discard(instance)
-        self._free = deque(free for free in self._free if free is not instance)
+        self.instances = deque(free for free in self.instances if free is not instance)
         if self._offered is instance:
             self._offered = None
         self._forget_registration(instance)
@@ -138,19 +136,19 @@ class FreeInstances:
         """A lease of the next instance; None if no instance is free, or it is not its turn."""
         if self._limiter is not None:
             return self._take_turn(self._limiter)
-        while self._free:
-            instance = self._free.popleft()
+        while self.instances:
+            instance = self.instances.popleft()
             if not instance.alive:  # it is about to be removed
                 continue
             if instance.concurrency is None:
-                self._free.append(instance)
+                self.instances.append(instance)
             return Lease(self, instance)
         return None
 
     def release(self, instance: Instance) -> None:
         """Return an instance whose lease has ended."""
         if instance.concurrency is not None and instance in self._known and instance.alive:
-            self._free.append(instance)
+            self.instances.append(instance)
         if self._limiter is not None:
             self._executing[instance] -= 1
             self._limiter.ended(self._registrations[instance])
@@ -167,9 +165,9 @@ class FreeInstances:
         if instance is None:
             limiter.ask(self)
             return None
-        self._free.remove(instance)
+        self.instances.remove(instance)
         if instance.concurrency is None:
-            self._free.append(instance)
+            self.instances.append(instance)
         self._executing[instance] += 1
         limiter.began(self._registrations[instance])
         return Lease(self, instance)
@@ -183,7 +181,7 @@ class FreeInstances:
 
     def candidates(self) -> Iterator[tuple[Instance, Registration]]:
         """Each free instance that is alive, with its registration."""
-        free = dict.fromkeys(self._free)
+        free = dict.fromkeys(self.instances)
         return ((each, self._registrations[each]) for each in free if each.alive)
 
     def offer(self, instance: Instance) -> None:

@@ -100,7 +100,7 @@ class InstanceSequences:
     @property
     def busy(self) -> bool:
         """Whether the instance cannot take an execution now."""
-        return not self._free
+        return not self._free.instances
 
     @property
     def executions(self) -> list[Execution]:
@@ -115,9 +115,9 @@ class InstanceSequences:
 
     def consider(self) -> None:
         """Start a task if the instance is free and a batch is due; else set the timer."""
-        if self.tasks is None or self._starting is not None or not self._ready or not self._free:
+        if self.tasks is None or self._starting is not None or not self._ready:
             return
-        if self._blocked or not self._is_due():
+        if not self._free.instances or self._blocked or not self._is_due():
             return
         lease = self._free.take()
         if lease is None:

@@ -18,7 +18,13 @@ from gateway.batches.stacking import Stacking, with_sequence_tensors
 from gateway.config import ModelConfig
 from gateway.cuda_driver import DeviceMemory, DeviceRegion
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse, Phases, SharedRegion
+from gateway.messages import (
+    NO_PARAMETERS,
+    InferRequest,
+    InferResponse,
+    Phases,
+    SharedRegion,
+)
 from gateway.tensor import Tensor
 
 log = logging.getLogger("sluice.tensors")
@@ -78,7 +84,9 @@ class TensorInstance(Instance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         rows = self._rows(requests)
         self._executing = requests
-        if self.steady and self._short_executions.on_loop(rows) and self._thread_is_idle():
+        # Runs must not overlap: a cancelled one may be in progress on the thread.
+        thread_is_idle = self._left is None or self._left.done()
+        if self.steady and thread_is_idle and self._short_executions.on_loop(rows):
             answers = await self._answer_on_loop(requests, rows)
         else:
             answers = await self._answer_on_thread(requests, rows)
@@ -131,11 +139,11 @@ class TensorInstance(Instance):
     def _rows(self, requests: Sequence[InferRequest]) -> int:
         if not self._batching:
             return len(requests)
-        return sum(request.inputs[0].shape[0] for request in requests if request.inputs)
-
-    def _thread_is_idle(self) -> bool:
-        """Whether no cancelled run is still in progress; runs must not overlap."""
-        return self._left is None or self._left.done()
+        rows = 0
+        for request in requests:
+            if request.inputs:
+                rows += request.inputs[0].shape[0]
+        return rows
 
     def _answer(self, requests: Sequence[InferRequest]) -> list[Answer]:
         if len(requests) == 1:
@@ -169,10 +177,13 @@ class TensorInstance(Instance):
         if on_gpu:
             outputs = delivered(outputs, on_gpu, requests[0])
         ran = time.perf_counter_ns()
-        scattered = list(self._stacking.scatter(outputs, requests))
+        scattered = self._stacking.scatter(outputs, requests)
         ended = time.perf_counter_ns()
         phases = Phases(gathered - began, ran - gathered, ended - ran)
-        return [InferResponse(outputs=found, final=True, phases=phases) for found in scattered]
+        return [
+            InferResponse(outputs=found, parameters=NO_PARAMETERS, final=True, phases=phases)
+            for found in scattered
+        ]
 
 
 def _duration_ns(answers: Sequence[Answer]) -> int:

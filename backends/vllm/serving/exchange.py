@@ -12,7 +12,7 @@ from backends.vllm.engine_request import EngineRequest, count_tokens, text_of
 from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse, Sink, Usage
+from gateway.messages import NO_PARAMETERS, InferResponse, Sink, Usage
 from gateway.openai_contract import RESPONSE
 from gateway.tensor import Datatype, Tensor
 
@@ -101,7 +101,9 @@ class Exchange:
         self._completion_tokens += tokens
         if text or not template.skips_empty:
             outputs = (Tensor(RESPONSE, Datatype.BYTES, (1,), (template.chunk(text),)),)
-            sink.put(InferResponse(outputs=outputs, usage=self.usage(final=False)))
+            usage = Usage(self._prompt_tokens, self._completion_tokens)
+            self._prompt_tokens = self._completion_tokens = 0
+            sink.put(InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage))
 
     @property
     def finished(self) -> bool:

@@ -139,12 +139,14 @@ async def read_infer_body(
     too large or contradicts its headers.
     """
     length = header_length(headers)
-    announced = _announced(headers)
+    announced = None
+    if b"transfer-encoding" not in headers:
+        announced = int(headers.get(b"content-length", b"0"))
     max_chunks = MAX_CHUNKS if announced is None else None
     if encoding in WINDOW_BITS:
         found = await read_compressed(receive, encoding, limit, threads, max_chunks)
         return divide(found, length, limit)
-    if announced is not None:
+    if announced is not None and not (length is not None and 0 < length <= announced <= limit):
         _check_announced(length, limit, announced)
     body = await collect(receive, partial(_check_part, length, limit), max_chunks)
     return divide(body, length, limit)
@@ -158,14 +160,12 @@ def divide(body: bytes | bytearray, length: int | None, limit: int) -> InferBody
         return None, view
     if length is None:
         check_json_size(limit, len(body))
-        return _json(view), view[:0]
-    _check_range(length, len(body))
-    check_json_size(limit, length)
-    return _json(view[:length]), view[length:]
-
-
-def _json(view: memoryview) -> bytes | memoryview:
-    return view if len(view) > LARGE_BYTES else bytes(view)
+        return view if len(view) > LARGE_BYTES else bytes(view), view[:0]
+    if not 0 < length <= min(len(body), limit):
+        _check_range(length, len(body))
+        check_json_size(limit, length)
+    header = view[:length]
+    return header if length > LARGE_BYTES else bytes(header), view[length:]
 
 
 def header_length(headers: Headers) -> int | None:
@@ -193,13 +193,6 @@ def header_length(headers: Headers) -> int | None:
     return number
 
 
-def _announced(headers: Headers) -> int | None:
-    """The size of the body by its headers; 0 without a body, None if it is chunked."""
-    if b"transfer-encoding" in headers:
-        return None
-    return int(headers.get(b"content-length", b"0"))
-
-
 def _check_announced(length: int | None, limit: int, size: int) -> None:
     """Refuse a body by its announced size, before reading it."""
     if length:
@@ -215,7 +208,7 @@ def _check_part(length: int | None, limit: int, size: int) -> None:
         check_json_size(limit, size)
     elif length == 0:
         _check_raw(limit, size)
-    else:
+    elif length > limit:
         check_json_size(limit, length)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from enum import Enum, auto
 from http import HTTPStatus
@@ -38,7 +39,8 @@ MAX_PIPELINED = 16
 HELD_SECS = 1.0
 """A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
 
-UPGRADE = b"\r\nupgrade:"
+HEAD_END = b"\r\n\r\n"
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class Owed(Enum):
@@ -57,7 +59,8 @@ class ClientDeadline:
     """Calls `expire` once, when the client has owed the same bytes for longer than their limit.
 
     A connection has one timer, which fires at intervals of the shortest limit. A request sets no
-    timer: `restart` only notes the time.
+    timer: the limit restarts when `since` is set to the time of the loop, because the client owes
+    other bytes, or has sent some.
     """
 
     __slots__ = (
@@ -67,8 +70,8 @@ class ClientDeadline:
         "_loop",
         "_owed",
         "_round",
-        "_since",
         "_timer",
+        "since",
     )
 
     def __init__(
@@ -87,15 +90,11 @@ class ClientDeadline:
         self._loop = loop
         self._owed = owed
         self._expire = expire
-        self._since = self._expected_at = loop.time()
+        self.since = self._expected_at = loop.time()
         self._round = min(self._limits.values(), default=0.0)
         self._timer: asyncio.TimerHandle | None = None
         if self._limits:
             self._look_in(self._round)
-
-    def restart(self) -> None:
-        """Restart the limit: the client owes other bytes, or has sent some."""
-        self._since = self._loop.time()
 
     def cancel(self) -> None:
         """Cancel the timer: the connection is lost."""
@@ -112,11 +111,11 @@ class ClientDeadline:
         limit = self._limits.get(owed)
         if limit is None:
             # Time without a debt does not count; a debt may begin before the next check.
-            self._since = now + self._round
+            self.since = now + self._round
             self._look_in(self._round)
         elif now - self._expected_at > HELD_SECS:
             self._look_in(HELD_SECS)
-        elif (left := self._since + limit - now) > 0:
+        elif (left := self.since + limit - now) > 0:
             self._look_in(min(left, self._round))
         else:
             self._timer = None
@@ -169,7 +168,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._on_disconnect = on_disconnect
         if on_disconnect is None:
             return
-        self._read_on()
+        if self.flow.read_paused:
+            self._read_on()
         if self.transport.is_closing():
             # `connection_lost` is still to come: drop the rest of the answer now.
             if self._answered is not None:
@@ -183,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._state: RequestState = {
-            SEND_WHOLE: lambda headers, parts: send_whole(self._answering, headers, parts),
+            SEND_WHOLE: lambda headers, parts: send_whole(self._answered, headers, parts),
             SEND_PIECE: self._send_piece,
             WRITE_PIECE: self._write_piece,
             WATCH: self.watch,
@@ -259,7 +259,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
-        self._deadline.restart()
+        self._deadline.since = self.loop.time()
         self._header_names = []
         self.scope["state"] = {HEADER_NAMES: self._header_names, **self._state}
 
@@ -274,7 +274,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving = self.cycle
         if not self.pipeline:
             self._answered = self.cycle
-        self._read_on()
+        if self._on_disconnect is not None:
+            self._read_on()
 
     async def _send_piece(self, piece: bytes) -> None:
         """Send a piece of the response body, as ASGI's message would, once there is room for it."""
@@ -304,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self._deadline.restart()
+        self._deadline.since = self.loop.time()
         self.flow.resume_reading()
         if self.pipeline:
             self._answered, app = self.pipeline.pop()
@@ -323,11 +324,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
-            data = _without_upgrade(data)
+            end = data.find(HEAD_END)
+            if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
+                data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
         while data and not self.transport.is_closing():
             data = data[self._feed(data) :]
         if not self._in_head:
-            self._deadline.restart()
+            self._deadline.since = self.loop.time()
 
     def _feed(self, data: bytes) -> int:
         """Pass the parser as many bytes as it may have, and return their number."""
@@ -367,31 +370,26 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """The bytes of a head with its Upgrade header renamed."""
-    end = data.find(b"\r\n\r\n")
-    head = data if end < 0 else data[:end]
-    found = head.lower().find(UPGRADE)
-    return data if found < 0 else data[: found + 2] + b"x-" + data[found + 2 :]
-
-
-async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
+async def send_whole(cycle: RequestResponseCycle | None, headers: RawHeaders, parts: Parts) -> None:
     """Send a whole response with status 200, as uvicorn does for ASGI's two messages.
 
-    `headers` are not checked; one of them is the length of all `parts` together.
+    `cycle` is the request that is being answered. `headers` are not checked; one of them is the
+    length of all `parts` together.
     """
+    assert cycle is not None  # noqa: S101 - a request is being answered
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
     if cycle.disconnected:
         return
     cycle.response_started = cycle.response_complete = True
-    lines = [b"%b: %b\r\n" % header for header in headers]
-    close = b"" if cycle.keep_alive else b"connection: close\r\n"
-    head = b"".join((STATUS_LINE[OK], *lines, close, b"\r\n"))
+    head = [STATUS_LINE[OK]]
+    for name, value in headers:
+        head += (name, b": ", value, b"\r\n")
+    head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
     if sum(map(len, parts)) <= JOINED_BYTES:
-        cycle.transport.write(b"".join((head, *parts)))
+        cycle.transport.write(b"".join((*head, *parts)))
     else:
-        cycle.transport.writelines((head, *parts))
+        cycle.transport.writelines((b"".join(head), *parts))
     cycle.message_event.set()
     if not cycle.keep_alive:
         cycle.transport.close()

@@ -123,7 +123,7 @@ class InferRoute:
         received_ns = time.perf_counter_ns()
         model, version = found.groups("")
         answer: ASGIApp
-        if not is_version(version):
+        if version and not is_version(version):
             answer = plain_error(404, "Not Found")
         elif scope["method"] != "POST":
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
@@ -142,7 +142,8 @@ class InferRoute:
     async def _answer(self, call: _Call) -> _Answer | Response:
         changes = self._dataplane.changes
         model = self._dataplane.model(call.model, call.version)
-        _refuse_decoupled(model)
+        if model.decoupled:
+            raise _decoupled()
         encoding = call.headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
             return _unknown_encoding()
@@ -166,7 +167,9 @@ class InferRoute:
         return await self._encoded(call, Answered(model, request.id, response, forms))
 
     def _submit(self, call: _Call, model: Model, request: InferRequest) -> ResponseStream:
-        trace = begin_trace(call.scope, self._dataplane.tracer, request)
+        trace = None
+        if TRACES in call.scope:
+            trace = begin_trace(call.scope, self._dataplane.tracer, request)
         return self._dataplane.infer(request, model, trace)
 
     async def _answer_once(
@@ -236,7 +239,7 @@ class InferRoute:
     def _decode(
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
-        forwarded = self._filter.of(call.scope)
+        forwarded = self._filter.of(call.scope) if self._filter.on else ()
         target = Target(model.config, call.version, forwarded, call.received_ns)
         header, binary = body
         if header is None:
@@ -244,12 +247,10 @@ class InferRoute:
         return self._decoder.decode(target, header, binary)
 
 
-def _refuse_decoupled(model: Model) -> None:
-    if model.decoupled:
-        raise InferenceError(
-            Code.UNSUPPORTED,
-            "HTTP end point doesn't support models with decoupled transaction policy",
-        )
+def _decoupled() -> InferenceError:
+    return InferenceError(
+        Code.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+    )
 
 
 def _unknown_encoding() -> Response:

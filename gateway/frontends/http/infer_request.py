@@ -256,12 +256,10 @@ class KnownRequest(NamedTuple):
 
     def inputs(self, binary: memoryview) -> tuple[Tensor, ...]:
         """The inputs, as views of these bytes."""
-        return tuple(
-            [
-                Tensor(name, datatype, shape, binary[start:end])
-                for name, datatype, shape, start, end in self.binary_inputs
-            ]
-        )
+        found = []
+        for name, datatype, shape, start, end in self.binary_inputs:
+            found.append(Tensor(name, datatype, shape, binary[start:end]))
+        return tuple(found)
 
 
 class Target(NamedTuple):
@@ -345,8 +343,10 @@ def _request(target: Target, known: KnownRequest, inputs: tuple[Tensor, ...]) ->
         id=known.id,
         inputs=inputs,
         outputs=known.outputs,
-        parameters=with_headers(parameters.custom, target.headers),
-        sequence=parameters.sequence,
+        parameters=with_headers(parameters.custom, target.headers)
+        if target.headers
+        else parameters.custom,
+        sequence=parameters.sequence if parameters.correlation_id else None,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
         received_ns=target.received_ns,

@@ -13,7 +13,7 @@ from gateway.frontends.http.json_tensors import all_finite, is_large, written
 from gateway.messages import InferResponse
 from gateway.models.model import Model
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Buffer, Tensor
+from gateway.tensor import CONVERTED, Buffer, Tensor
 
 MOST_KNOWN = 256
 """Responses whose JSON is kept: it differs only in the id while names and shapes are equal."""
@@ -31,21 +31,23 @@ class Answered(NamedTuple):
 def takes_long(answered: Answered) -> bool:
     """Whether encoding needs a thread: large JSON, strings or shared memory."""
     outputs = answered.response.outputs
-    if answered.forms.only_binary and tuple not in [type(output.data) for output in outputs]:
-        return False
-    return is_large(outputs)
+    if not answered.forms.only_binary:
+        return is_large(outputs)
+    for output in outputs:
+        if type(output.data) is tuple:
+            return is_large(outputs)
+    return False
 
 
 class EncodedResponse(NamedTuple):
-    """The JSON and the binary data behind it, as views of the model's outputs."""
+    """The JSON and the binary data behind it, as views of the model's outputs.
+
+    `has_binary`: the binary data is not empty.
+    """
 
     header: bytes
     blobs: tuple[Buffer, ...] = ()
-
-    @property
-    def has_binary(self) -> bool:
-        """Whether any byte follows the JSON."""
-        return any(map(len, self.blobs))
+    has_binary: bool = False
 
 
 class InferEncoder:
@@ -75,20 +77,22 @@ class InferEncoder:
             for output in response.outputs
             if forms.wants(output.name)
         ]
-        return EncodedResponse(_dump(found), tuple(blobs))
+        return EncodedResponse(_dump(found), tuple(blobs), any(map(len, blobs)))
 
     def _encode_binary(
         self, model: Model, request_id: str, response: InferResponse, forms: OutputForms
     ) -> EncodedResponse:
         """The same for binary outputs alone: their JSON is kept."""
-        blobs, described = [], []
+        blobs: list[Buffer] = []
+        described, listed = [], forms.listed
         for output in response.outputs:
-            if forms.wants(output.name):
-                blobs.append(blob := output.raw())
+            if not listed or output.name in listed:
+                data = output.data
+                blobs.append(blob := output.raw() if isinstance(data, CONVERTED) else data)
                 described.append((output.name, output.datatype, output.shape, len(blob)))
         members = self._binary_members(model.name, model.version, tuple(described))
         start = b'{"id":%b,' % orjson.dumps(request_id) if request_id else b"{"
-        return EncodedResponse(start + members, tuple(blobs))
+        return EncodedResponse(start + members, tuple(blobs), any(map(len, blobs)))
 
     def _output(
         self, model: Model, output: Tensor, forms: OutputForms, blobs: list[Buffer]

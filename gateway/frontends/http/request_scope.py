@@ -152,11 +152,12 @@ def is_version(text: str) -> bool:
 class HeaderFilter:
     """Picks headers whose names match a regular expression, regardless of case.
 
-    The model gets them as parameters (protocol: header forwarding).
+    The model gets them as parameters (protocol: header forwarding). It is `on` if any is forwarded.
     """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern.encode(), re.IGNORECASE) if pattern else None
+        self.on = bool(pattern)
 
     def of(self, scope: Scope) -> Iterable[tuple[str, str]]:
         """Name, as the client wrote it, and value of each forwarded header."""

@@ -41,7 +41,7 @@ async def test_the_instance_that_is_free_for_longest_is_taken_first() -> None:
     assert free.first is one
     first, second = taken(free, 3)
     assert [first.instance, second.instance] == [one, other]
-    assert not free
+    assert not free.instances
     second.release()
     first.release()
     assert [lease.instance for lease in taken(free, 2)] == [other, one]
@@ -55,7 +55,7 @@ async def test_an_instance_is_taken_as_often_as_it_can_execute(
     instance = ScriptedInstance(concurrency)
     free.add(instance)
     assert [lease.instance for lease in taken(free, times)] == [instance] * times
-    assert bool(free) is (concurrency is None)
+    assert bool(free.instances) is (concurrency is None)
 
 
 async def test_a_removed_instance_is_not_taken_again() -> None:
@@ -87,7 +87,7 @@ async def test_with_a_limiter_an_instance_is_taken_in_its_turn_only() -> None:
     assert free.instances.take() is None
     await settle()
     assert (free.taken, free.turns) == ([instance], 1)
-    assert not free.instances
+    assert not free.instances.instances
 
 
 async def test_an_unused_turn_ends_and_holds_no_resources() -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http import sse
 from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.sse import GenerateEvents, event
 from gateway.messages import InferResponse
@@ -106,11 +106,17 @@ async def test_a_large_batch_is_encoded_in_a_thread(
 ) -> None:
     seen: list[str] = []
 
-    def noting(data: bytes) -> bytes:
-        seen.append(threading.current_thread().name)
-        return event(data)
+    def noting(encode: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
+        def noted(encoder: GenerateEncoder, response: InferResponse) -> bytes | None:
+            found = encode(encoder, response)
+            if found is not None:
+                seen.append(threading.current_thread().name)
+            return found
 
-    monkeypatch.setattr(sse, "event", noting)
+        return noted
+
+    for name in ("encode", "encode_text"):
+        monkeypatch.setattr(GenerateEncoder, name, noting(getattr(GenerateEncoder, name)))
     stream.end()
     async with streamed(stream, [text_response("x" * size)] * 20) as exchange:
         await exchange.start()
