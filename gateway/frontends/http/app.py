@@ -41,7 +41,7 @@ def build_app(
     playground: PlaygroundRoutes | None = None,
     recordings: Recordings | None = None,
 ) -> ASGIApp:
-    """A FastAPI application with Starlette routes for hot paths, and `infer` in front of it.
+    """A FastAPI application, with `infer` and OpenAI's endpoints in front of it.
 
     The page at /docs loads nothing from other servers. Without `playground` there is no page at /.
     """
@@ -70,7 +70,8 @@ def build_app(
     app.include_router(TraceRoutes(dataplane, settings).router(), tags=["traces"])
     if playground is not None:
         app.router.routes.extend(playground.routes())
-    return TracedApp(InferRoute(dataplane, settings, app, recordings), dataplane.tracer)
+    in_front = InferRoute(dataplane, settings, openai.in_front_of(app), recordings)
+    return TracedApp(in_front, dataplane.tracer)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """Routes of OpenAI's endpoints, of the list of models, and of `vllm serve`'s server state."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,16 +9,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
+from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.openai.answers import OpenAiAnswers
+from gateway.frontends.http.openai.answers import Answer, OpenAiAnswers, openai_refused
 from gateway.frontends.http.openai.request import ServedModels, request_id_header, serves
 from gateway.models.model import Model
 from gateway.openai_contract import Endpoint
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
+
+log = logging.getLogger("sluice.http")
 
 BODY = {"requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}}
 V1 = ("/v1", "/openai/v1")
@@ -49,12 +54,31 @@ class OpenAiRoutes:
         self._answers = {endpoint: answers.of(endpoint) for endpoint in Endpoint}
 
     def routes(self) -> list[Route]:
-        """Starlette routes of the endpoints, without FastAPI's per-request models."""
+        """Starlette routes of the endpoints, which refuse methods other than POST."""
         return [
             Route(path, answer, methods=["POST"])
             for endpoint, answer in self._answers.items()
             for path in paths_of(endpoint)
         ]
+
+    def in_front_of(self, app: ASGIApp) -> ASGIApp:
+        """The endpoints, and `app` for all other requests.
+
+        A request to an endpoint passes neither the application's middleware nor its table of
+        routes; together they take as long as several tokens.
+        """
+        answers = {path: self._answers[each] for each in Endpoint for path in paths_of(each)}
+
+        async def route(scope: Scope, receive: Receive, send: Send) -> None:
+            is_post = scope["type"] == "http" and scope["method"] == "POST"
+            answer = answers.get(scope["path"]) if is_post else None
+            if answer is None:
+                await app(scope, receive, send)
+            else:
+                response = await _answered(answer, Request(scope, receive, send))
+                await response(scope, receive, send)
+
+        return route
 
     def router(self) -> APIRouter:
         """The list of models; the endpoints are here for the page at /docs only."""
@@ -92,6 +116,17 @@ class OpenAiRoutes:
             if card["id"] == model:
                 return _json(request, card)
         raise self._models.why_not(model)
+
+
+async def _answered(answer: Answer, request: Request) -> Response:
+    try:
+        return await answer(request)
+    except InferenceError as error:
+        return openai_refused(request, error)
+    except Exception:
+        # Around one request in a frontend: only the log has the traceback.
+        log.exception("request failed unexpectedly")
+        return openai_refused(request, unexpected())
 
 
 def cards(models: Iterable[Model]) -> Sequence[dict[str, Any]]:
