@@ -92,4 +92,10 @@ class BoundListeners(Listeners):
 def _listener(app: ASGIApp, settings: HttpSettings) -> HttpListener:
     """The application behind its port; OSError if the address is in use."""
     listening = listening_at(settings.address, settings.port)
-    return HttpListener(app, listening, settings.send_timeout_secs, settings.limits)
+    return HttpListener(
+        app,
+        listening,
+        settings.send_timeout_secs,
+        settings.limits,
+        header_names=bool(settings.header_forward_pattern),
+    )

@@ -72,18 +72,29 @@ class OnnxRuntimeInstance(TensorInstance):
     def run(
         self, inputs: Mapping[str, Tensor], outputs: Sequence[str], staying: Set[str]
     ) -> Mapping[str, Tensor]:
-        there = inputs_on_gpu(self.gpu, inputs.values())
-        feeds = {name: self._array(each) for name, each in inputs.items() if name not in there}
+        there: InputsOnGpu = {}
+        if self.gpu is not None:
+            there = inputs_on_gpu(self.gpu, inputs.values())
+        feeds: dict[str, npt.NDArray[Any]] = {}
+        for name, each in inputs.items():
+            if name in there:
+                continue
+            if each.datatype is Datatype.BYTES:
+                feeds[name] = unicode_strings(each, self._model, "ONNX models")
+                continue
+            array = each.array()
+            # Tensors of one body start at any offset; kernels may need alignment.
+            feeds[name] = array if array.flags.aligned else array.copy()
         if self.place and (there or staying):
             return self._run_bound(self.place, there, feeds, outputs, staying)
         options = self._options
         compute = self._run_values if self._bfloat16 else self._session.run
         with self._turn, self._clear_failures:
             arrays = compute(list(outputs), feeds, options)
-        return {
-            name: array_tensor(name, self._datatypes[name], array)
-            for name, array in zip(outputs, arrays, strict=True)
-        }
+        found: dict[str, Tensor] = {}
+        for name, array in zip(outputs, arrays, strict=True):
+            found[name] = array_tensor(name, self._datatypes[name], array)
+        return found
 
     def _run_bound(
         self,
@@ -133,13 +144,6 @@ class OnnxRuntimeInstance(TensorInstance):
         if self._shrinkage:
             options.add_run_config_entry(SHRINKAGE, self._shrinkage)
         return options
-
-    def _array(self, tensor: Tensor) -> npt.NDArray[Any]:
-        if tensor.datatype is Datatype.BYTES:
-            return unicode_strings(tensor, self._model, "ONNX models")
-        array = tensor.array()
-        # Tensors of one body start at any offset; kernels may need alignment.
-        return array if array.flags.aligned else array.copy()
 
     # bfloat16, which numpy lacks: its bits travel as uint16.
 

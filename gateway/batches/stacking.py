@@ -93,7 +93,8 @@ class Stacking:
         Raises InferenceError INTERNAL if an output contradicts the config or the batch.
         """
         if len(requests) == 1 and not self._sources:
-            rows = self._rows(requests[0])
+            inputs = requests[0].inputs
+            rows = inputs[0].shape[0] if self._batching and inputs else 1
             for tensor in outputs.values():
                 self._check_output(tensor, rows)
             found = tuple(outputs.values())
@@ -103,13 +104,13 @@ class Stacking:
     def _scatter(
         self, outputs: Mapping[str, Tensor], requests: Sequence[InferRequest]
     ) -> list[tuple[Tensor, ...]]:
-        rows = [self._rows(request) for request in requests]
+        rows = [
+            request.inputs[0].shape[0] if self._batching and request.inputs else 1
+            for request in requests
+        ]
         columns = [self._split(tensor, rows, requests) for tensor in outputs.values()]
         parts = zip(*columns, strict=True) if columns else repeat((), len(requests))
         return [_asked(found, request) for request, found in zip(requests, parts, strict=True)]
-
-    def _rows(self, request: InferRequest) -> int:
-        return request.inputs[0].shape[0] if self._batching and request.inputs else 1
 
     # Inputs.
 

@@ -276,7 +276,9 @@ def _refusal(code: Code, text: str) -> InferenceError:
 def _highest(known: KnownModel) -> Model:
     loaded = None
     for status in reversed(known.versions.values()):
-        if (model := status.model) is not None and model.ready:
+        model = status.model
+        # Only an ensemble may not be ready while its instance is.
+        if model is not None and model.instances.ready and (not model.members or model.ready):
             return model
         loaded = loaded or model
     if loaded is not None:

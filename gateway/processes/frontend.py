@@ -66,7 +66,11 @@ class Frontend:
             http_settings = TypeAdapter(HttpSettings).validate_python(settings["http"])
             bound = socket.socket(fileno=settings["http_fd"])
             self._http = HttpListener(
-                HttpRelay(calls), bound, http_settings.send_timeout_secs, http_settings.limits
+                HttpRelay(calls),
+                bound,
+                http_settings.send_timeout_secs,
+                http_settings.limits,
+                header_names=True,
             )
             self._ends.append(tasks.create_task(self._http.serve()))
 

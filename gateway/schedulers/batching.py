@@ -37,6 +37,10 @@ class Decision(NamedTuple):
     enough_rows: int = 0
 
 
+NOTHING = Decision()
+"""The decision for an empty queue."""
+
+
 class Batching(Protocol):
     """Rules for forming batches; `delay_ns` is the longest time a request waits for others."""
 
@@ -56,37 +60,41 @@ class FirstComeBatching:
         self._largest_preferred = max(self._preferred)
 
     def decide(self, queue: Iterable[QueuedRequest], now_ns: int) -> Decision:
-        pending, marked, complete = self._scan(queue)
+        pending: list[QueuedRequest] = []
+        rows = marked = 0
+        complete = False
+        for waiting in queue:
+            if pending:
+                if not marked and rows + waiting.rows > self._largest_preferred:
+                    marked = len(pending)
+                if rows + waiting.rows > self._max_rows or waiting.key != pending[0].key:
+                    complete = True  # no further request can join
+                    break
+            pending.append(waiting)
+            rows += waiting.rows
+            if rows in self._preferred:
+                marked = len(pending)  # these form the largest preferred batch so far
         if not pending:
-            return Decision()
-        oldest_ns = min(waiting.arrived_ns for waiting in pending) if self.delay_ns else 0
-        overdue = bool(self.delay_ns) and now_ns - oldest_ns >= self.delay_ns
+            return NOTHING
+        if not self.delay_ns:
+            return Decision(pending[:marked] if marked else pending)
+        return self._after_delay(pending, marked, now_ns, complete=complete)
+
+    def _after_delay(
+        self, pending: Sequence[QueuedRequest], marked: int, now_ns: int, *, complete: bool
+    ) -> Decision:
+        """The decision where requests may wait for others."""
+        oldest_ns = min(waiting.arrived_ns for waiting in pending)
+        overdue = now_ns - oldest_ns >= self.delay_ns
         if marked and not overdue:
             return Decision(pending[:marked])
-        if complete or overdue or not self.delay_ns:
+        if complete or overdue:
             return Decision(pending)
         rows = sum(waiting.rows for waiting in pending)
         if rows >= self._largest_preferred:
             return Decision(pending)
         enough = min(size for size in self._preferred if size > rows)
         return Decision(until_ns=oldest_ns + self.delay_ns, enough_rows=enough)
-
-    def _scan(self, queue: Iterable[QueuedRequest]) -> tuple[list[QueuedRequest], int, bool]:
-        """The requests that fit into one batch, how many of them form the largest preferred
-        batch, and whether no further request can join."""
-        pending: list[QueuedRequest] = []
-        rows, marked = 0, 0
-        for waiting in queue:
-            if pending:
-                if not marked and rows + waiting.rows > self._largest_preferred:
-                    marked = len(pending)
-                if rows + waiting.rows > self._max_rows or waiting.key != pending[0].key:
-                    return pending, marked, True
-            pending.append(waiting)
-            rows += waiting.rows
-            if rows in self._preferred:
-                marked = len(pending)
-        return pending, marked, False
 
 
 def most_rows(config: ModelConfig, batching: DynamicBatching) -> int:

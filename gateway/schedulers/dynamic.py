@@ -176,7 +176,9 @@ class DynamicScheduler(Scheduler):
             try:
                 await execution.attempt()
             finally:
-                self._ended(task)
+                _, batch = self._running.pop(task)
+                if execution.unsent or self.order is not None:
+                    self._ended(execution, batch)
             if not self._queue.rows or lease.ended or self._free.limited:
                 return  # with a limit, the next execution needs another turn
             execution = self._take(task, lease)
@@ -206,8 +208,7 @@ class DynamicScheduler(Scheduler):
         if batch:
             if self._delays:
                 self._delay.clear()
-            self._queue.remove(batch)
-            entries = [each.entry for each in batch]
+            entries = self._queue.remove(batch)
             execution = Execution(instance, entries, self._statistics, freed=lease.release)
             self._running[task] = (execution, batch)
             if self.order is not None:
@@ -221,8 +222,7 @@ class DynamicScheduler(Scheduler):
         while self._starting is not None:
             self._take(*self._starting)
 
-    def _ended(self, task: Task) -> None:
-        execution, batch = self._running.pop(task)
+    def _ended(self, execution: Execution, batch: Batch) -> None:
         if execution.unsent:
             self._put_back(batch)
         elif self.order is not None:

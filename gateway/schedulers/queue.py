@@ -177,11 +177,13 @@ class RequestQueue:
         level = self._levels[waiting.level]
         level.live = OrderedDict.fromkeys(sorted(level.live, key=lambda each: each.arrived_ns))
 
-    def remove(self, batch: Iterable[QueuedRequest]) -> None:
-        """Remove requests; those that are not queued are ignored."""
+    def remove(self, batch: Iterable[QueuedRequest]) -> list[Entry]:
+        """Remove requests, and return their entries; those that are not queued are ignored."""
+        entries: list[Entry] = []
         for waiting in batch:
             if not waiting.queued:
                 continue
+            entries.append(waiting.entry)
             level = self._levels[waiting.level]
             if waiting in level.live:
                 del level.live[waiting]
@@ -195,6 +197,7 @@ class RequestQueue:
             if len(self._levels) > KEPT_LEVELS and not len(level):
                 del self._levels[waiting.level]
                 self._order.remove(waiting.level)
+        return entries
 
     def expire(self, now_ns: int) -> list[QueuedRequest]:
         """Remove and return requests rejected by their timeout; delay the other expired ones."""

@@ -86,8 +86,9 @@ class TensorInstance(Instance):
         self._executing = requests
         # Runs must not overlap: a cancelled one may be in progress on the thread.
         thread_is_idle = self._left is None or self._left.done()
-        if self.steady and thread_is_idle and self._short_executions.on_loop(rows):
-            answers = await self._answer_on_loop(requests, rows)
+        kind = self._short_executions.on_loop(rows) if self.steady and thread_is_idle else None
+        if kind is not None:
+            answers = await self._answer_on_loop(requests, kind)
         else:
             answers = await self._answer_on_thread(requests, rows)
         for answer in answers:
@@ -104,7 +105,9 @@ class TensorInstance(Instance):
         self._thread.stop()
         self.release()
 
-    async def _answer_on_loop(self, requests: Sequence[InferRequest], rows: int) -> list[Answer]:
+    async def _answer_on_loop(
+        self, requests: Sequence[InferRequest], kind: "SizeClass"
+    ) -> list[Answer]:
         if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop
             self._held_ns = 0
             await asyncio.sleep(0)
@@ -120,7 +123,7 @@ class TensorInstance(Instance):
                 spent_ns = min(spent_ns, time.thread_time_ns() - processor_began_ns)
             self._held_ns += spent_ns
             if self._seemed_long or spent_ns <= LIMIT_NS:
-                self._short_executions.ran_on_loop(rows, spent_ns)
+                kind.ran_on_loop(spent_ns)
             self._seemed_long = spent_ns > LIMIT_NS
 
     async def _answer_on_thread(self, requests: Sequence[InferRequest], rows: int) -> list[Answer]:
@@ -172,7 +175,7 @@ class TensorInstance(Instance):
         began = time.perf_counter_ns()
         inputs = self._stacking.gather(requests)
         gathered = time.perf_counter_ns()
-        on_gpu = staying(self.gpu, requests)
+        on_gpu = NONE if self.gpu is None else staying(self.gpu, requests)
         outputs = self.run(inputs, self._stacking.wanted(requests), on_gpu)
         if on_gpu:
             outputs = delivered(outputs, on_gpu, requests[0])
@@ -180,10 +183,12 @@ class TensorInstance(Instance):
         scattered = self._stacking.scatter(outputs, requests)
         ended = time.perf_counter_ns()
         phases = Phases(gathered - began, ran - gathered, ended - ran)
-        return [
-            InferResponse(outputs=found, parameters=NO_PARAMETERS, final=True, phases=phases)
-            for found in scattered
-        ]
+        responses: list[InferResponse] = []
+        for found in scattered:
+            responses += (
+                InferResponse(outputs=found, parameters=NO_PARAMETERS, final=True, phases=phases),
+            )
+        return responses
 
 
 def _duration_ns(answers: Sequence[Answer]) -> int:
@@ -345,24 +350,22 @@ class ShortExecutions:
     """
 
     def __init__(self) -> None:
-        self._classes: dict[int, _Class] = {}
+        self._classes: dict[int, SizeClass] = {}
 
-    def on_loop(self, rows: int) -> bool:
-        """Whether an execution of that many rows runs on the loop."""
+    def on_loop(self, rows: int) -> "SizeClass | None":
+        """The class of an execution of that many rows; None if it runs on the thread."""
         known = self._classes.get(rows.bit_length())
-        return known is not None and known.on_loop
+        return known if known is not None and known.on_loop else None
 
     def ran_on_thread(self, rows: int, wall_ns: int) -> None:
         """Record the wall-clock time of an execution on the thread."""
-        self._classes.setdefault(rows.bit_length(), _Class()).tried(wall_ns)
-
-    def ran_on_loop(self, rows: int, processor_ns: int) -> None:
-        """Record the processor time of an execution on the loop."""
-        self._classes[rows.bit_length()].held_up(processor_ns)
+        self._classes.setdefault(rows.bit_length(), SizeClass()).ran_on_thread(wall_ns)
 
 
 @dataclass(slots=True)
-class _Class:
+class SizeClass:
+    """The executions of a class of numbers of rows."""
+
     on_loop: bool = False
     fastest_ns: int = 0
     trials: int = 0
@@ -370,7 +373,8 @@ class _Class:
     pause: int = 0
     next_pause: int = FIRST_PAUSE
 
-    def tried(self, wall_ns: int) -> None:
+    def ran_on_thread(self, wall_ns: int) -> None:
+        """Record the wall-clock time of an execution on the thread."""
         if self.pause:
             self.pause -= 1
             return
@@ -383,7 +387,8 @@ class _Class:
         if not self.on_loop:
             self._rest()
 
-    def held_up(self, processor_ns: int) -> None:
+    def ran_on_loop(self, processor_ns: int) -> None:
+        """Record the processor time of an execution on the loop."""
         self.slow = self.slow + 1 if processor_ns > LIMIT_NS else max(0, self.slow - 1)
         if self.slow == TOLERATED or processor_ns > 5 * LIMIT_NS:
             self.on_loop = False

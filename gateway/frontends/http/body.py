@@ -104,7 +104,7 @@ async def off_loop(
 
 
 async def collect(
-    receive: Receive, check: Callable[[int], None], max_chunks: int | None = MAX_CHUNKS
+    receive: Receive, check: Callable[[int], None] | None, max_chunks: int | None = MAX_CHUNKS
 ) -> bytes | bytearray:
     """The whole body, held once; `check` raises if the size so far exceeds its limit.
 
@@ -113,14 +113,16 @@ async def collect(
     message = await receive()
     body = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False):
-        check(len(body))
+        if check is not None:
+            check(len(body))
         return body  # type: ignore[no-any-return] # ASGI's messages are untyped
     found, chunks = bytearray(), 0
     while message["type"] == "http.request":
         body = message.get("body", b"")
         found += body
         chunks += bool(body)
-        check(len(found))
+        if check is not None:
+            check(len(found))
         if max_chunks is not None and chunks > max_chunks:
             raise _too_many_chunks(max_chunks)
         if not message.get("more_body", False):
@@ -148,7 +150,9 @@ async def read_infer_body(
         return divide(found, length, limit)
     if announced is not None and not (length is not None and 0 < length <= announced <= limit):
         _check_announced(length, limit, announced)
-    body = await collect(receive, partial(_check_part, length, limit), max_chunks)
+    # An announced size is that of the body (RFC 9112, 6.3).
+    check = partial(_check_part, length, limit) if announced is None else None
+    body = await collect(receive, check, max_chunks)
     return divide(body, length, limit)
 
 

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Callable
 from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +17,6 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.request_scope import (
-    HEADER_NAMES,
     JOINED_BYTES,
     OK,
     SEND_PIECE,
@@ -153,7 +153,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_begun = False
         self._head_bytes = 0
         self._framing_bytes = 0
-        self._header_names: list[bytes] = []
         self._on_disconnect: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
@@ -183,7 +182,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._state: RequestState = {
-            SEND_WHOLE: lambda headers, parts: send_whole(self._answered, headers, parts),
             SEND_PIECE: self._send_piece,
             WRITE_PIECE: self._write_piece,
             WATCH: self.watch,
@@ -260,18 +258,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._has_begun = True
         self._deadline.since = self.loop.time()
-        self._header_names = []
-        self.scope["state"] = {HEADER_NAMES: self._header_names, **self._state}
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_names.append(name)
-        super().on_header(name, value)
+        self.scope["state"] = {**self._state}
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         super().on_headers_complete()
         self._receiving = self.cycle
+        self.scope["state"][SEND_WHOLE] = partial(send_whole, self.cycle)
         if not self.pipeline:
             self._answered = self.cycle
         if self._on_disconnect is not None:
@@ -327,6 +321,10 @@ class BoundedProtocol(HttpToolsProtocol):
             end = data.find(HEAD_END)
             if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
                 data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
+            if len(data) <= MAX_HEAD_BYTES - self._head_bytes and not self.transport.is_closing():
+                self._head_bytes += len(data)
+                super().data_received(data)  # as `_feed` does, without a call for each request
+                data = b""
         while data and not self.transport.is_closing():
             data = data[self._feed(data) :]
         if not self._in_head:
@@ -370,13 +368,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-async def send_whole(cycle: RequestResponseCycle | None, headers: RawHeaders, parts: Parts) -> None:
+async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
     """Send a whole response with status 200, as uvicorn does for ASGI's two messages.
 
-    `cycle` is the request that is being answered. `headers` are not checked; one of them is the
-    length of all `parts` together.
+    `headers` are not checked; one of them is the length of all `parts` together.
     """
-    assert cycle is not None  # noqa: S101 - a request is being answered
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
     if cycle.disconnected:

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.frontends.http.connection import BoundedProtocol
+from gateway.frontends.http.request_scope import HEADER_NAMES
 from gateway.process_limits import DescriptorReserve
 from gateway.settings import HttpTimeLimits
 
@@ -35,8 +36,24 @@ class _Server(uvicorn.Server):
             self.ended = True
 
 
+class NamingProtocol(BoundedProtocol):
+    """The same; its requests have the names of their headers as the client wrote them."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_names: list[bytes] = []
+        self.scope["state"][HEADER_NAMES] = self._header_names
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_names.append(name)
+        super().on_header(name, value)
+
+
 class HttpListener:
-    """One application, served on one listening socket."""
+    """One application, served on one listening socket.
+
+    With `header_names` its requests have the names of their headers as the client wrote them.
+    """
 
     def __init__(
         self,
@@ -44,11 +61,13 @@ class HttpListener:
         listening: socket.socket,
         send_timeout_secs: float = SEND_TIMEOUT_SECS,
         limits: HttpTimeLimits = DEFAULT_LIMITS,
+        *,
+        header_names: bool = False,
     ) -> None:
         self._socket = listening
         self.port: int = listening.getsockname()[1]
         protocol = partial(
-            BoundedProtocol,
+            NamingProtocol if header_names else BoundedProtocol,
             send_timeout_secs=send_timeout_secs,
             limits=limits,
             reserve=DescriptorReserve(),

@@ -44,7 +44,8 @@ HEADER_NAMES: Final = "header_names"
 class RequestState(TypedDict, total=False):
     """`scope["state"]` of a request. Connections of ours offer all of it, other servers nothing.
 
-    `header_names` are the names of the request's headers as the client wrote them, in order.
+    `header_names` are the names of the request's headers as the client wrote them, in order, if a
+    model may get them.
     """
 
     watch: Watch

@@ -130,6 +130,13 @@ def on_loop() -> ShortExecutions:
     return runs
 
 
+def ran(runs: ShortExecutions, processor_ns: int) -> None:
+    """A run on the loop."""
+    kind = runs.on_loop(1)
+    assert kind is not None
+    kind.ran_on_loop(processor_ns)
+
+
 def pause(runs: ShortExecutions) -> int:
     """The number of runs on the thread until one is on the loop again."""
     for count in range(2 * LAST_PAUSE):
@@ -167,23 +174,23 @@ def test_numbers_of_rows_are_judged_apart() -> None:
 def test_executions_that_become_long_return_to_the_thread() -> None:
     runs = on_loop()
     for _ in range(TOLERATED - 1):
-        runs.ran_on_loop(1, LONG)
+        ran(runs, LONG)
         assert runs.on_loop(1)
-    runs.ran_on_loop(1, LONG)
+    ran(runs, LONG)
     assert not runs.on_loop(1)
 
 
 def test_a_long_run_now_and_then_is_forgiven() -> None:
     runs = on_loop()
     for _ in range(50):
-        runs.ran_on_loop(1, LONG)
-        runs.ran_on_loop(1, SHORT)
+        ran(runs, LONG)
+        ran(runs, SHORT)
     assert runs.on_loop(1)
 
 
 def test_one_very_long_run_is_not_forgiven() -> None:
     runs = on_loop()
-    runs.ran_on_loop(1, AGES)
+    ran(runs, AGES)
     assert not runs.on_loop(1)
 
 
@@ -191,13 +198,13 @@ def test_one_very_long_run_is_not_forgiven() -> None:
 def test_each_time_it_takes_twice_as_long_until_it_is_tried_again(times: int) -> None:
     runs = on_loop()
     for number in range(times):
-        runs.ran_on_loop(1, AGES)
+        ran(runs, AGES)
         assert pause(runs) == FIRST_PAUSE * 2**number + TRIALS
 
 
 def test_how_long_it_takes_has_a_bound() -> None:
     runs = on_loop()
     for _ in range(13):
-        runs.ran_on_loop(1, AGES)
+        ran(runs, AGES)
         last = pause(runs)
     assert last == LAST_PAUSE + TRIALS
