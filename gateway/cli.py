@@ -13,6 +13,7 @@ from gateway import __version__
 from gateway.errors import InferenceError
 from gateway.flags import serve as flags
 from gateway.flags.values import seconds
+from gateway.process_limits import collect_garbage_rarely
 from gateway.settings import ENVIRONMENT, Settings, netloc
 from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
 from gateway.tools.chat import options as chat_options
@@ -107,6 +108,7 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def _serve(parsed: argparse.Namespace) -> None:
+    collect_garbage_rarely()
     settings = flags.settings(parsed)
     log = importlib.import_module("gateway.observability.log").Log(settings.log)
     try:

@@ -1,6 +1,7 @@
-"""Limits of this process: CPUs and memory by affinity and control groups, and file descriptors."""
+"""Limits of this process: CPUs and memory by control groups, file descriptors, garbage."""
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -18,6 +19,19 @@ RESERVED = 64
 
 LOG_SECS = 10.0
 """Minimum interval between log lines on dropped connections."""
+
+COLLECTED_OBJECTS = 10_000
+"""New objects, less deleted ones, that start a collection of the youngest; Python has 700."""
+
+
+def collect_garbage_rarely() -> None:
+    """Let this process collect garbage more rarely.
+
+    With Python's threshold, collections took a fifth of the processor time of an import of vLLM and
+    a twentieth of that of 256 streams, and stopped the event loop for up to 100 ms. Requests make
+    few cycles of objects.
+    """
+    gc.set_threshold(COLLECTED_OBJECTS, *gc.get_threshold()[1:])
 
 
 def processors() -> int:

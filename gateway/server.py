@@ -34,8 +34,6 @@ log = logging.getLogger("sluice.server")
 LAST_ANSWERS_SECS = 2.0
 """Time for clients to read the error that ends their requests after the drain."""
 
-COLLECTED_OBJECTS = 10_000
-"""New objects, less deleted ones, that start a collection of the youngest ones."""
 SWITCH_SECS = 0.001
 """Longest time for which a thread that decodes keeps the interpreter lock from the event loop.
 
@@ -210,14 +208,9 @@ def _log_started(settings: Settings, ports: Mapping[str, int]) -> None:
 
 
 def _freeze() -> None:
-    """Exclude the objects of the start-up from garbage collection, which then comes more rarely.
-
-    Requests make few cycles. With Python's threshold of 700 objects, collections took 5 % of the
-    processor time of 256 streams of an LLM, and stopped the event loop for up to 100 ms.
-    """
+    """Exclude the objects of the start-up from garbage collection."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTED_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _listeners(settings: Settings) -> Callable[[Server], Listeners]:

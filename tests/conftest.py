@@ -17,6 +17,7 @@ from gateway.config import ModelConfig
 from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
+from gateway.process_limits import collect_garbage_rarely
 from gateway.shared_memory import cuda
 from tests import needs
 from tests.builders import TEXT, soon
@@ -31,6 +32,8 @@ KINDS = {
 }
 """Servers that tests marked `runs_on` run on, with their flags; the first is the default."""
 
+
+collect_garbage_rarely()
 
 # Else tests that import OpenVINO before its backend would send an event to its makers.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

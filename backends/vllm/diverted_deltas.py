@@ -21,13 +21,14 @@ class DivertedDeltas:
     """The plain deltas of one request, passed to a function in the step that makes them.
 
     A delta is plain if it has tokens and does not end the text. It is diverted while `waiting` is
-    set, the sink has room, and no earlier output is unread.
+    set, the sink has room, and no earlier output is unread. `count` is the number of diverted ones.
     """
 
-    __slots__ = ("_collector", "_make", "_sink", "_state", "_take", "_tokens", "waiting")
+    __slots__ = ("_collector", "_make", "_sink", "_state", "_take", "_tokens", "count", "waiting")
 
     def __init__(self, state: Any, collector: Any, take: TakeDelta, sink: Sink) -> None:
         self.waiting = False
+        self.count = 0
         self._tokens: list[int] = []
         self._state = state
         self._collector = collector
@@ -66,6 +67,7 @@ class DivertedDeltas:
             and not state.sampling_mask_chunks
             and self._sink.has_room
         ):
+            self.count += 1
             self._tokens += new_token_ids
             try:
                 self._take(state.detokenizer.get_next_output_text(False, True), len(new_token_ids))

@@ -21,6 +21,7 @@ from backends.vllm.diverted_deltas import DivertedDeltas, TakeDelta, divert
 from backends.vllm.failures import first_mistake
 from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
 from backends.vllm.grammar_time import check_constraint
+from backends.vllm.metrics import OutputCounts
 from gateway.errors import Code, InferenceError
 from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, Delta, GenerationRequest, invalid
 from gateway.messages import Sink
@@ -37,11 +38,20 @@ class EngineRequest:
 
     Exiting the block before the last output aborts the request immediately, and calls `wasted`
     with the number of delivered unread tokens: with streaming those since the last output, else
-    all of them. Tokens of the step during which the abort arrives are not counted.
+    all of them. Tokens of the step during which the abort arrives are not counted. At its end
+    `counts` gets the numbers of its outputs.
     """
 
-    def __init__(self, engine: Any, request_id: str, wasted: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        request_id: str,
+        wasted: Callable[[int], None],
+        counts: OutputCounts | None = None,
+    ) -> None:
         self.finished = False
+        self._counts = counts
+        self._read_count = 0
         self._engine = engine
         self._id = request_id
         self._wasted = wasted
@@ -62,7 +72,7 @@ class EngineRequest:
 
     async def abort_unfinished(self) -> None:
         """Abort the request unless it has finished; the exit of the block does this too."""
-        self._end_diversion()
+        self._end_outputs()
         if self._outputs is not None and not self.finished and not self._engine.errored:
             await self._abort()
 
@@ -87,9 +97,10 @@ class EngineRequest:
         Raises InferenceError if the request failed in the engine.
         """
         output = self._outputs.get_nowait() or await self._next_output()
+        self._read_count += 1
         if output.finished:
             self.finished = True
-            self._end_diversion()
+            self._end_outputs()
             if failed(output):
                 raise self._failure()
         return output
@@ -111,9 +122,14 @@ class EngineRequest:
         self._diverted = divert(self._engine, self._outputs, take, sink)
         return self._diverted is not None
 
-    def _end_diversion(self) -> None:
+    def _end_outputs(self) -> None:
+        """Divert no further deltas, and count the outputs; idempotent."""
         if self._diverted is not None:
             self._diverted.end()
+        counts, self._counts = self._counts, None
+        if counts is not None:
+            diverted = 0 if self._diverted is None else self._diverted.count
+            counts.add(diverted=diverted, read=self._read_count)
 
     def diverted(self) -> list[int]:
         """The tokens of the deltas that were diverted since the last call."""

@@ -74,8 +74,14 @@ class VllmInstance(Instance):
             casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len
         )
         self._numbers = count(1)
+        self._counts = None if engine.metrics is None else engine.metrics.outputs
         self._serving = OpenAiServing(
-            engine.llm, engine.handlers, engine.refusals, new_id=self._new_id, wasted=wasted
+            engine.llm,
+            engine.handlers,
+            engine.refusals,
+            new_id=self._new_id,
+            wasted=wasted,
+            counts=self._counts,
         )
 
     @property
@@ -110,7 +116,8 @@ class VllmInstance(Instance):
         """Answer a request with a text, a conversation, or an embedding request."""
         try:
             generation = read_generation(request)
-            async with EngineRequest(self._llm, self._new_id(), self._wasted) as running:
+            started = EngineRequest(self._llm, self._new_id(), self._wasted, self._counts)
+            async with started as running:
                 transcript = await self._submit(generation, running)
                 sink = request.sink if transcript.is_of_one_text else None
                 while not running.finished:

@@ -24,6 +24,12 @@ TIME_PER_OUTPUT_TOKEN = "vllm:time_per_output_token_seconds"
 """Triton's name for what vLLM calls `vllm:inter_token_latency_seconds`, with Triton's buckets."""
 BUCKETS_SECS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
+OUTPUTS = "gateway_vllm_outputs"
+OUTPUTS_HELP = (
+    "Outputs of the engine: deltas that were diverted past vLLM's objects and handlers to the "
+    "response, and outputs that went vLLM's way."
+)
+
 PARTS = {
     "_spec_decoding_cls": loggers.SpecDecodingProm,
     "_kv_connector_cls": loggers.KVConnectorProm,
@@ -42,16 +48,31 @@ REQUESTS = {ChatCompletionRequest: "chat_completions", ResponsesRequest: "respon
 OTHER = "other"
 
 
+class OutputCounts:
+    """Counts the outputs of an engine by their way to the response."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = Counter(OUTPUTS, OUTPUTS_HELP, ["way"], registry=registry)
+        self._diverted, self._read = counter.labels("diverted"), counter.labels("vllm")
+
+    def add(self, *, diverted: int, read: int) -> None:
+        """Add the outputs of one request."""
+        self._diverted.inc(diverted)
+        self._read.inc(read)
+
+
 class EngineMetrics:
     """vLLM's series of one engine, with Triton's labels `model` and `version` added.
 
     `triton_names` adds the one series of Triton's backend that vLLM has under another name.
-    Counting starts with `begin`, so warm-up requests are not counted.
+    `outputs` counts by the way that outputs took. Other counts start with `begin`, so warm-up
+    requests are not counted.
     """
 
     def __init__(self, model: str, version: str, *, triton_names: bool) -> None:
         self._labels = {"model": model, "version": version}
         self._registry = CollectorRegistry()
+        self.outputs = OutputCounts(self._registry)
         self._latency = self._triton_latency() if triton_names else None
         self._begun = False
         self._step = StepTime()

@@ -9,6 +9,7 @@ from typing import Any, Self
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
 from backends.vllm.engine_request import EngineRequest, count_tokens, text_of
+from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
@@ -29,7 +30,11 @@ class Exchange:
     """
 
     def __init__(
-        self, engine: Any, new_id: Callable[[], str], wasted: Callable[[int], None]
+        self,
+        engine: Any,
+        new_id: Callable[[], str],
+        wasted: Callable[[int], None],
+        counts: OutputCounts | None = None,
     ) -> None:
         self.failure: VLLMError | None = None
         self.begun = False
@@ -39,6 +44,7 @@ class Exchange:
         self._engine = engine
         self._new_id = new_id
         self._wasted = wasted
+        self._counts = counts
         self._generations: list[Generation] = []
         self._prompt_tokens = 0
         self._completion_tokens = 0
@@ -134,7 +140,7 @@ class Exchange:
         if self.begun:
             self._generations = [each for each in self._generations if not each.spent]
         check_count(len(self._generations) + 1)
-        running = EngineRequest(self._engine, self._new_id(), self._wasted)
+        running = EngineRequest(self._engine, self._new_id(), self._wasted, self._counts)
         # A generation after the first output continues a prompt, as in a beam search.
         generation = Generation(self, running, (prompt, parameters, options), own=not self.begun)
         self._generations.append(generation)

@@ -18,6 +18,7 @@ from vllm.renderers import ChatParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import chunk_template
 from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
 from backends.vllm.serving.exchange import Exchange
@@ -50,8 +51,10 @@ class OpenAiServing:
         *,
         new_id: Callable[[], str],
         wasted: Callable[[int], None],
+        counts: OutputCounts | None = None,
     ) -> None:
         self._engine = engine
+        self._counts = counts
         self._state = state
         self._refusals = refusals
         self._new_id = new_id
@@ -63,7 +66,8 @@ class OpenAiServing:
         Raises InferenceError, possibly after responses.
         """
         service, body = await self._read(request)
-        async with Exchange(self._engine, self._new_id, self._wasted) as exchange:
+        new = Exchange(self._engine, self._new_id, self._wasted, self._counts)
+        async with new as exchange:
             try:
                 answer = await self._call(service, body, exchange, request.sink)
                 if not hasattr(answer, "__anext__"):

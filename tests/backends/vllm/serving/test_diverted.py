@@ -25,6 +25,8 @@ LETTERS = 'ab \n\t\r"\\/\x00\x1f\x7fäß\u2028\u200d😀👩‍🚀한字🇫�
 OUTSIDE = 60_000
 """A number that is no token of the model."""
 RUNS = 25
+OUTPUTS = "gateway_vllm_outputs"
+TOTAL = "gateway_vllm_outputs_total"
 
 Step = dict[str, Any]
 
@@ -199,13 +201,20 @@ async def test_a_request_with_log_probabilities_is_not_diverted(llama: Llama) ->
 
 
 async def test_the_engine_itself_diverts_all_but_the_first_and_the_last(llama: Llama) -> None:
-    reader = Reader()
+    reader, before = Reader(), ways(llama)
     request = replace(ask("Once", stream=True, max_tokens=12, ignore_eos=True), sink=reader)
     async for _, answer in llama.instance.execute([request]):
         assert isinstance(answer, InferResponse)
         reader.found.append(answer)
     assert reader.put_count == 10
     assert completion_tokens(reader.found) == 12
+    assert ways(llama) == {"diverted": before["diverted"] + 10, "vllm": before["vllm"] + 2}
+
+
+def ways(llama: Llama) -> dict[str, float]:
+    """The outputs that the metrics of the instance count, by their way."""
+    (family,) = [each for each in llama.instance.metrics if each.name == OUTPUTS]
+    return {each.labels["way"]: each.value for each in family.samples if each.name == TOTAL}
 
 
 async def test_a_delta_that_cannot_be_put_fails_its_request_alone(llama: Llama) -> None:
