@@ -22,8 +22,16 @@ from rich.console import Console
 
 from loadtests.support import rounds, servers, triton
 from loadtests.support.http_client import Address, post
-from loadtests.support.rounds import Better, Metric, Report, Results, Step, standings
-from loadtests.support.servers import GATEWAY, Contender, LoadTestFailed, Server, serving
+from loadtests.support.results import Line, Metric, Results, standings
+from loadtests.support.rounds import Report, Step
+from loadtests.support.servers import (
+    GATEWAY,
+    Contender,
+    LoadTestFailed,
+    Server,
+    serving,
+    spending,
+)
 from loadtests.support.triton import (
     ENCODER,
     ENSEMBLE,
@@ -45,7 +53,7 @@ HIDDEN_STATES = r',\s*\{ name: "last_hidden_state".*?\}'
 TOKEN_BUDGETS = (128, 256, 512, 1024, 2048)
 """Sizes of batches, in padded tokens."""
 OUTPUT = "sentence_embedding"
-PRINT_RATES = "from loadtests.encoders import print_rates; print_rates()"
+PRINT_COSTS = "from loadtests.encoders import print_costs; print_costs()"
 
 Ids = Sequence[int]
 
@@ -76,7 +84,7 @@ def _encoders(asked: argparse.Namespace, folder: Path, console: Console) -> Repo
     results = _run(asked, _measured(asked, folder), console)
     names = [name for name in (PADDED, TRUE, ALONE, GATEWAY) if results.has(name)]
     title = f"{ENCODER}, {asked.clients} clients, lengths 8 to {LONGEST}"
-    return Report(standings(title, results, names), results.as_rows())
+    return Report(standings(title, results, names), results.as_lines())
 
 
 def _measured(asked: argparse.Namespace, folder: Path) -> Sequence[Measured]:
@@ -100,7 +108,7 @@ def _measured(asked: argparse.Namespace, folder: Path) -> Sequence[Measured]:
 
 def _run(asked: argparse.Namespace, measured: Sequence[Measured], console: Console) -> Results:
     results = Results()
-    alone = partial(best_rate, asked.onnx, asked.threads, sentences(asked.sentences))
+    alone = partial(best_costs, asked.onnx, asked.threads, sentences(asked.sentences))
     with rounds.progress_bar(console) as bar:
         task = bar.add_task("", total=asked.rounds * (len(measured) + 1))
         for number in range(1, asked.rounds + 1):
@@ -109,7 +117,7 @@ def _run(asked: argparse.Namespace, measured: Sequence[Measured], console: Conso
                 results.add(each.contender.name, _serve(asked, each))
                 bar.advance(task)
             bar.update(task, description=f"round {number}: {ALONE}")
-            results.add(ALONE, {_rate(asked): alone()})
+            results.add(ALONE, _line(asked).costs(*alone()))
             bar.advance(task)
     return results
 
@@ -119,34 +127,33 @@ def _serve(asked: argparse.Namespace, each: Measured) -> Mapping[Metric, float]:
         model=ENCODER, wire="http", clients=asked.clients, extra=("--input-data", str(each.data))
     )
     with serving(each.contender.launch(), asked.server_cpus) as server:
-        found = triton.measure(asked, traffic, server)
-    return {
-        _rate(asked): found.per_sec,
-        Metric("p50", asked.clients, "ms", Better.LOWER, "client"): found.p50_us / 1e3,
-        Metric("p99", asked.clients, "ms", Better.LOWER, "client"): found.p99_us / 1e3,
-        Metric("CPU of the client", asked.clients, "cores", noun="client"): found.client_cores,
-    }
+        return triton.measure_costs(asked, traffic, _line(asked), server)
 
 
-def _rate(asked: argparse.Namespace) -> Metric:
-    return Metric("requests/s", asked.clients, "", Better.HIGHER, "client")
+def _line(asked: argparse.Namespace) -> Line:
+    return Line(f"{ENCODER}, mixed lengths", "infer", asked.clients)
 
 
-def best_rate(onnx: Path, threads: int, sentences: Sequence[Ids]) -> float:
-    """Sentences per second at the best batch size, in a process of its own."""
+def best_costs(onnx: Path, threads: int, sentences: Sequence[Ids]) -> tuple[float, float]:
+    """Sentences per second at the best batch size, and the processor time of one in us.
+
+    They are computed in a process of its own.
+    """
     client = subprocess.run(
-        [sys.executable, "-c", PRINT_RATES, str(onnx), str(threads)],
+        [sys.executable, "-c", PRINT_COSTS, str(onnx), str(threads)],
         input=orjson.dumps(list(sentences)),
         capture_output=True,
         check=False,
     )
     if client.returncode:
         raise LoadTestFailed(f"ONNX Runtime alone failed:\n{client.stderr.decode()}")
-    return max(map(float, client.stdout.split()))
+    rates = (tuple(map(float, line.split())) for line in client.stdout.splitlines())
+    per_sec, spent_us = max(rates)
+    return per_sec, spent_us
 
 
-def print_rates() -> None:
-    """Print sentences per second of each batch size; the input has the sentences as JSON."""
+def print_costs() -> None:
+    """Print both figures of each batch size; the input has the sentences as JSON."""
     onnx, threads = sys.argv[1:]
     sentences = sorted(orjson.loads(sys.stdin.buffer.read()), key=len)
     options = onnxruntime.SessionOptions()
@@ -154,10 +161,11 @@ def print_rates() -> None:
     session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
     session.run([OUTPUT], _session_inputs(sentences[:8]))
     for budget in TOKEN_BUDGETS:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         for batch in _batches(sentences, budget):
             session.run([OUTPUT], _session_inputs(batch))
-        sys.stdout.write(f"{len(sentences) / (time.perf_counter() - began)}\n")
+        spent_us = (time.process_time() - used) / len(sentences) * 1e6
+        sys.stdout.write(f"{len(sentences) / (time.perf_counter() - began)} {spent_us}\n")
 
 
 def _batches(sentences: Sequence[Ids], budget: int) -> Iterator[Sequence[Ids]]:
@@ -259,11 +267,13 @@ def _steps(
 def _measure(
     requests: Sequence[str], clients: int, secs: float, server: Server
 ) -> Mapping[Metric, float]:
-    answers = _ask(server, requests, clients, secs)
+    with spending(server.pid) as spent:
+        answers = _ask(server, requests, clients, secs)
+    line = Line("embeddings", "request", clients)
     return {
-        Metric("requests/s", clients, "", Better.HIGHER, "client"): answers.per_sec,
-        Metric("p50", clients, "ms", Better.LOWER, "client"): statistics.median(answers.took) * 1e3,
-        Metric("CPU of the client", clients, "cores", noun="client"): answers.client_cores,
+        **line.costs(answers.per_sec, spent.secs / len(answers.took) * 1e6),
+        line.lower("p50", "ms"): statistics.median(answers.took) * 1e3,
+        line.other("CPU of the client", "cores"): answers.client_cores,
     }
 
 

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.support import rounds, servers
+from loadtests.support.results import Line, Results
 from loadtests.support.rounds import Report
-from loadtests.support.servers import LoadTestFailed, Ports
+from loadtests.support.servers import GATEWAY, LoadTestFailed, Ports
 
 ROOT = Path(__file__).parents[1]
 QUESTION = {"text_input": "The capital of France is", "stream": True, "max_tokens": 8}
@@ -74,8 +75,10 @@ def _first_minute(asked: argparse.Namespace, folder: Path, console: Console) -> 
     for stage, secs in found.items():
         table.add_row(stage, f"{secs:.1f}")
     note = f"{packages} packages, {size / 1e6:.0f} MB of site-packages"
-    rows = [{"stage": stage, "secs": secs} for stage, secs in found.items()]
-    return Report(table, [*rows, {"packages": packages, "bytes": size}], [note])
+    line, results = Line(f"make serve ENGINE={asked.engine}", "start"), Results()
+    results.add(GATEWAY, {line.lower(stage, "s"): secs for stage, secs in found.items()})
+    results.add(GATEWAY, {line.other("packages"): packages, line.other("size", "MB"): size / 1e6})
+    return Report(table, results.as_lines(), [note])
 
 
 def _start(

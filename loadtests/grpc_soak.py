@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from loadtests.support import rounds, servers
 from loadtests.support.http_client import Address
-from loadtests.support.rounds import FOLDER
+from loadtests.support.results import FOLDER
 from loadtests.support.servers import (
     LoadTestFailed,
     Server,

@@ -4,12 +4,12 @@ import argparse
 import asyncio
 import resource
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import uvloop
@@ -18,8 +18,10 @@ from rich.table import Table
 
 from loadtests.support import rounds, servers
 from loadtests.support.http_client import Address, connect, post
+from loadtests.support.results import Line, Results
 from loadtests.support.rounds import Report
 from loadtests.support.servers import (
+    GATEWAY,
     LoadTestFailed,
     Server,
     descendants,
@@ -149,9 +151,8 @@ def idle_streams(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 def _idle_streams(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     _allow_descriptors(asked.streams)
     found = _measure(asked, console)
-    rows = [asdict(each) | {"per_stream": each.per_stream} for each in found]
     growth = (_growth(wire, [each for each in found if each.wire == wire]) for wire in WIRES)
-    return Report(_table(found), rows, failure="; ".join(filter(None, growth)))
+    return Report(_table(found), _lines(found), failure="; ".join(filter(None, growth)))
 
 
 def _measure(asked: argparse.Namespace, console: Console) -> Sequence[Repetition]:
@@ -220,6 +221,20 @@ def _table(found: Sequence[Repetition]) -> Table:
         rest = (f"{each.per_stream / KIB:.1f}", f"{each.secs_to_end:.2f}")
         table.add_row(each.wire, str(each.streams), *sizes, *rest)
     return table
+
+
+def _lines(found: Sequence[Repetition]) -> Sequence[Mapping[str, Any]]:
+    results = Results()
+    for each in found:
+        line = Line(f"idle {each.wire}", "stream", each.streams, "stream")
+        sizes = {"before": each.before, "during": each.during, "after": each.after}
+        figures = {
+            line.lower("memory", "KiB/stream"): each.per_stream / KIB,
+            line.other("time to end", "s"): each.secs_to_end,
+            **{line.other(name, "MiB"): size / MIB for name, size in sizes.items()},
+        }
+        results.add(GATEWAY, figures)
+    return results.as_lines()
 
 
 def _growth(wire: str, found: Sequence[Repetition]) -> str:

@@ -20,20 +20,27 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.support import generation, pipeline, rounds, servers
 from loadtests.support.generation import (
+    CHAT,
     PROMPT_TOKENS,
     PROMPT_WORDS,
+    TEXT,
     WARM_UP_SEED,
     Endpoint,
     Load,
+    costs,
     gateway_defaults,
+    line_of,
     prompts,
     put,
     read_model,
 )
 from loadtests.support.http_client import ADD_SUB_BODY, ADD_SUB_PATH, Address, posting
-from loadtests.support.rounds import Better, Metric, Plan, Report, Results, Step, standings
+from loadtests.support.results import Line, Metric, Results, standings
+from loadtests.support.rounds import Plan, Report, Step
 from loadtests.support.servers import (
+    CLIENTS,
     ENGINE,
+    FRONTENDS,
     GATEWAY,
     SERVER,
     Contender,
@@ -41,7 +48,7 @@ from loadtests.support.servers import (
     Server,
     gateway,
     shared_out_bytes,
-    spent_secs,
+    spending,
 )
 
 HERE = Path(__file__).parent
@@ -105,11 +112,11 @@ def _compare(asked: argparse.Namespace, folder: Path, console: Console) -> Repor
     title = f"Generation, {asked.model}"
     results, report = rounds.compare_contenders(title, contenders, steps, asked, console)
     notes = list(_beside_the_pipeline(asked, results)) if asked.laptop else []
-    return Report(report.table, report.rows, notes, _differing_prompts(results))
+    return Report(report.table, report.lines, notes, _differing_prompts(results))
 
 
 def _memory(server: Server) -> Mapping[Metric, float]:
-    return {Metric("memory", 0, "MB", Better.LOWER): shared_out_bytes(server) / 1e6}
+    return {Line(MODEL, "server").lower("memory", "MB"): shared_out_bytes(server) / 1e6}
 
 
 def _beside_the_pipeline(asked: argparse.Namespace, results: Results) -> Iterator[str]:
@@ -118,7 +125,7 @@ def _beside_the_pipeline(asked: argparse.Namespace, results: Results) -> Iterato
     weights = default_root(ENVIRONMENT) / settings.pop("model") / "model.gguf"
     for load in _loads(asked):
         found = [pipeline.tokens_per_sec(weights, settings, load) for _ in range(asked.rounds)]
-        metric = Metric("tokens/s", load.streams, "", Better.HIGHER)
+        metric = line_of(CHAT if asked.chat else TEXT, load).rate
         ours, alone = results.median(metric, LAPTOP), statistics.median(found)
         yield (
             f"{metric}: the gateway {ours:.1f}, its engine alone {alone:.1f} ({ours / alone:.2f})"
@@ -155,7 +162,7 @@ def _loads(asked: argparse.Namespace) -> Sequence[Load]:
 
 def _differing_prompts(results: Results) -> str:
     for metric, found in results.values.items():
-        if metric.name == PROMPT_TOKENS and len(set(chain(*found.values()))) > 1:
+        if metric.figure == PROMPT_TOKENS and len(set(chain(*found.values()))) > 1:
             return f"the servers read prompts of different lengths: {found}"
     return ""
 
@@ -185,7 +192,7 @@ def _beside(asked: argparse.Namespace, folder: Path, console: Console) -> Report
     ]
     rounds.run(Plan([gateway(folder)], {GATEWAY: steps}, asked.rounds, asked.server_cpus), console)
     title = f"{MODEL}, {asked.streams} streams, {asked.infer_rate:g} infer/s of {SMALL}"
-    return Report(standings(title, found, [ALONE, SHARED]), found.as_rows())
+    return Report(standings(title, found, [ALONE, SHARED]), found.as_lines())
 
 
 def _alone(load: Load, found: Results, server: Server) -> Mapping[Metric, float]:
@@ -196,9 +203,9 @@ def _alone(load: Load, found: Results, server: Server) -> Mapping[Metric, float]
 def _shared(load: Load, found: Results, per_sec: float, server: Server) -> Mapping[Metric, float]:
     with inferring(Address(server.ports.http), per_sec) as took:
         rate = _tokens_per_sec(load, 2, server)
+    line = line_of(TEXT, load)
     figures = {
-        Metric(f"infer p{percent}", load.streams, "ms", Better.LOWER): _percentile(took, percent)
-        for percent in (50, 99)
+        line.lower(f"infer p{percent}", "ms"): _percentile(took, percent) for percent in (50, 99)
     }
     found.add(SHARED, {**rate, **figures})
     return {}
@@ -206,8 +213,10 @@ def _shared(load: Load, found: Results, per_sec: float, server: Server) -> Mappi
 
 def _tokens_per_sec(load: Load, seed: int, server: Server) -> Mapping[Metric, float]:
     encode, questions = generation.generate(MODEL).encode, prompts(PROMPT_WORDS, seed)
-    outcome = put(load, Address(server.ports.http), encode, questions)
-    return {Metric("tokens/s", load.streams, "", Better.HIGHER): load.tokens / outcome.secs}
+    with spending(server.pid) as spent:
+        outcome = put(load, Address(server.ports.http), encode, questions)
+    line = line_of(TEXT, load)
+    return line.costs(load.tokens / outcome.secs, spent.secs / load.tokens * 1e6)
 
 
 def _percentile(secs: Sequence[float], percent: int) -> float:
@@ -261,7 +270,7 @@ ARGUMENTS = {
     "kv_cache_memory_bytes": 256 << 20,
     "enforce_eager": True,
 }
-KINDS = {"chat": True, "text": False}
+KINDS = {CHAT: True, TEXT: False}
 
 
 def small_llm(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -323,32 +332,31 @@ def _token_steps(asked: argparse.Namespace, server: str) -> Sequence[Step]:
         endpoints = _endpoints(MODEL, chat=chat)
         endpoint = endpoints.get(server, endpoints[GATEWAY])
         found += [
-            (f"{kind}, {streams} streams", partial(_cost, kind, endpoint, streams, asked))
+            (f"{kind}, {streams} streams", partial(_cost, endpoint, streams, asked))
             for streams in asked.streams
         ]
     return found
 
 
 def _cost(
-    kind: str, endpoint: Endpoint, streams: int, asked: argparse.Namespace, server: Server
+    endpoint: Endpoint, streams: int, asked: argparse.Namespace, server: Server
 ) -> Mapping[Metric, float]:
     address, words = Address(server.ports.http), prompts(16, streams)
     put(Load(streams, 1, 32), address, endpoint.encode, words)
-    load, before = Load(streams, 2, asked.max_tokens), spent_secs(server)
-    outcome = put(load, address, endpoint.encode, words)
-    after = spent_secs(server)
-    used = {role: (secs - before.get(role, 0)) / load.tokens for role, secs in after.items()}
-    costs = {
-        "the server": used[SERVER],
-        "frontends and clients": sum(
-            secs for role, secs in used.items() if role not in (SERVER, ENGINE)
-        ),
-        "the engine": used[ENGINE],
+    load = Load(streams, 2, asked.max_tokens)
+    with spending(server.pid) as spent:
+        outcome = put(load, address, endpoint.encode, words)
+    line = line_of(endpoint.kind, load)
+    parts = {
+        "processor time of the server": [SERVER],
+        "processor time of frontends and clients": [FRONTENDS, CLIENTS],
+        "processor time of the engine": [ENGINE],
     }
     return {
-        Metric(f"{kind}, tokens/s", streams, "", Better.HIGHER): load.tokens / outcome.secs,
+        line.rate: load.tokens / outcome.secs,
+        **costs(line, load, spent),
         **{
-            Metric(f"{kind}: CPU of {role}", streams, "us/token", Better.LOWER): secs * 1e6
-            for role, secs in costs.items()
+            line.lower(part, "us/token"): spent.secs_of(*roles) / load.tokens * 1e6
+            for part, roles in parts.items()
         },
     }

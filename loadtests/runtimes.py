@@ -27,8 +27,9 @@ from tritonclient.utils import np_to_triton_dtype
 
 from gateway.process_limits import processors
 from loadtests.support import rounds
-from loadtests.support.rounds import Better, Metric, Report, Results, Step
-from loadtests.support.servers import Server, gateway, spent_secs
+from loadtests.support.results import RATE, Line, Metric, Results
+from loadtests.support.rounds import Report, Step
+from loadtests.support.servers import Server, gateway, spending
 from loadtests.support.triton import sentences
 
 HERE = Path(__file__).parent
@@ -116,7 +117,7 @@ def _steps(asked: argparse.Namespace, model: str, messages: Sequence[bytes]) -> 
 
 def _ratios(results: Results) -> Iterator[str]:
     for metric, found in results.values.items():
-        if TENSORFLOW in found and metric.better is Better.HIGHER:
+        if TENSORFLOW in found and metric.figure == RATE:
             ratio = results.ratio(metric, TENSORFLOW, PEER)
             yield f"{metric}: tensorflow {ratio:.2f} of {PEER}"
 
@@ -181,19 +182,14 @@ def _measure(
 ) -> Mapping[Metric, float]:
     address = f"127.0.0.1:{server.ports.grpc}"
     uvloop.run(_ask(address, messages, clients, WARM_UP_SECS))
-    before = sum(spent_secs(server).values())
-    began = time.perf_counter()
-    durations = uvloop.run(_ask(address, messages, clients, asked.secs))
-    elapsed = time.perf_counter() - began
-    spent = sum(spent_secs(server).values()) - before
-    noun = "client"
+    with spending(server.pid) as spent:
+        began = time.perf_counter()
+        durations = uvloop.run(_ask(address, messages, clients, asked.secs))
+        elapsed = time.perf_counter() - began
+    line = Line(f"{model} gRPC", "infer", clients)
     return {
-        Metric(f"{model} infer/s", clients, "", Better.HIGHER, noun): len(durations) / elapsed,
-        Metric(f"{model} p50", clients, "ms", Better.LOWER, noun): 1e3
-        * statistics.median(durations),
-        Metric(f"{model} processor time", clients, "us", Better.LOWER, noun): 1e6
-        * spent
-        / len(durations),
+        **line.costs(len(durations) / elapsed, spent.secs / len(durations) * 1e6),
+        line.lower("p50", "ms"): statistics.median(durations) * 1e3,
     }
 
 
@@ -237,7 +233,7 @@ def _forests(asked: argparse.Namespace, folder: Path, console: Console) -> Repor
         for model in FORESTS
         for rows in FOREST_ROWS
     ]
-    return Report(report.table, report.rows, notes)
+    return Report(report.table, report.lines, notes)
 
 
 def _train(folder: Path, trees: int) -> None:
@@ -273,11 +269,11 @@ def _rows(model: str, rows: int) -> bytes:
 
 
 def _execution_metric(model: str, rows: int) -> Metric:
-    return Metric(f"{model} execution", rows, "us", Better.LOWER, "row")
+    return Line(f"{model} execution", "execution", rows, "row").lower("time", "us")
 
 
 def _pause_metric(model: str, rows: int) -> Metric:
-    return Metric(f"{model} pause", rows, "us", Better.NEITHER, "row")
+    return Line(f"{model} execution", "execution", rows, "row").other("pause", "us")
 
 
 def _execution(
@@ -287,12 +283,15 @@ def _execution(
     address, message = f"127.0.0.1:{server.ports.grpc}", [_rows(model, rows)]
     uvloop.run(_ask(address, message, 1, WARM_UP_SECS))
     before = _computed(server, model)
-    began = time.perf_counter()
-    uvloop.run(_ask(address, message, 1, asked.secs))
-    elapsed_us = 1e6 * (time.perf_counter() - began)
-    count, spent_ns = np.subtract(_computed(server, model), before)
-    execution_us = spent_ns / count / 1e3
+    with spending(server.pid) as spent:
+        began = time.perf_counter()
+        uvloop.run(_ask(address, message, 1, asked.secs))
+        elapsed_us = 1e6 * (time.perf_counter() - began)
+    count, computed_ns = np.subtract(_computed(server, model), before)
+    execution_us = computed_ns / count / 1e3
+    line = _execution_metric(model, rows).line
     return {
+        **line.costs(count / elapsed_us * 1e6, spent.secs / count * 1e6),
         _execution_metric(model, rows): execution_us,
         _pause_metric(model, rows): elapsed_us / count - execution_us,
     }

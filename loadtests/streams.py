@@ -18,24 +18,26 @@ from rich.console import Console
 
 from loadtests.support import rounds
 from loadtests.support.http_client import Address
-from loadtests.support.rounds import Better, Metric, Report, Results, Step
+from loadtests.support.results import Line, Metric, Results
+from loadtests.support.rounds import Report, Step
 from loadtests.support.servers import (
+    FRONTENDS,
     GATEWAY,
     SERVER,
     LoadTestFailed,
     Server,
     gateway,
-    spent_secs,
+    spending,
 )
 from loadtests.support.stream_client import Measurement, frames, sse
 from loadtests.support.triton import add_triton_flag, triton
 
 HERE = Path(__file__).parent
 NAMES = {
-    "sse": "SSE events/s",
-    "frames": "gRPC responses/s",
-    "aio": "gRPC/s to grpc.aio",
-    "official": "gRPC/s to tritonclient",
+    "sse": "SSE",
+    "frames": "ModelStreamInfer",
+    "aio": "ModelStreamInfer to grpc.aio",
+    "official": "ModelStreamInfer to tritonclient",
 }
 BUSY = 0.9
 CLIENT_CPU = "CPU of the client"
@@ -71,7 +73,7 @@ def _streams(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     ]
     title = "Streams without an engine"
     results, report = rounds.compare_contenders(title, contenders, steps, asked, console)
-    return Report(report.table, report.rows, _notes(results))
+    return Report(report.table, report.lines, _notes(results))
 
 
 def _rate(kind: str, count: int, secs: float, server: Server) -> Mapping[Metric, float]:
@@ -88,11 +90,13 @@ def rate(
     found, failures = measure(server, kind, count, *limits)
     if server.name.startswith(GATEWAY) and found.responses != found.asked:
         raise LoadTestFailed(f"{name}: found {found.responses} responses, expected {found.asked}")
+    line = Line(name, "response", count, "stream")
+    spent_us = found.server_secs / found.responses * 1e6
     return {
-        Metric(name, count, "", Better.HIGHER): found.responses / found.secs,
-        Metric(f"{name}: {CLIENT_CPU}", count, "cores"): found.cpu_secs / found.secs,
-        Metric(f"{name}: {LOST}", count, ""): found.asked - found.responses,
-        Metric(f"{name}: {FAILED}", count, ""): failures,
+        **line.costs(found.responses / found.secs, spent_us),
+        line.other(CLIENT_CPU, "cores"): found.cpu_secs / found.secs,
+        line.other(LOST): found.asked - found.responses,
+        line.other(FAILED): failures,
     }
 
 
@@ -116,9 +120,8 @@ def _measure(server: Server, kind: str, *numbers: float) -> Measurement:
     """One measurement by a client in a process of its own."""
     port = server.ports.http if kind == "sse" else server.ports.grpc
     command = [sys.executable, "-m", "loadtests.support.stream_client", kind]
-    client = subprocess.run(
-        [*command, str(port), *map(str, numbers)], capture_output=True, text=True, check=False
-    )
+    command += map(str, (port, server.pid, *numbers))
+    client = subprocess.run(command, capture_output=True, text=True, check=False)
     if client.returncode:
         raise LoadTestFailed(f"the client of {server.name} failed ({kind}):\n{client.stderr}")
     return Measurement(**orjson.loads(client.stdout))
@@ -130,9 +133,9 @@ def _notes(results: Results) -> Sequence[str]:
     for metric, found in results.values.items():
         for contender, values in found.items():
             cores = results.median(metric, contender)
-            if metric.name.endswith(CLIENT_CPU) and cores > BUSY:
+            if metric.figure == CLIENT_CPU and cores > BUSY:
                 notes.append(f"{contender}: {metric}: {cores:.2f}, so the client is the limit")
-            elif metric.name.endswith((LOST, FAILED)) and max(values) > 0:
+            elif metric.figure in (LOST, FAILED) and max(values) > 0:
                 notes.append(f"{contender}: {metric}: {sum(values):,.0f}")
     return notes
 
@@ -182,18 +185,19 @@ def _cost(
     time.sleep(SETTLED_SECS)
     delay_us = round(count / asked.rate * 1e6)
     each = round(asked.secs * 1e6 / delay_us)
-    before, began = spent_secs(server), time.perf_counter()
-    found = uvloop.run(_read_all(wire, server, count, each, delay_us))
-    took, after = time.perf_counter() - began, spent_secs(server)
+    with spending(server.pid) as spent:
+        began = time.perf_counter()
+        found = uvloop.run(_read_all(wire, server, count, each, delay_us))
+        took = time.perf_counter() - began
     if found != count * each:
         raise LoadTestFailed(f"{wire}: found {found} responses, expected {count * each}")
-    used = {role: (secs - before.get(role, 0)) / found * 1e6 for role, secs in after.items()}
-    costs = {"the server": used[SERVER], "all frontends": used.get("frontends", 0.0)}
+    line, unit_us = Line(f"{wire} at {asked.rate}/s", "response", count, "stream"), 1e6 / found
+    parts = {"the server": SERVER, "all frontends": FRONTENDS}
     return {
-        Metric(f"{wire} responses/s", count, "", Better.HIGHER): found / took,
+        **line.costs(found / took, spent.secs * unit_us),
         **{
-            Metric(f"{wire}: CPU of {role}", count, "us/response", Better.LOWER): cost
-            for role, cost in costs.items()
+            line.lower(f"processor time of {name}", "us/response"): spent.secs_of(role) * unit_us
+            for name, role in parts.items()
         },
     }
 

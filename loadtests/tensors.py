@@ -13,7 +13,8 @@ from rich.console import Console
 
 from loadtests import streams
 from loadtests.support import rounds, triton
-from loadtests.support.rounds import Better, Metric, Report, Step
+from loadtests.support.results import Line, Metric
+from loadtests.support.rounds import Report, Step
 from loadtests.support.servers import Server, gateway
 from loadtests.support.triton import ENSEMBLE, Traffic, of_gateway, of_triton, write_texts
 
@@ -53,14 +54,8 @@ def _requests(asked: argparse.Namespace, model: str, wire: str, clients: int, *e
 
 
 def _rate(asked: argparse.Namespace, traffic: Traffic, server: Server) -> Mapping[Metric, float]:
-    found = triton.measure(asked, traffic, server)
-    name, clients = f"{traffic.model} {WIRES[traffic.wire]}", traffic.clients
-    return {
-        Metric(f"{name} infer/s", clients, "", Better.HIGHER, "client"): found.per_sec,
-        Metric(f"{name} p50", clients, "us", Better.LOWER, "client"): found.p50_us,
-        Metric(f"{name} p99", clients, "us", Better.LOWER, "client"): found.p99_us,
-        Metric(f"{name}: CPU of the client", clients, "cores", noun="client"): found.client_cores,
-    }
+    line = Line(f"{traffic.model} {WIRES[traffic.wire]}", "infer", traffic.clients)
+    return triton.measure_costs(asked, traffic, line, server)
 
 
 def parts_of(known: Sequence[str], text: str) -> Sequence[str]:
@@ -136,7 +131,7 @@ def _python_steps(part: str, asked: argparse.Namespace, texts: Path) -> Sequence
 
 def _responses(name: str, kind: str, count: int, *limits: float) -> Step:
     def measure(server: Server) -> Mapping[Metric, float]:
-        return streams.rate(server, f"{name} responses/s", kind, count, *limits)
+        return streams.rate(server, name, kind, count, *limits)
 
     return f"{name}, {count} streams", measure
 
@@ -198,9 +193,6 @@ def _transport_steps(part: str, asked: argparse.Namespace) -> Sequence[Step]:
 
 def _half_load(asked: argparse.Namespace, server: Server) -> Mapping[Metric, float]:
     rate = ("--request-rate-range", str(asked.half_load))
-    found = triton.measure(asked, Traffic(model=SMALL, wire="grpc", clients=0, extra=rate), server)
-    name = f"{SMALL} at {asked.half_load} infer/s"
-    return {
-        Metric(f"{name}, p50", 0, "us", Better.LOWER, "client"): found.p50_us,
-        Metric(f"{name}, p99", 0, "us", Better.LOWER, "client"): found.p99_us,
-    }
+    traffic = Traffic(model=SMALL, wire="grpc", clients=0, extra=rate)
+    line = Line(f"{SMALL} gRPC at {asked.half_load}/s", "infer")
+    return triton.measure_costs(asked, traffic, line, server)

@@ -37,8 +37,8 @@ from loadtests.gpu_check.parts import (
     why_none,
     write_distribution,
 )
-from loadtests.support import rounds
-from loadtests.support.rounds import Better
+from loadtests.support import results, rounds
+from loadtests.support.results import Better
 from loadtests.support.servers import ENVIRONMENT, LOGS, LoadTestFailed, descendants, tail
 
 LIMIT_SECS = 600.0
@@ -135,8 +135,8 @@ def check(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     on = ", ".join(names) if asked.device == CUDA and names else asked.device
     console.print(table(f"Sluice on {on}", outcomes))
     saved = {**vars(parsed), **asked.as_json(), "cards": names}
-    file = rounds.save("gpu_check", saved, [each.as_json() for each in outcomes])
-    rounds.print_path(file, console)
+    parts = {"results": [each.as_json() for each in outcomes]}
+    results.print_path(results.save("gpu_check", saved, parts), console)
     if any(each.status is Status.FAILED for each in outcomes):
         raise SystemExit(rounds.EXIT_FAILED)
 
@@ -251,7 +251,7 @@ def _is_shown(row: Row) -> bool:
 def _cells(row: Row) -> Iterator[str]:
     yield "" if row.alone is None else _number(row.alone)
     yield _number(row.gateway)
-    yield rounds.coloured(row.better, row.ratio)
+    yield results.coloured(row.better, row.ratio)
     if row.expected:
         yield f"{'[green]ok[/]' if row.ok else '[bold red]wrong[/]'}: expected {row.expected}"
     else:

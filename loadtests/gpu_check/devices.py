@@ -19,7 +19,7 @@ from gateway.shared_memory.cuda import HANDLE_BYTES
 from loadtests.gpu_check.check import Row, Skipped
 from loadtests.gpu_check.parts import Asked, why_none
 from loadtests.support import servers
-from loadtests.support.rounds import Better
+from loadtests.support.results import Better
 from loadtests.support.servers import Cpus, LoadTestFailed, Server, serving, total
 
 BYTES = 4 << 20

@@ -27,7 +27,6 @@ from loadtests.gpu_check.check import Row
 from loadtests.gpu_check.parts import CUDA, Asked
 from loadtests.support import generation, servers
 from loadtests.support.generation import (
-    PROMPT_TOKENS,
     PROMPT_WORDS,
     WARM_UP_SEED,
     WORDS,
@@ -41,7 +40,7 @@ from loadtests.support.generation import (
     warm_up,
 )
 from loadtests.support.http_client import Address, StreamFailed, Timing
-from loadtests.support.rounds import Better, Metric, Results
+from loadtests.support.results import Better, Metric, Results
 from loadtests.support.servers import (
     Cpus,
     LoadTestFailed,
@@ -131,10 +130,10 @@ def check_generation(asked: Asked) -> Sequence[Row]:
         repository = write_repository(Path(folder), asked)
         alone = put_all(engine_arguments(repository, asked), first, loads)
         for load, outcome in zip(loads, alone, strict=True):
-            results.add(ALONE, figures(outcome, load))
+            results.add(ALONE, figures(outcome, load, generation.TEXT))
         _measure_gateway(repository, first, loads, results)
     return [
-        _metric_row(metric, results) for metric in results.values if metric.name != PROMPT_TOKENS
+        _metric_row(metric, results) for metric, found in results.values.items() if ALONE in found
     ]
 
 

@@ -19,7 +19,7 @@ from gateway.errors import InferenceError
 from gateway.in_process.server import Server
 from loadtests.gpu_check.check import Row, Skipped
 from loadtests.gpu_check.parts import CPU, CUDA, Asked
-from loadtests.support.rounds import Better
+from loadtests.support.results import Better
 from loadtests.support.servers import LoadTestFailed
 
 Array = npt.NDArray[np.float32]

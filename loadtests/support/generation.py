@@ -21,8 +21,19 @@ from gateway.config.pbtxt import parse
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.support.http_client import Address, EventTimer, Timing, connect, post
-from loadtests.support.rounds import Better, Metric
-from loadtests.support.servers import LoadTestFailed, Server, ServerFailed, read_metrics, total
+from loadtests.support.results import Line, Metric
+from loadtests.support.servers import (
+    CLIENTS,
+    FRONTENDS,
+    SERVER,
+    LoadTestFailed,
+    Server,
+    ServerFailed,
+    Spent,
+    read_metrics,
+    spending,
+    total,
+)
 
 WORDS = """
     time year people way day man thing woman life child world school state family student group
@@ -90,10 +101,14 @@ ASK_SECS = 120
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
+TEXT, CHAT = "text", "chat"
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One endpoint of a server."""
+    """One endpoint of a server; its kind is that of the load."""
 
+    kind: str
     path: str
     question: Question
     prompt_counter: str
@@ -119,7 +134,8 @@ def generate(model: str) -> Endpoint:
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"text_input": prompt, "stream": True, "parameters": sampling}
 
-    return Endpoint(f"/v2/models/{model}/generate_stream", question, *GATEWAY_COUNTERS)
+    path = f"/v2/models/{model}/generate_stream"
+    return Endpoint(TEXT, path, question, *GATEWAY_COUNTERS)
 
 
 def completions(model: str) -> Endpoint:
@@ -128,7 +144,7 @@ def completions(model: str) -> Endpoint:
     def question(prompt: str, sampling: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"model": model, "prompt": prompt, "stream": True, **sampling}
 
-    return Endpoint("/v1/completions", question, *VLLM_COUNTERS)
+    return Endpoint(TEXT, "/v1/completions", question, *VLLM_COUNTERS)
 
 
 def chat(model: str, counters: tuple[str, str]) -> Endpoint:
@@ -138,7 +154,7 @@ def chat(model: str, counters: tuple[str, str]) -> Endpoint:
         messages = [{"role": "user", "content": prompt}]
         return {"model": model, "messages": messages, "stream": True, **sampling}
 
-    return Endpoint("/v1/chat/completions", question, *counters)
+    return Endpoint(CHAT, "/v1/chat/completions", question, *counters)
 
 
 TIMEOUT_SECS = 600.0
@@ -210,7 +226,7 @@ async def ask_once(address: Address, request: bytes) -> Timing:
 
 PROMPT_WORDS = 32
 WARM_UP_SEED = 0
-PROMPT_TOKENS = "prompt tokens"
+PROMPT_TOKENS, TTFT = "prompt tokens", "TTFT p50"
 
 
 def warm_up(endpoint: Endpoint, load: Load, server: Server) -> Mapping[Metric, float]:
@@ -223,13 +239,19 @@ def measure(endpoint: Endpoint, load: Load, seed: int, server: Server) -> Mappin
     """The figures of a load on a server; LoadTestFailed if the server counted other tokens."""
     counters = endpoint.counters(server)
     before = counters.read()
-    outcome = _run_load(endpoint, load, seed, server)
+    with spending(server.pid) as spent:
+        outcome = _run_load(endpoint, load, seed, server)
     counted = counters.read_after(before, load.tokens)
     if counted.completion != load.tokens:
         raise LoadTestFailed(
             f"{server.name} counted {counted.completion} tokens, expected {load.tokens}"
         )
-    return {**figures(outcome, load), Metric(PROMPT_TOKENS, load.streams, ""): counted.prompt}
+    line = line_of(endpoint.kind, load)
+    return {
+        **figures(outcome, load, endpoint.kind),
+        **costs(line, load, spent),
+        line.other(PROMPT_TOKENS): counted.prompt,
+    }
 
 
 def _run_load(endpoint: Endpoint, load: Load, seed: int, server: Server) -> Outcome:
@@ -237,18 +259,36 @@ def _run_load(endpoint: Endpoint, load: Load, seed: int, server: Server) -> Outc
     return put(load, Address(server.ports.http), endpoint.encode, prompts(PROMPT_WORDS, seed))
 
 
-def figures(outcome: Outcome, load: Load) -> Mapping[Metric, float]:
+WITHOUT_ENGINE = "processor time without the engine"
+
+
+def line_of(kind: str, load: Load) -> Line:
+    """The line of a load of that kind."""
+    return Line(kind, "token", load.streams, "stream")
+
+
+def costs(line: Line, load: Load, spent: Spent) -> Mapping[Metric, float]:
+    """The processor time of a token: of all processes, and of those that are not the engine's."""
+    token_us = 1e6 / load.tokens
+    around = line.lower(WITHOUT_ENGINE, line.processor_time.unit)
+    return {
+        line.processor_time: spent.secs * token_us,
+        around: spent.secs_of(SERVER, FRONTENDS, CLIENTS) * token_us,
+    }
+
+
+def figures(outcome: Outcome, load: Load, kind: str) -> Mapping[Metric, float]:
     """The figures of a load, from the times of its events."""
-    timings, streams = outcome.timings, load.streams
+    timings, line = outcome.timings, line_of(kind, load)
     gaps = list(chain.from_iterable(timing.gaps for timing in timings))
     firsts = [timing.first for timing in timings]
     events = sum(len(timing.arrivals) for timing in timings)
     return {
-        Metric("tokens/s", streams, "", Better.HIGHER): load.tokens / outcome.secs,
-        Metric("TTFT p50", streams, "ms", Better.LOWER): statistics.median(firsts) * 1e3,
-        Metric("inter-token p99", streams, "ms", Better.LOWER): _p99(gaps) * 1e3,
-        Metric("tokens per event", streams, ""): load.tokens / events,
-        Metric("CPU of the client", streams, "cores"): outcome.client_cores,
+        line.rate: load.tokens / outcome.secs,
+        line.lower(TTFT, "ms"): statistics.median(firsts) * 1e3,
+        line.lower("inter-token p99", "ms"): _p99(gaps) * 1e3,
+        line.other("tokens per event"): load.tokens / events,
+        line.other("CPU of the client", "cores"): outcome.client_cores,
     }
 
 

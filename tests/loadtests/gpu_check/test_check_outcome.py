@@ -6,7 +6,7 @@ import json
 from rich.console import Console
 
 from loadtests.gpu_check.check import Outcome, Row, Status, judged, read_outcome, table
-from loadtests.support.rounds import Better
+from loadtests.support.results import Better
 
 GOOD = Row(name="infer/s", gateway=50.0, alone=100.0, better=Better.HIGHER)
 WRONG = Row(name="error", gateway=0.5, ok=False, expected="at most 0.001")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from loadtests.support.servers import (
@@ -12,6 +13,7 @@ from loadtests.support.servers import (
     name_of,
     open_files,
     resident_bytes,
+    spending,
 )
 
 
@@ -50,3 +52,11 @@ def test_a_running_process_has_processor_time_memory_and_open_files() -> None:
     assert is_running(mine)
     assert resident_bytes(mine) > 1 << 20
     assert 0 < cpu_secs(mine) <= os.times().elapsed
+
+
+def test_processor_time_is_that_of_the_block() -> None:
+    with spending(os.getpid()) as spent:
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            """Take processor time."""
+    assert spent.secs >= 0.03
