@@ -282,10 +282,10 @@ def small_llm(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
     parser.add_argument("--max-tokens", type=rounds.positive, default=128, metavar="N")
     parser.add_argument(
         "--processes",
-        type=rounds.positive,
+        type=int,
         default=2,
         metavar="N",
-        help="number of frontends and of clients of the engine (default: %(default)s)",
+        help="number of frontends and of clients of the engine; 0: without (default: %(default)s)",
     )
     rounds.add_flags(parser)
     rounds.run_test(parser, arguments, _small_llm)
@@ -306,10 +306,12 @@ def _processes(folder: Path, count: int) -> Sequence[Contender]:
     several, one = folder / "several", folder / "one"
     _write_tiny_model(several / MODEL, stored, ARGUMENTS)
     _write_tiny_model(one / MODEL, stored, {**ARGUMENTS, "api_server_count": 1})
+    alone = (servers.vllm(MODEL, read_model(several / MODEL).flags), gateway(one))
+    if not count:
+        return alone
     flag = f"--frontends={count}"
     return (
-        servers.vllm(MODEL, read_model(several / MODEL).flags),
-        gateway(one),
+        *alone,
         gateway(one, f"{count} frontends", flag),
         gateway(several, f"{count} frontends, {count} clients", flag),
     )
