@@ -22,6 +22,7 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
+    "all": Command("figures.command", "the load tests of the page of figures, and the page"),
     "compare": Command("llm", "an LLM in the gateway and in vLLM's own server"),
     "beside": Command("llm", "an LLM with small inferences at the same time"),
     "small_llm": Command("llm", "processor time per token around an engine with a tiny model"),
@@ -31,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "python": Command("tensors", "the same model.py in the gateway and in Triton"),
     "transports": Command("tensors", "gRPC by both transports of the gateway, and by Triton"),
     "runtimes": Command("runtimes", "the same weights on several runtimes of the gateway"),
+    "start": Command("start", "start of a gateway without engines"),
     "first_minute": Command("first_minute", "from git clone to the first token of make serve"),
     "streams": Command("streams", "responses per second without an engine"),
     "frontends": Command("streams", "processor time of many streams at a steady rate"),
