@@ -41,7 +41,9 @@ def all(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         metavar="NAME,NAME",
         help=f"load tests (default: {','.join(GROUPS)})",
     )
-    parser.add_argument("--short", action="store_true", help="show that each works, in minutes")
+    parser.add_argument(
+        "--short", action="store_true", help="short windows and loads: show that each works"
+    )
     parser.add_argument(
         "--from-results",
         type=Path,
@@ -52,10 +54,9 @@ def all(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     asked, console = parser.parse_args(arguments), Console()
     with rounds.failures_as_lines("all"):
         if asked.from_results is not None:
-            _store(asked.from_results, asked.short)
+            _store(asked.from_results, asked.short, console)
         else:
             _run_all([run for run in RUNS if run.test in asked.only], asked, console)
-        console.print(f"written: {PAGE}", soft_wrap=True, markup=False, highlight=False)
 
 
 def tests_of(text: str) -> Sequence[str]:
@@ -86,7 +87,7 @@ def _run(run: Run, asked: argparse.Namespace, console: Console) -> bool:
     elif status:
         console.print(f"{run.name}: failed with status {status}", highlight=False)
     if to.exists():
-        _store([to], asked.short)
+        _store([to], asked.short, console)
     return status == 0
 
 
@@ -132,7 +133,7 @@ def command(run: Run, asked: argparse.Namespace, to: Path) -> Sequence[str]:
     return words
 
 
-def _store(files: Sequence[Path], short: bool) -> None:
+def _store(files: Sequence[Path], short: bool, console: Console) -> None:
     """Add the figures of files of results to the stored ones, and write the page and its chart."""
     figures = read()
     for file in files:
@@ -140,3 +141,4 @@ def _store(files: Sequence[Path], short: bool) -> None:
     STORED.write_bytes(figures.dump())
     PAGE.write_text(page(figures))
     CHART.write_text(chart(figures))
+    console.print(f"written: {PAGE}", soft_wrap=True, markup=False, highlight=False)
