@@ -202,12 +202,23 @@ class EventStream(Response):
     ) -> Sequence[InferResponse]:
         """The next batch that could not be written as soon as it came; empty at the end.
 
-        Others are written by the code that puts them into the stream: no task wakes for a token.
+        Others are written by the code that puts them into the stream: no task wakes for a token. A
+        second batch within a turn of the loop is written at the next one, with those that follow.
         """
         loop = asyncio.get_running_loop()
         left: asyncio.Future[Sequence[InferResponse]] = loop.create_future()
+        deferred: asyncio.Handle | None = None
 
-        def write_at_once() -> None:
+        def write_unread(*, is_due: bool = False) -> None:
+            nonlocal deferred
+            if is_due:
+                deferred = None
+            elif deferred is not None:
+                return
+            elif loop.time() == self._sent_at and not stream.done:
+                # uvloop's time is that of its turn, in milliseconds.
+                deferred = loop.call_soon(partial(write_unread, is_due=True))
+                return
             try:
                 while not left.done() and (batch := stream.take()) is not None:
                     chunk = self.encode_batch(batch) if batch else None
@@ -220,7 +231,7 @@ class EventStream(Response):
             except Exception as error:  # noqa: BLE001 - ends the request, in its own task
                 left.set_exception(error)
 
-        stream.listen(write_at_once)
+        stream.listen(write_unread)
         return await left
 
 
