@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -119,7 +120,8 @@ class Instance(ABC):
     and takes every request immediately. It is `alive` while it can execute: False is final, and
     `death` soon becomes the reason; None if it never dies by itself. `adapters` are further model
     names for OpenAI clients. `max_model_len` is the limit of tokens of prompt and answer together,
-    None without a limit.
+    None without a limit. Within `sharing`, executions take as long as concurrent ones: the
+    scheduler measures them so.
 
     A runtime implements `execute` and `close`; the others have defaults.
     """
@@ -129,6 +131,7 @@ class Instance(ABC):
     death: asyncio.Future[str] | None = None
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
+    sharing: AbstractContextManager[object] = nullcontext()
 
     @property
     def metrics(self) -> Iterable[ExportedMetric]:
@@ -177,6 +180,7 @@ class ForwardingInstance(Instance):
         self.death = inner.death
         self.adapters = inner.adapters
         self.max_model_len = inner.max_model_len
+        self.sharing = inner.sharing
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property

@@ -1,15 +1,26 @@
 """The backend `onnxruntime`: ONNX models by ONNX Runtime, on the CPU or on a GPU."""
 
+import logging
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 from backends.onnxruntime.instance import OnnxRuntimeInstance
 from backends.onnxruntime.library import onnxruntime
+from backends.onnxruntime.lone_runs import ActiveRuns, LoneRuns, SessionPair
 from backends.onnxruntime.model_file import DEFAULT_FILE, is_steady, signature
-from backends.onnxruntime.parameters import CorePin, CorePins, SessionThreads, SharedThreads
-from backends.onnxruntime.providers import CUDA, providers
+from backends.onnxruntime.parameters import (
+    CorePin,
+    CorePins,
+    SessionThreads,
+    SharedThreads,
+    lone_threads,
+)
+from backends.onnxruntime.providers import CPU, CUDA, providers
 from backends.onnxruntime.session import SessionPlan, open_session
 from gateway.backend import Backend, Instance, ModelContext
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
@@ -21,15 +32,27 @@ from gateway.tensor_runtime.completion import (
     complete,
     is_complete,
 )
-from gateway.tensor_runtime.model_files import find_file
+from gateway.tensor_runtime.model_files import FileStamp, file_stamps, find_file
 from gateway.tensor_runtime.parameters import count
 from gateway.threads import apart
 
+log = logging.getLogger("sluice.onnxruntime")
+
+Key = tuple[Path, frozenset[FileStamp], str]
+"""The folder, the files and the config of instances that share sessions."""
+
 
 class OnnxRuntimeBackend(Backend):
-    """Each instance has a session of its own, as on Triton."""
+    """Each instance has a session of its own, as on Triton; instances of one thread share theirs.
+
+    Instances on parts of the cores share a session of all cores, for runs that are alone.
+    """
 
     keeps_to_cores = True
+
+    def __init__(self) -> None:
+        self._active = ActiveRuns()
+        self._lone_runs: WeakValueDictionary[Key, LoneRuns] = WeakValueDictionary()
 
     @property
     def computes_on_gpus(self) -> bool:
@@ -87,14 +110,40 @@ class OnnxRuntimeBackend(Backend):
             threads,
             providers(config, context.group.kind, context.device),
         )
-        with pin.kept() if pin else nullcontext():
-            session = open_session(config, context.path, plan)
-        check(config, signature(session))
         file = find_file(config, context.path, DEFAULT_FILE)
         steady = turns is None and is_steady(config, file, plan.providers)
-        instance = OnnxRuntimeInstance(context, session, turns)  # starts a thread: must be last
+        counts = turns is None and not steady and context.group.kind is not InstanceKind.KIND_GPU
+        session = self._session(context, plan, pin, may_be_wide=counts and not context.cpu_cores)
+        check(config, signature(session))
+        turn = self._active if counts else turns
+        instance = OnnxRuntimeInstance(context, session, turn)  # starts a thread: must be last
         instance.steady = steady
+        if counts:
+            instance.sharing = self._active
         return instance
+
+    def _session(
+        self, context: ModelContext, plan: SessionPlan, pin: CorePin | None, *, may_be_wide: bool
+    ) -> Any:
+        """A session of the instance's own, with one of all cores for lone runs where that helps."""
+        config, folder = context.config, context.path
+        every = lone_threads(config, self.settings) if may_be_wide else None
+        is_plain = not config.model_operations and all(name == CPU for name, _ in plan.providers)
+        key = (folder, file_stamps(folder), repr(config)) if every and is_plain else None
+        lone = self._lone_runs.get(key) if key else None
+        if lone is not None and lone.narrow is not None:
+            return SessionPair(lone.narrow, lone)
+        with pin.kept() if pin else nullcontext():
+            own = open_session(config, folder, plan)
+        if key is None:
+            return own
+        if lone is None:
+            wide = _wide(context, replace(plan, threads=every, spins_in_runs=True))
+            if wide is None:
+                return own
+            narrow = own if plan.threads == SessionThreads(1, 1) else None
+            lone = self._lone_runs[key] = LoneRuns(config.name, narrow, wide, self._active)
+        return SessionPair(own, lone)
 
     @cached_property
     def _pins(self) -> CorePins:
@@ -108,6 +157,16 @@ class OnnxRuntimeBackend(Backend):
             return None
         onnxruntime.set_global_thread_pool_sizes(shared.pool, shared.inter)
         return threading.Semaphore(shared.runs)
+
+
+def _wide(context: ModelContext, plan: SessionPlan) -> Any:
+    """The session of all cores; None if it cannot be opened, such as for lack of memory."""
+    try:
+        return open_session(context.config, context.path, plan)
+    except InferenceError as error:
+        about = {"model": context.config.name, "reason": error.reason}
+        log.warning("session of all cores not opened", extra=about)
+        return None
 
 
 async def _kept(instance: OnnxRuntimeInstance, pin: CorePin) -> OnnxRuntimeInstance:

@@ -48,7 +48,7 @@ class OnnxRuntimeInstance(TensorInstance):
     On a GPU it copies in and out, which requests from a network need anyway; tensors that are on
     the GPU, or stay there, are bound. Each session there has a stream of its own.
     A run without waiting clients is terminated between two operators. `turn` is entered for each
-    run if sessions share their threads.
+    run: it waits if sessions share their threads, or counts the runs.
     """
 
     def __init__(

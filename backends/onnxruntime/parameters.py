@@ -20,6 +20,7 @@ from gateway.tensor_runtime.parameters import count, switch, thread_share
 INTRA = "intra_op_thread_count"
 INTER = "inter_op_thread_count"
 GLOBAL = "enable-global-threadpool"
+ALL_CORES = "all_cores_when_alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,18 @@ class SessionThreads:
             count(config.parameters, INTRA) or count(settings, INTRA) or share,
             count(config.parameters, INTER) or count(settings, INTER) or share,
         )
+
+
+def lone_threads(config: ModelConfig, settings: Mapping[str, str]) -> SessionThreads | None:
+    """The threads of a session for runs that are alone, if it has more than the instances' own.
+
+    None if the number of threads is configured. Raises INVALID_ARG for an invalid switch.
+    """
+    every = processors()
+    is_wanted = switch(config.parameters, ALL_CORES, default=True)
+    if not is_wanted or count(config.parameters, INTRA) or count(settings, INTRA):
+        return None
+    return SessionThreads(every, every) if thread_share(config) < every else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,10 @@ SPINNING = "session.intra_op.allow_spinning"
 """Whether waiting threads spin; off by default, since spinning takes twice the processor time."""
 SPINNING_INTER = "session.inter_op.allow_spinning"
 SPINNING_STOP = "session.force_spinning_stop"
+"""Whether spinning ends with the run."""
+SPINNING_US = "session.intra_op.spin_duration_us"
+BRIEFLY_US = 100
+"""Longer than most pauses between two operators, in which waking a thread takes as long."""
 FATAL_ONLY = 4
 """Failures are raised, so the library need not write them to stderr."""
 
@@ -61,12 +65,16 @@ def _named(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """Options of a session to open; `threads` None means that it shares the pool of the process."""
+    """Options of a session to open; `threads` None means that it shares the pool of the process.
+
+    With `spins_in_runs`, threads spin briefly while a run continues, unless the model forbids it.
+    """
 
     name: str
     threads: SessionThreads | None
     providers: Sequence[Provider]
     optimized: bool = True
+    spins_in_runs: bool = False
 
 
 def open_session(config: ModelConfig, folder: Path, plan: SessionPlan) -> Any:
@@ -108,20 +116,24 @@ def _options(config: ModelConfig, plan: SessionPlan) -> Any:
     if DEVICE_ALLOCATOR in config.parameters:
         used = switch(config.parameters, DEVICE_ALLOCATOR, default=False)
         options.add_session_config_entry(DEVICE_ALLOCATOR, str(int(used)))
-    _set_threads(options, config, plan.threads)
+    _set_threads(options, config, plan)
     return options
 
 
-def _set_threads(options: Any, config: ModelConfig, threads: SessionThreads | None) -> None:
+def _set_threads(options: Any, config: ModelConfig, plan: SessionPlan) -> None:
     spins = switch(config.parameters, SPINNING, default=False)
-    if threads is None:
+    if plan.threads is None:
         options.use_per_session_threads = False
         options.add_session_config_entry(SPINNING_STOP, str(int(not spins)))
         return
-    for key in (SPINNING, SPINNING_INTER):
-        options.add_session_config_entry(key, str(int(spins)))
-    options.intra_op_num_threads = threads.intra
-    options.inter_op_num_threads = threads.inter
+    spins_in_runs = plan.spins_in_runs and SPINNING not in config.parameters
+    options.add_session_config_entry(SPINNING, str(int(spins or spins_in_runs)))
+    options.add_session_config_entry(SPINNING_INTER, str(int(spins)))
+    if spins_in_runs:
+        options.add_session_config_entry(SPINNING_US, str(BRIEFLY_US))
+        options.add_session_config_entry(SPINNING_STOP, "1")
+    options.intra_op_num_threads = plan.threads.intra
+    options.inter_op_num_threads = plan.threads.inter
 
 
 def _level(config: ModelConfig) -> Any:

@@ -298,7 +298,8 @@ class BatchRules:
     async def prepare(self, instance: Instance) -> None:
         """Measure the instance, if batches are formed by length and no budget is configured."""
         if self.padding.inputs and not self.padding.token_budget:
-            points = await measure(instance, self._config, self.padding)
+            with instance.sharing:  # batches form while others execute
+                points = await measure(instance, self._config, self.padding)
             cost = BatchCost.measured(points)
             self._measured[instance] = self._by_length(cost)
             self._log(cost, points)

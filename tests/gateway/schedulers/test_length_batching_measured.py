@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -150,6 +151,29 @@ MEASURED = replace(TOKENS, parameters={"padded_inputs": '{"ids": 0, "mask": 0}'}
 def rules(config: ModelConfig) -> BatchRules:
     assert config.dynamic_batching is not None
     return BatchRules(config, config.dynamic_batching)
+
+
+async def test_instances_are_measured_as_if_others_executed() -> None:
+    class Sharing(Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_shared = False
+            self.seen: set[bool] = set()
+            self.sharing = self._share()
+
+        @contextmanager
+        def _share(self) -> Iterator[None]:
+            self.is_shared = True
+            yield
+            self.is_shared = False
+
+        def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+            self.seen.add(self.is_shared)
+            return super().execute(requests)
+
+    encoder = Sharing()
+    await soon(rules(replace(MEASURED, max_batch_size=2)).prepare(encoder))
+    assert (encoder.seen, encoder.is_shared) == ({True}, False)
 
 
 async def test_without_padded_inputs_nothing_is_measured() -> None:
