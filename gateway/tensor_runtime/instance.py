@@ -106,7 +106,7 @@ class TensorInstance(Instance):
         self.release()
 
     async def _answer_on_loop(
-        self, requests: Sequence[InferRequest], kind: "SizeClass"
+        self, requests: Sequence[InferRequest], kind: "RowClass"
     ) -> list[Answer]:
         if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop
             self._held_ns = 0
@@ -350,20 +350,20 @@ class ShortExecutions:
     """
 
     def __init__(self) -> None:
-        self._classes: dict[int, SizeClass] = {}
+        self._classes: dict[int, RowClass] = {}
 
-    def on_loop(self, rows: int) -> "SizeClass | None":
+    def on_loop(self, rows: int) -> "RowClass | None":
         """The class of an execution of that many rows; None if it runs on the thread."""
         known = self._classes.get(rows.bit_length())
         return known if known is not None and known.on_loop else None
 
     def ran_on_thread(self, rows: int, wall_ns: int) -> None:
         """Record the wall-clock time of an execution on the thread."""
-        self._classes.setdefault(rows.bit_length(), SizeClass()).ran_on_thread(wall_ns)
+        self._classes.setdefault(rows.bit_length(), RowClass()).ran_on_thread(wall_ns)
 
 
 @dataclass(slots=True)
-class SizeClass:
+class RowClass:
     """The executions of a class of numbers of rows."""
 
     on_loop: bool = False
