@@ -108,6 +108,15 @@ def test_every_response_leaves_at_once(server: Serving) -> None:
     assert chunks == [EVENT] * 3
 
 
+def test_responses_of_one_moment_leave_together(server: Serving) -> None:
+    with Connection(server.ports["http"]) as connection:
+        connection.ask("/v2/models/repeat/generate_stream", repeat(2000))
+        connection.head()
+        chunks = list(iter(connection.chunk, b""))
+    assert b"".join(chunks) == EVENT * 2000
+    assert len(chunks) < 200
+
+
 @pytest.mark.parametrize("wanted", ["abc", "123", "ÄÖ ✓"])
 def test_an_id_is_echoed(http: httpx.Client, wanted: str) -> None:
     answer = http.post("/v2/models/repeat/generate", json=repeat(1, id=wanted))
