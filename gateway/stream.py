@@ -2,7 +2,6 @@
 
 import asyncio
 import types
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Protocol, Self
 
@@ -114,7 +113,7 @@ class ResponseStream:
         self._may_stop = False
         self._recorder = recorder
         self._limit = limit
-        self._responses: deque[InferResponse] = deque()
+        self._responses: list[InferResponse] = []
         self._shared_bytes = 0
         self._error: InferenceError | None = None
         self._abandoned = False
@@ -313,8 +312,7 @@ class ResponseStream:
             self._taken = True
             if self._recorder is not None:
                 self._recorder.taken()
-        taken = list(self._responses)
-        self._responses.clear()
+        taken, self._responses = self._responses, []
         self._shared_bytes = 0
         if self._writer is not None:
             self._wake_writer()

@@ -1,4 +1,4 @@
-"""Memory of a thousand waiting streams, and its return."""
+"""Memory of waiting streams and its return, and the latency of another client meanwhile."""
 
 import argparse
 import asyncio
@@ -17,7 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtests.support import rounds, servers
-from loadtests.support.http_client import Address, connect, post
+from loadtests.support.http_client import (
+    ADD_SUB_BODY,
+    ADD_SUB_PATH,
+    Address,
+    connect,
+    post,
+    posting,
+)
 from loadtests.support.results import Line, Results
 from loadtests.support.rounds import Report
 from loadtests.support.servers import (
@@ -108,6 +115,8 @@ REPOSITORY = Path(__file__).parent / "models"
 REACH_TIMEOUT_SECS = 60.0
 SETTLE_SECS = 1.0
 WARM_UP_SHARE = 0.01
+PROBES = 2000
+PROBES_TO_WARM_UP = 200
 SPARE_DESCRIPTORS = 200
 KIB, MIB = 2**10, 2**20
 GROWTH_LIMIT = 16 * MIB
@@ -115,8 +124,22 @@ GROWTH_LIMIT = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """The latency of one client that infers with `add_sub`, in microseconds."""
+
+    p50_us: float
+    p99_us: float
+
+    def __str__(self) -> str:
+        return f"{self.p50_us:.0f}, {self.p99_us:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
 class Repetition:
-    """The server's memory in bytes: before the streams, during all of them, and after."""
+    """The server's memory in bytes: before the streams, during all of them, and after.
+
+    The latency is that of another client, before and during the streams.
+    """
 
     wire: str
     streams: int
@@ -124,6 +147,8 @@ class Repetition:
     during: int
     after: int
     secs_to_end: float
+    latency_before: Latency
+    latency_during: Latency
 
     @property
     def per_stream(self) -> float:
@@ -132,7 +157,7 @@ class Repetition:
 
 
 def idle_streams(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure the memory of waiting streams; LoadTestFailed if it grows."""
+    """Measure the memory of waiting streams and another client; LoadTestFailed if it grows."""
     for name, default, text in (
         ("--streams", 1000, "concurrent streams"),
         ("--connections", 4, "connections that the gRPC streams share"),
@@ -172,28 +197,50 @@ async def _repeat(
 ) -> Sequence[Repetition]:
     warm_up = Clients(max(1, round(asked.streams * WARM_UP_SHARE)), asked.connections)
     await _open_and_close(wire, warm_up, server)
+    alone = await asyncio.to_thread(_latency, server)
     before = _memory(server)
     found = []
     for _ in range(asked.repetitions):
         clients = Clients(asked.streams, asked.connections)
-        during, secs_to_end = await _open_and_close(wire, clients, server)
-        found.append(Repetition(wire, asked.streams, before, during, _memory(server), secs_to_end))
+        during, beside, secs_to_end = await _open_and_close(wire, clients, server)
+        after = _memory(server)
+        found.append(
+            Repetition(wire, asked.streams, before, during, after, secs_to_end, alone, beside)
+        )
+        alone = await asyncio.to_thread(_latency, server)
         advance()
     return found
 
 
-async def _open_and_close(wire: str, clients: Clients, server: Server) -> tuple[int, float]:
-    """Memory while all streams are open, and the seconds from their close to the last request."""
+async def _open_and_close(
+    wire: str, clients: Clients, server: Server
+) -> tuple[int, Latency, float]:
+    """Memory and latency while all streams are open, and seconds from their close to the end."""
     port = server.ports.grpc if wire == "gRPC" else server.ports.http
     async with WIRES[wire](Address(port), clients):
         await _reach(server, clients.streams)
         await asyncio.sleep(SETTLE_SECS)
         during = _memory(server)
+        latency = await asyncio.to_thread(_latency, server)
         left_at = time.monotonic()
     await _reach(server, 0)
     secs_to_end = time.monotonic() - left_at
     await asyncio.sleep(SETTLE_SECS)
-    return during, secs_to_end
+    return during, latency, secs_to_end
+
+
+def _latency(server: Server) -> Latency:
+    with posting(Address(server.ports.http), ADD_SUB_PATH, ADD_SUB_BODY) as infer:
+        for _ in range(PROBES_TO_WARM_UP):
+            infer()
+        secs = sorted(_secs_of(infer) for _ in range(PROBES))
+    return Latency(secs[PROBES // 2] * 1e6, secs[PROBES * 99 // 100] * 1e6)
+
+
+def _secs_of(act: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
 
 
 async def _reach(server: Server, expected: int) -> None:
@@ -214,12 +261,14 @@ def _table(found: Sequence[Repetition]) -> Table:
     table = Table(title="Idle streams", title_justify="left")
     table.add_column("wire")
     columns = ("streams", "before, MiB", "during", "after", "KiB/stream", "secs to end")
+    columns += ("p50, p99 before, us", "during")
     for name in columns:
         table.add_column(name, justify="right")
     for each in found:
         sizes = (f"{size / MIB:.1f}" for size in (each.before, each.during, each.after))
         rest = (f"{each.per_stream / KIB:.1f}", f"{each.secs_to_end:.2f}")
-        table.add_row(each.wire, str(each.streams), *sizes, *rest)
+        latencies = (str(each.latency_before), str(each.latency_during))
+        table.add_row(each.wire, str(each.streams), *sizes, *rest, *latencies)
     return table
 
 

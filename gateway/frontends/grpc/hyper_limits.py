@@ -65,6 +65,8 @@ class BufferBudget:
 class BufferShare:
     """The bytes that one RPC or one connection has reserved."""
 
+    __slots__ = ("_budget", "reserved")
+
     def __init__(self, budget: BufferBudget) -> None:
         self._budget = budget
         self.reserved = 0

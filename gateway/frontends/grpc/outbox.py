@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gateway.errors import InferenceError, unexpected
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected
 from gateway.messages import InferResponse, Parameter
 from gateway.observability.trace import Trace
-from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.stream import INTERRUPTED, Interrupted, has_data
 
@@ -34,17 +33,36 @@ STREAM = "sluice_stream"
 class Outbox:
     """Sends one batch of messages at a time, in the order of the calls of `put`.
 
-    One timer per RPC, instead of one per batch, enforces the send timeout.
+    One timer per RPC, instead of one per batch, enforces the send timeout: inside `async with`,
+    sending a batch for longer raises TimeoutError.
     """
+
+    __slots__ = ("_is_late", "_send", "_sending", "_started", "_timeout", "_timeout_secs", "_timer")
 
     def __init__(self, send: Send, timeout_secs: float) -> None:
         self._send = send
         self._timeout_secs = timeout_secs
-        self._time = asyncio.get_running_loop().time
         self._sending = asyncio.Lock()
         self._started = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout
+        self._is_late = False
+
+    async def __aenter__(self) -> None:
+        self._timeout = await asyncio.timeout(None).__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        finally:
+            self._is_late = True
+            if self._timer is not None:
+                self._timer.cancel()
 
     @property
     def is_busy(self) -> bool:
@@ -54,7 +72,7 @@ class Outbox:
     async def put(self, messages: Sequence[bytes]) -> None:
         """Send messages after all earlier ones; raises the errors of sending."""
         async with self._sending:
-            self._started = self._time()
+            self._started = asyncio.get_running_loop().time()
             if self._timer is None:
                 self._check_in(self._timeout_secs)
             try:
@@ -62,30 +80,19 @@ class Outbox:
             finally:
                 self._started = 0.0
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
-        """Inside `async with`, sending a batch for longer than the timeout raises TimeoutError."""
-        try:
-            async with asyncio.timeout(None) as self._timeout:
-                yield
-        finally:
-            self._timeout = None
-            if self._timer is not None:
-                self._timer.cancel()
-
     def _check_in(self, after_secs: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(after_secs, self._check)
 
     def _check(self) -> None:
         self._timer = None
-        if not self._started or self._timeout is None:
+        if not self._started or self._is_late:
             return
-        left = self._started + self._timeout_secs - self._time()
+        left = self._started + self._timeout_secs - asyncio.get_running_loop().time()
         if left > 0:
             self._check_in(left)
         else:
+            self._is_late = True
             self._timeout.reschedule(0)
-            self._timeout = None
 
 
 class OrderPosition:
@@ -120,6 +127,8 @@ class OrderPosition:
 class StreamOrder:
     """FIFO order of the requests of an RPC, separate for each key."""
 
+    __slots__ = ("_last",)
+
     def __init__(self) -> None:
         self._last: dict[Hashable, OrderPosition] = {}
 
@@ -137,12 +146,17 @@ class StreamOrder:
 
 
 class UnsentResponses:
-    """Number and bytes of the finished responses of one RPC that are not sent."""
+    """Number and bytes of the finished responses of one RPC that are not sent.
+
+    One task waits for room.
+    """
+
+    __slots__ = ("_answers", "_bytes", "_waiter")
 
     def __init__(self) -> None:
         self._answers = 0
         self._bytes = 0
-        self._released = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
@@ -160,13 +174,38 @@ class UnsentResponses:
         finally:
             self._answers -= count
             self._bytes -= size
-            self._released.set()
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
     async def wait_for_room(self) -> None:
         """Wait until no limit is reached."""
         while self.full:
-            self._released.clear()
-            await self._released.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+
+class TaskLimit:
+    """Limit of the running tasks of one kind."""
+
+    __slots__ = ("_free",)
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def start(
+        self, tasks: asyncio.TaskGroup, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Wait until the limit allows one more task, and start it."""
+        await self._free.acquire()
+        try:
+            task = tasks.create_task(work())
+        except BaseException:
+            self._free.release()
+            raise
+        task.add_done_callback(self._release)
+
+    def _release(self, task: "asyncio.Task[None]") -> None:
+        self._free.release()
 
 
 class StrictModeError(Exception):
@@ -182,10 +221,10 @@ class StreamRequest:
     """One request of the RPC: its response stream, its encoder and its position in the order.
 
     A `single` request has exactly one response. Other requests have a position only as turns of a
-    conversation.
+    conversation. `key` is that of `ended_key`.
     """
 
-    message: pb.ModelInferRequest
+    key: int | None
     stream: Responses
     encoder: InferResponseEncoder
     position: OrderPosition | None
@@ -199,6 +238,8 @@ class ResponseSender:
 
     In strict mode an error raises StrictModeError, else it is sent.
     """
+
+    __slots__ = ("_outbox", "_strict", "unsent")
 
     def __init__(self, outbox: Outbox, *, strict: bool) -> None:
         self.unsent = UnsentResponses()

@@ -83,6 +83,8 @@ class DecodedRequest:
 class RequestDecoder:
     """Decodes the requests of one RPC, and forwards metadata of the RPC to each."""
 
+    __slots__ = ("_forwarding", "_metadata", "_shared_memory")
+
     def __init__(
         self, shared_memory: SharedMemory, forwarding: HeaderForwarding, metadata: Metadata
     ) -> None:

@@ -73,6 +73,8 @@ class RpcCall(ABC):
     The task of the method is cancelled when the client disconnects or its deadline passes.
     """
 
+    __slots__ = ()
+
     @property
     @abstractmethod
     def metadata(self) -> Metadata:

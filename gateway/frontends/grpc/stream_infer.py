@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterable, Callable, Coroutine
+from collections.abc import AsyncIterable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from gateway.frontends.grpc.outbox import (
     StreamOrder,
     StreamRequest,
     StrictModeError,
+    TaskLimit,
 )
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
 from gateway.frontends.grpc.protobuf_wire import Message
@@ -110,6 +110,23 @@ class StreamInfer:
     ends, its streams are cancelled, except that recorded streams can be resumed by another RPC.
     """
 
+    __slots__ = (
+        "_awaits_message",
+        "_dataplane",
+        "_decoder",
+        "_ended",
+        "_is_closed",
+        "_is_half_closed",
+        "_order",
+        "_outbox",
+        "_owned",
+        "_reader",
+        "_recordings",
+        "_refusals",
+        "_requests",
+        "_responses",
+    )
+
     def __init__(
         self,
         dataplane: DataPlane,
@@ -125,7 +142,7 @@ class StreamInfer:
         self._outbox = outbox
         self._responses = ResponseSender(outbox, strict=strict)
         self._owned: dict[Responses, RequestName] = {}
-        self._ended: deque[int] = deque(maxlen=REMEMBERED)
+        self._ended: list[int] = []
         self._refusals = TaskLimit(REFUSALS)
         self._reader: asyncio.Task[None] | None = None
         self._requests: AsyncIterable[Message] | None = None
@@ -144,9 +161,9 @@ class StreamInfer:
         """
         self._requests = requests
         try:
-            async with self._outbox.watched(), asyncio.TaskGroup() as answers:
+            async with self._outbox, asyncio.TaskGroup() as answers:
                 if not self._is_closed:
-                    self._reader = answers.create_task(self._read(requests, answers))
+                    await self._read(requests, answers)
         except BaseExceptionGroup as group:
             # Before Python 3.11.4 an error raised inside `except*` becomes a group again.
             _, unexpected = group.split(ENDINGS)
@@ -167,10 +184,12 @@ class StreamInfer:
         requests = self._requests
         is_parsing = isinstance(requests, ParsedMessages) and requests.is_parsing
         if self._reader is not None and self._awaits_message and not is_parsing:
-            self._reader.cancel()
+            reader, self._reader = self._reader, None
+            reader.cancel()
 
     async def _read(self, requests: AsyncIterable[Message], answers: asyncio.TaskGroup) -> None:
         messages = aiter(requests)
+        task = self._reader = asyncio.current_task()
         while True:
             ends = self._is_closed
             if ends:  # a half-close that has arrived is still read
@@ -181,11 +200,16 @@ class StreamInfer:
             except StopAsyncIteration:
                 self._is_half_closed = True
                 return
+            except asyncio.CancelledError:
+                if self._reader is not None or task is None or task.uncancel():
+                    raise
+                return  # `_end_reading` has cancelled this wait only
             finally:
                 self._awaits_message = False
             if ends:
                 return
             await self._take(message, answers)
+            del message  # the next one may be hours away
 
     async def _take(self, message: Message, answers: asyncio.TaskGroup) -> None:
         if wants_cancel(message[0]):
@@ -197,7 +221,7 @@ class StreamInfer:
             asked = self._ask(message, found, position)
         except InferenceError as error:
             if not _names_another(message[0], error):
-                self._remember(message[0])
+                self._remember(ended_key(message[0]))
             refusal = _refusal(message[0].id, error)
             await self._refusals.start(answers, partial(self._responses.refuse, refusal, position))
         else:
@@ -211,7 +235,7 @@ class StreamInfer:
         """
         name = RequestName(message.model_name, message.model_version, message.id)
         own = [recorded_stream(each) for each, found in self._owned.items() if name.means(found)]
-        late = hash((name.model, name.id)) in self._ended
+        late = ended_key(message) in self._ended
         try:
             self._dataplane.cancel(name, own, only_own=late)
         except InferenceError as error:
@@ -243,7 +267,7 @@ class StreamInfer:
         )
         self._owned[stream] = RequestName(model.name, model.version, message.id)
         return StreamRequest(
-            message=message,
+            key=ended_key(message),
             stream=stream,
             encoder=InferResponseEncoder(infer_request, model, self._dataplane.shared_memory),
             position=position or self._conversation_position(infer_request, model),
@@ -272,7 +296,7 @@ class StreamInfer:
         # Responses have the id of the resuming message.
         request = replace(reader.recorded.request, id=message.id)
         return StreamRequest(
-            message=message,
+            key=ended_key(message),
             stream=reader,
             encoder=InferResponseEncoder(request, model, self._dataplane.shared_memory),
             position=None,
@@ -284,12 +308,18 @@ class StreamInfer:
         with asked.position or nullcontext():
             await self._responses.answer(asked)
             self._owned.pop(asked.stream, None)
-            self._remember(asked.message)
+            self._remember(asked.key)
 
-    def _remember(self, message: pb.ModelInferRequest) -> None:
-        """Remember the id of an ended request, by its hash because ids may be long."""
-        if message.id:
-            self._ended.append(hash((message.model_name, message.id)))
+    def _remember(self, key: int | None) -> None:
+        """Remember an ended request."""
+        if key is not None:
+            self._ended.append(key)
+            del self._ended[:-REMEMBERED]
+
+
+def ended_key(message: pb.ModelInferRequest) -> int | None:
+    """The key of an ended request: a hash, because ids may be long; None without an id."""
+    return hash((message.model_name, message.id)) if message.id else None
 
 
 def _streams(message: pb.ModelInferRequest, model: Model | InferenceError) -> bool:
@@ -358,25 +388,3 @@ def _given(message: pb.ModelInferRequest, name: str, kind: str) -> Any:
             Code.INVALID_ARG, f"invalid value type for '{name}' parameter, expected {kind}."
         )
     return getattr(found, kind)
-
-
-class TaskLimit:
-    """Limit of the running tasks of one kind."""
-
-    def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
-
-    async def start(
-        self, tasks: asyncio.TaskGroup, work: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Wait until the limit allows one more task, and start it."""
-        await self._free.acquire()
-        try:
-            task = tasks.create_task(work())
-        except BaseException:
-            self._free.release()
-            raise
-        task.add_done_callback(self._release)
-
-    def _release(self, task: "asyncio.Task[None]") -> None:
-        self._free.release()

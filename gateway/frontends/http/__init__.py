@@ -1,7 +1,8 @@
 """The HTTP frontend: the v2 protocol with Triton's extensions, OpenAI's endpoints, the playground.
 
 Read in this order:
-`app` (all routes), `listener` (the port), `connection` (HTTP/1.1 with bounds and time limits);
+`app` (all routes), `listener` (the port), `connection` (HTTP/1.1 with bounds and time limits),
+`connection_parts`;
 `request_scope` (extensions of ASGI, paths and headers, traces), `body` (limits and compression),
 `errors`;
 `infer` (the route), `infer_request` (decoding), `infer_inputs`, `infer_response` (encoding);

@@ -20,7 +20,7 @@ from gateway.frontends.http.openai.answers import openai_error, openai_refused
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
-from gateway.frontends.http.request_scope import TracedApp
+from gateway.frontends.http.request_scope import StreamHandover, TracedApp
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
 from gateway.metrics_page import (
     CacheReader,
@@ -70,8 +70,8 @@ def build_app(
     app.include_router(TraceRoutes(dataplane, settings).router(), tags=["traces"])
     if playground is not None:
         app.router.routes.extend(playground.routes())
-    in_front = InferRoute(dataplane, settings, openai.in_front_of(app), recordings)
-    return TracedApp(in_front, dataplane.tracer)
+    others = StreamHandover(openai.in_front_of(app))
+    return TracedApp(InferRoute(dataplane, settings, others, recordings), dataplane.tracer)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

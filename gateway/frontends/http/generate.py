@@ -1,7 +1,7 @@
 """Routes of the generate extension: JSON in, one JSON object or server-sent events out."""
 
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -38,7 +38,7 @@ from gateway.frontends.http.request_scope import (
 from gateway.frontends.http.sse import (
     First,
     GenerateEvents,
-    first_batch,
+    PendingEvents,
     first_status,
     refused_stream,
 )
@@ -120,35 +120,31 @@ class GenerateRoutes:
         if request.method != "POST":
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
         call = await self._read(request)
-        with ExitStack() as owner:
-            stream = self._infer(request, call)
-            owner.enter_context(stream)
-            try:
-                first = await first_batch(stream, request.scope, self._settings.first_response_secs)
-            except InferenceError as error:
-                return refused_stream(request.url.path, error)
-            response = self._streamed(stream, first, _encoder(stream, call))
-            owner.pop_all()
-        return response
+        stream = self._infer(request, call)
+        return self._pending(
+            request, stream, partial(self._streamed, stream, _encoder(stream, call))
+        )
 
     async def _resume(self, request: Request) -> Response:
         await read_body(request, self._settings.max_input_size)
-        with ExitStack() as owner:
-            reader = owner.enter_context(resumed(self._recordings, request.scope))
-            try:
-                first = await first_batch(reader, request.scope, self._settings.first_response_secs)
-            except InferenceError as error:
-                return refused_stream(request.url.path, error)
-            if first is not None and reader.finished and not any(map(has_data, first)):
-                # A client that gets 204 does not reconnect (server-sent events, 9.2.2).
-                return Response(status_code=HTTPStatus.NO_CONTENT)
-            asked = reader.recorded
-            encoder = GenerateEncoder(asked.request.model, asked.model.version, asked.request.id)
-            response = self._streamed(reader, first, encoder)
-            owner.pop_all()
-        return response
+        reader = resumed(self._recordings, request.scope)
+        return self._pending(request, reader, partial(self._resumed, reader))
 
-    def _streamed(self, stream: Responses, first: First, encoder: GenerateEncoder) -> Response:
+    def _resumed(self, reader: RecordingReader, first: First) -> Response:
+        if first is not None and reader.finished and not any(map(has_data, first)):
+            # A client that gets 204 does not reconnect (server-sent events, 9.2.2).
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        asked = reader.recorded
+        encoder = GenerateEncoder(asked.request.model, asked.model.version, asked.request.id)
+        return self._streamed(reader, encoder, first)
+
+    def _pending(
+        self, request: Request, stream: Responses, begin: Callable[[First], Response]
+    ) -> Response:
+        refuse = partial(refused_stream, request.url.path)
+        return PendingEvents(stream, self._settings.first_response_secs, begin, refuse)
+
+    def _streamed(self, stream: Responses, encoder: GenerateEncoder, first: First) -> Response:
         threads = self._dataplane.threads
         return GenerateEvents(stream, first, encoder, self._settings, threads)
 

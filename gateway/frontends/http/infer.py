@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -115,11 +115,15 @@ class InferRoute:
         self._decoder = InferDecoder(dataplane.shared_memory, settings.max_input_size)
         self._encoder = InferEncoder(dataplane.shared_memory)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         found = PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if found is None:
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._respond(found, scope, receive, send)
+
+    async def _respond(
+        self, found: "re.Match[str]", scope: Scope, receive: Receive, send: Send
+    ) -> None:
         received_ns = time.perf_counter_ns()
         model, version = found.groups("")
         answer: ASGIApp

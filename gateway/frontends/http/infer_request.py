@@ -254,13 +254,6 @@ class KnownRequest(NamedTuple):
     outputs: tuple[RequestedOutput, ...]
     forms: OutputForms
 
-    def inputs(self, binary: memoryview) -> tuple[Tensor, ...]:
-        """The inputs, as views of these bytes."""
-        found = []
-        for name, datatype, shape, start, end in self.binary_inputs:
-            found.append(Tensor(name, datatype, shape, binary[start:end]))
-        return tuple(found)
-
 
 class Target(NamedTuple):
     """The model of a request, and the parts that are not in its body.
@@ -297,7 +290,10 @@ class InferDecoder:
         known = self._known.get(header)
         if known is None or known.size != len(binary):
             return self._read(target, header, binary)
-        return _request(target, known, known.inputs(binary)), known.forms
+        inputs = []
+        for name, datatype, shape, start, end in known.binary_inputs:
+            inputs.append(Tensor(name, datatype, shape, binary[start:end]))
+        return _request(target, known, tuple(inputs)), known.forms
 
     def _read(
         self, target: Target, header: bytes | memoryview, binary: memoryview

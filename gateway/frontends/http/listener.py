@@ -39,6 +39,8 @@ class _Server(uvicorn.Server):
 class NamingProtocol(BoundedProtocol):
     """The same; its requests have the names of their headers as the client wrote them."""
 
+    __slots__ = ("_header_names",)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_names: list[bytes] = []

@@ -4,6 +4,7 @@ The extensions stand in `scope["state"]`. They cost less than ASGI's messages: u
 header by header and writes them one by one, and each passes every layer of the application.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -13,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
@@ -34,7 +36,11 @@ SendPiece = Callable[[bytes], Awaitable[None]]
 WritePiece = Callable[[bytes], bool]
 """Writes such a piece at once; False if the client has to read first, or has gone."""
 
+PendingResponse = Callable[[Scope], Awaitable[ASGIApp]]
+"""Makes the response to a request for a stream of events, once the model's first responses came."""
+
 WATCH: Final = "watch"
+BEGIN_STREAM: Final = "begin_stream"
 SEND_WHOLE: Final = "send_whole"
 SEND_PIECE: Final = "send_piece"
 WRITE_PIECE: Final = "write_piece"
@@ -45,10 +51,11 @@ class RequestState(TypedDict, total=False):
     """`scope["state"]` of a request. Connections of ours offer all of it, other servers nothing.
 
     `header_names` are the names of the request's headers as the client wrote them, in order, if a
-    model may get them.
+    model may get them. `begin_stream` gives back what only short answers need.
     """
 
     watch: Watch
+    begin_stream: Callable[[], None]
     send_whole: SendWhole
     send_piece: SendPiece
     write_piece: WritePiece
@@ -70,6 +77,12 @@ REPLAYED = "Idempotency-Replayed"
 
 TRACES = "sluice.traces"
 """The key of a request's traces in its scope; absent while tracing is off."""
+
+HANDOVER = "sluice.handover"
+"""The key of the function in the scope that takes over the sending of a stream of events."""
+
+KEPT = ("type", "http_version", "method", "path", "query_string", "client", "state")
+"""The keys of a scope that the connection or the stream reads while events are sent."""
 
 OK = 200
 JOINED_BYTES = 64 * 1024
@@ -132,6 +145,66 @@ async def send_apart(send: Send, headers: RawHeaders, parts: Parts) -> None:
     for part in parts[:-1]:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": parts[-1]})
+
+
+async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
+    """Send a whole response with status 200, as uvicorn does for ASGI's two messages.
+
+    `headers` are not checked; one of them is the length of all `parts` together.
+    """
+    if cycle.flow.write_paused and not cycle.disconnected:
+        await cycle.flow.drain()
+    if cycle.disconnected:
+        return
+    cycle.response_started = cycle.response_complete = True
+    head = [STATUS_LINE[OK]]
+    for name, value in headers:
+        head += (name, b": ", value, b"\r\n")
+    head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+    if sum(map(len, parts)) <= JOINED_BYTES:
+        cycle.transport.write(b"".join((*head, *parts)))
+    else:
+        cycle.transport.writelines((b"".join(head), *parts))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+class Signal:
+    """An event, as `asyncio.Event`; its list of waiters exists while a task waits."""
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def set(self) -> None:
+        """Set the event and wake all waiting tasks."""
+        self._is_set = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def clear(self) -> None:
+        """Reset the event."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until the event is set."""
+        if self._is_set:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter.cancelled() and self._waiters is not None:
+                self._waiters.remove(waiter)
 
 
 def version_of(request: Request) -> str:
@@ -206,6 +279,40 @@ def stream_headers(responses: Responses) -> Mapping[str, str]:
 def id_line(event: EventId) -> bytes:
     """The line of an event with its id, before or behind the lines of data."""
     return b"id: %b\n" % str(event).encode()
+
+
+class StreamHandover:
+    """Sends the streams of events of an application after it has returned.
+
+    A stream may be silent for hours. The frames and values of the application's layers, of the
+    route and of the request take 10 KiB, and the stream needs none of them.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handed: list[PendingResponse] = []
+        scope[HANDOVER] = handed.append
+        await self._app(scope, receive, send)
+        if handed:
+            state: RequestState = scope.get("state", NO_STATE)
+            if BEGIN_STREAM in state:
+                state[BEGIN_STREAM]()
+            _trim(scope)
+            response = await handed.pop()(scope)
+            await response(scope, receive, send)
+
+
+def _trim(scope: Scope) -> None:
+    """Drop what only the application reads. The connection has the same scope and headers."""
+    state: RequestState = scope.get("state", NO_STATE)
+    for each in (scope["headers"], state.get(HEADER_NAMES)):
+        if isinstance(each, list):
+            each.clear()
+    kept = {key: scope[key] for key in KEPT if key in scope}
+    scope.clear()
+    scope.update(kept)
 
 
 class TracedApp:

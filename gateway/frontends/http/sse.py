@@ -4,13 +4,14 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 from itertools import chain
 from types import MappingProxyType
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.errors import (
@@ -23,7 +24,9 @@ from gateway.frontends.http.errors import (
 from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.json_tensors import is_large
 from gateway.frontends.http.request_scope import (
+    HANDOVER,
     OnDisconnect,
+    PendingResponse,
     SendPiece,
     WritePiece,
     id_line,
@@ -94,6 +97,54 @@ def refused_stream(path: str, error: InferenceError) -> Response:
     return Response(event(error_body(error.message)), status_of(error, STATUS), headers)
 
 
+class SilenceFiller:
+    """Sends a comment after each `secs` seconds of silence inside `with`, by a timer.
+
+    `sent_at` is the time of the latest other output. A task exists only while a comment waits for
+    a client that reads slowly.
+    """
+
+    __slots__ = ("_loop", "_put", "_secs", "_sent_at", "_task", "_timer", "_write")
+
+    def __init__(
+        self, put: SendPiece, write: WritePiece, secs: float, sent_at: Callable[[], float]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._put = put
+        self._write = write
+        self._secs = secs
+        self._sent_at = sent_at
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle
+
+    def __enter__(self) -> None:
+        self._look_in(self._secs)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _look_in(self, secs: float) -> None:
+        self._timer = self._loop.call_later(secs, self._look)
+
+    def _look(self) -> None:
+        left = self._sent_at() + self._secs - self._loop.time()
+        if left > 0:
+            self._look_in(left)
+        elif self._write(KEEP_ALIVE):
+            self._look_in(self._secs)
+        else:
+            self._task = asyncio.ensure_future(self._put(KEEP_ALIVE))
+            self._task.add_done_callback(self._put_ended)
+
+    def _put_ended(self, task: "asyncio.Task[None]") -> None:
+        """Continue after a comment; a failure to send ends the comments, then the stream."""
+        self._task = None
+        if not task.cancelled() and task.exception() is None:
+            self._look_in(self._secs)
+
+
 class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
@@ -146,32 +197,18 @@ class EventStream(Response):
                 return  # the client has disconnected
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
-        start = {
-            "type": "http.response.start",
-            "status": self.status_code,
-            "headers": self.raw_headers,
-        }
-        await send(start)
+        await send(self._head())
         if scope["method"] != "HEAD":
-            await self._send_events(piece_sender(scope, send), piece_writer(scope))
+            put, write = piece_sender(scope, send), piece_writer(scope)
+            self._sent_at = asyncio.get_running_loop().time()
+            with SilenceFiller(put, write, self._silence_secs, lambda: self._sent_at):
+                await self._send_batches(put, write)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, put: SendPiece, write: WritePiece) -> None:
-        self._sent_at = asyncio.get_running_loop().time()
-        async with asyncio.TaskGroup() as tasks:
-            filler = tasks.create_task(self._fill_silence(put))
-            await self._send_batches(put, write)
-            filler.cancel()
-
-    async def _fill_silence(self, put: SendPiece) -> None:
-        """Send comments while nothing else is sent."""
-        time = asyncio.get_running_loop().time
-        while True:
-            left = self._sent_at + self._silence_secs - time()
-            if left <= 0:
-                await put(KEEP_ALIVE)
-                left = self._silence_secs
-            await asyncio.sleep(left)
+    def _head(self) -> Message:
+        """The message with the headers, which are not kept: a stream may live for hours."""
+        headers, self.raw_headers = self.raw_headers, []
+        return {"type": "http.response.start", "status": self.status_code, "headers": headers}
 
     async def _send_batches(self, put: SendPiece, write: WritePiece) -> None:
         time = asyncio.get_running_loop().time
@@ -179,7 +216,9 @@ class EventStream(Response):
         if isinstance(self._stream, ResponseStream):
             next_batch = partial(self._unwritten, self._stream, write)
         try:
-            batch = self._first if self._first is not None else await self._stream.batch()
+            batch, self._first = self._first, None
+            if batch is None:
+                batch = await self._stream.batch()
             while batch:
                 chunk = self.encode_batch(batch)
                 if chunk is None:
@@ -286,3 +325,48 @@ def _end_sending(stay: asyncio.Timeout) -> None:
     """End sending: the client has disconnected. May be called more than once."""
     if not stay.expired():
         stay.reschedule(0)
+
+
+class PendingEvents(Response):
+    """The response to a request for a stream, before the first responses of the model.
+
+    They decide the status: `begin` makes the response of them, or of None after `within_secs`.
+    `refuse` makes it of an error before the first response. It owns the stream, as EventStream.
+    """
+
+    def __init__(
+        self,
+        stream: Responses,
+        within_secs: float,
+        begin: Callable[[First], Response],
+        refuse: Callable[[InferenceError], Response],
+    ) -> None:
+        self._stream = stream
+        self._within_secs = within_secs
+        self._begin = begin
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hand_over: Callable[[PendingResponse], None] | None = scope.get(HANDOVER)
+        if hand_over is not None:
+            hand_over(self.response)
+            return
+        response = await self.response(scope)
+        await response(scope, receive, send)
+
+    async def response(self, scope: Scope) -> Response:
+        """The response, which owns the stream if it sends events."""
+        with ExitStack() as owner:
+            owner.enter_context(self._stream)
+            try:
+                first = await first_batch(self._stream, scope, self._within_secs)
+                response = self._begin(first)
+            except InferenceError as error:
+                return self._refuse(error)
+            except Exception:
+                # Around one request in a frontend: only the log has the traceback.
+                log.exception("request failed unexpectedly")
+                return self._refuse(unexpected())
+            if isinstance(response, EventStream):
+                owner.pop_all()
+        return response

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,10 +29,17 @@ from gateway.frontends.http.request_scope import (
     replay_headers,
     resumed,
 )
-from gateway.frontends.http.sse import EventStream, First, event, first_batch
+from gateway.frontends.http.sse import EventStream, First, PendingEvents, event
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
-from gateway.openai_contract import EVENT, RESPONSE, Endpoint, request_tensors, serves_openai
+from gateway.openai_contract import (
+    EVENT,
+    RESPONSE,
+    Endpoint,
+    RequestBody,
+    request_tensors,
+    serves_openai,
+)
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
@@ -174,9 +181,9 @@ class OpenAiAnswers:
             return await self._embeddings.answer(request, call, model)
         responses = self._infer(request, call, model)
         encoder = ChunkEncoder(model.name, endpoint)
+        if call.stream:
+            return self._stream(request, responses, encoder, call.body)
         try:
-            if call.stream:
-                return await self._stream(request, responses, encoder)
             with responses, OnDisconnect(request.scope, responses.cancel):
                 body = encoder.whole(await responses.only())
         finally:
@@ -190,20 +197,25 @@ class OpenAiAnswers:
         await read_body(request, self._settings.max_input_size)
         reader = resumed(self._recordings, request.scope)
         encoder = ChunkEncoder(reader.recorded.request.model, endpoint)
-        return await self._stream(request, reader, encoder)
+        return self._stream(request, reader, encoder)
 
-    async def _stream(
-        self, request: Request, responses: Responses, encoder: ChunkEncoder
+    def _stream(
+        self,
+        request: Request,
+        responses: Responses,
+        encoder: ChunkEncoder,
+        body: RequestBody | None = None,
     ) -> Response:
         """A chunk for each response; an error before the first one decides the status."""
-        with ExitStack() as owner:
-            owner.enter_context(responses)
-            limit_secs = self._settings.first_response_secs
-            first = await first_batch(responses, request.scope, limit_secs)
-            headers = request_id_header(request)
-            response = OpenAiEvents(responses, first, encoder, self._settings, headers)
-            owner.pop_all()
-        return response
+        headers = request_id_header(request)
+
+        def begin(first: First) -> Response:
+            if body is not None:
+                body.take()  # as in `_answer`
+            return OpenAiEvents(responses, first, encoder, self._settings, headers)
+
+        refuse = partial(_refused, request.url.path, headers)
+        return PendingEvents(responses, self._settings.first_response_secs, begin, refuse)
 
     def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
         infer_request = InferRequest(
@@ -227,13 +239,19 @@ class OpenAiAnswers:
 
 def openai_refused(request: Request, error: InferenceError) -> Response:
     """Log a failed request, and return its response."""
-    log_refusal(request.url.path, error)
-    return openai_error(request, *openai_form(error))
+    return _refused(request.url.path, request_id_header(request), error)
 
 
 def openai_error(request: Request, status: int, body: bytes) -> Response:
     """The response for an error before any part of an answer was sent."""
-    headers = request_id_header(request)
-    if status == SERVICE_UNAVAILABLE:
-        headers["Retry-After"] = RETRY_AFTER_SECS
-    return Response(body, status, headers, media_type=JSON)
+    return _error(request_id_header(request), status, body)
+
+
+def _refused(path: str, headers: Mapping[str, str], error: InferenceError) -> Response:
+    log_refusal(path, error)
+    return _error(headers, *openai_form(error))
+
+
+def _error(headers: Mapping[str, str], status: int, body: bytes) -> Response:
+    late = {"Retry-After": RETRY_AFTER_SECS} if status == SERVICE_UNAVAILABLE else {}
+    return Response(body, status, {**headers, **late}, media_type=JSON)

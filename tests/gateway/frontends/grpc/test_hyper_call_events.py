@@ -62,6 +62,16 @@ async def test_a_queue_keeps_the_order_of_its_items() -> None:
     assert [await soon(mailbox.receive()), await soon(mailbox.receive())] == [1, None]
 
 
+async def test_a_queue_keeps_the_order_of_items_that_come_while_it_is_read() -> None:
+    mailbox = HyperQueue(asyncio.get_running_loop())
+    mailbox.send(1)
+    mailbox.send(2)
+    found = [await soon(mailbox.receive())]
+    mailbox.send(3)
+    found += [await soon(mailbox.receive()), await soon(mailbox.receive())]
+    assert found == [1, 2, 3]
+
+
 async def test_a_reader_of_an_empty_queue_gets_the_next_item() -> None:
     mailbox = HyperQueue(asyncio.get_running_loop())
     waiting = asyncio.create_task(mailbox.receive())

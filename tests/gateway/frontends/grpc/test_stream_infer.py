@@ -12,7 +12,7 @@ from tests.builders import (
     soon,
     text_response,
 )
-from tests.conftest import Serve
+from tests.conftest import Serve, tasks_left
 from tests.gateway.conversations.chats import CHAT
 from tests.gateway.frontends.grpc.stream_clients import BROKEN, StreamClient, begun, final_flag
 
@@ -33,6 +33,19 @@ async def test_a_response_carries_the_id_the_model_and_the_final_flag(
         assert final_flag(await call.answer()) is True
         call.half_close()
         await call.ended()
+
+
+async def test_an_idle_rpc_takes_three_tasks(models: list[Model], many: ScriptedInstance) -> None:
+    await settle()
+    before = len(tasks_left())
+    async with StreamClient(*models) as call:
+        call.ask("many", "r1")
+        execution = await many.begun()
+        await settle()
+        # Those of the RPC, of the answer and of the execution.
+        assert len(tasks_left()) - before == 3
+        execution.finish("b")
+        await call.answer()
 
 
 async def test_the_only_response_is_final(models: list[Model], one: ScriptedInstance) -> None:

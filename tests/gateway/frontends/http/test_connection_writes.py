@@ -7,8 +7,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.frontends.http.connection import send_whole
-from gateway.frontends.http.request_scope import JOINED_BYTES
+from gateway.frontends.http.request_scope import JOINED_BYTES, send_whole
 from tests.builders import settle, soon
 
 BODY = b'{"outputs":[]}'

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.generate_codec import GenerateEncoder
-from gateway.frontends.http.sse import GenerateEvents, event
+from gateway.frontends.http.sse import GenerateEvents, SilenceFiller, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
@@ -142,6 +142,39 @@ async def test_silence_is_filled_with_comments(stream: ResponseStream) -> None:
         assert await exchange.chunk() == b": keep-alive\n\n"
         stream.put(text_response("at last", final=True))
         assert says("at last") in await exchange.rest()
+
+
+async def test_a_comment_that_can_be_written_at_once_takes_no_task() -> None:
+    written: list[bytes] = []
+    began = asyncio.get_running_loop().time()
+
+    def write(piece: bytes) -> bool:
+        written.append(piece)
+        return True
+
+    async def put(piece: bytes) -> None:
+        raise AssertionError("the comment was written")
+
+    with SilenceFiller(put, write, 0.001, lambda: began):
+        while len(written) < 3:
+            assert tasks_left() == []
+            await asyncio.sleep(0.001)
+    assert set(written) == {b": keep-alive\n\n"}
+
+
+async def test_one_comment_at_a_time_waits_for_a_slow_client() -> None:
+    put: list[bytes] = []
+
+    async def wait(piece: bytes) -> None:
+        put.append(piece)
+        await asyncio.Event().wait()
+
+    with SilenceFiller(wait, lambda piece: False, 0.001, lambda: 0.0):
+        await asyncio.sleep(0.01)
+        assert put == [b": keep-alive\n\n"]
+        assert len(tasks_left()) == 1
+    await settle()
+    assert tasks_left() == []
 
 
 # However sending ends, the stream is left.

@@ -1,0 +1,75 @@
+"""Parts of a connection behave as those of asyncio and uvicorn."""
+
+import asyncio
+from typing import cast
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.frontends.http.connection_parts import Flow, Pipeline
+from gateway.frontends.http.request_scope import Signal
+from tests.builders import settle, soon
+
+
+@pytest.mark.parametrize("kind", [asyncio.Event, Signal])
+async def test_a_signal_wakes_all_waiting_tasks(kind: type[asyncio.Event | Signal]) -> None:
+    signal = kind()
+    first, second, third = [asyncio.create_task(signal.wait()) for _ in range(3)]
+    await settle()
+    second.cancel()
+    await settle()
+    assert not any(task.done() for task in (first, third))
+    signal.set()
+    await soon(asyncio.gather(first, third))
+    await soon(signal.wait())
+    signal.clear()
+    again = asyncio.create_task(signal.wait())
+    await settle()
+    assert not again.done()
+    signal.set()
+    await soon(again)
+
+
+class Transport:
+    """The calls that a transport got."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def pause_reading(self) -> None:
+        self.calls.append("pause")
+
+    def resume_reading(self) -> None:
+        self.calls.append("resume")
+
+
+@pytest.mark.parametrize("kind", [FlowControl, Flow])
+async def test_a_flow_pauses_as_uvicorns(kind: type[FlowControl | Flow]) -> None:
+    transport = Transport()
+    flow = kind(cast(asyncio.Transport, transport))
+    for act in (flow.resume_reading, flow.pause_reading, flow.pause_reading):
+        act()
+    assert (transport.calls, flow.read_paused) == (["pause"], True)
+    flow.resume_reading()
+    assert (transport.calls, flow.read_paused) == (["pause", "resume"], False)
+    await soon(flow.drain())
+    flow.pause_writing()
+    waiting = [asyncio.create_task(flow.drain()) for _ in range(2)]
+    await settle()
+    assert flow.write_paused
+    assert not any(task.done() for task in waiting)
+    flow.resume_writing()
+    await soon(asyncio.gather(*waiting))
+    assert not flow.write_paused
+
+
+def test_a_pipeline_keeps_the_order_of_requests() -> None:
+    pipeline = Pipeline()
+    for request in ("first", "second"):
+        pipeline.appendleft(request)
+    assert [len(pipeline), pipeline.pop(), pipeline.pop(), len(pipeline)] == [
+        2,
+        "first",
+        "second",
+        0,
+    ]
