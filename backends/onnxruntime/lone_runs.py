@@ -15,7 +15,7 @@ import numpy.typing as npt
 log = logging.getLogger("sluice.onnxruntime")
 
 T = TypeVar("T")
-TRIALS = 4
+TRIALS = 3
 """Runs of each session before a choice."""
 SHORT_NS = 500_000
 """Runs that are as short gain nothing by further threads, and are never tried with them."""
@@ -54,7 +54,8 @@ class LoneRuns:
     """The session of all cores that instances of a model share, and its use.
 
     Sizes of inputs form classes of powers of two. The first lone runs of a class take the
-    instance's own session and the session of all cores in turn; later ones take the faster.
+    instance's own session and the session of all cores in turn; later ones take the faster. Once
+    a class takes all cores, classes of larger inputs do so without trials before.
     `narrow` is the session that is every instance's own; None if each has another.
     """
 
@@ -85,7 +86,13 @@ class LoneRuns:
 
     def size_class(self, size: int) -> "SizeClass":
         """The class of inputs with that number of elements."""
-        return self._classes.setdefault(size.bit_length(), SizeClass())
+        bits = size.bit_length()
+        known = self._classes.setdefault(bits, SizeClass())
+        if not known.is_settled and any(
+            each.chosen for smaller, each in self._classes.items() if smaller < bits
+        ):
+            known.choose(is_wide=True)
+        return known
 
     def _log(self, size: int, known: "SizeClass") -> None:
         log.info(
@@ -125,6 +132,8 @@ class SessionPair:
 class SizeClass:
     """The choice for inputs of about one size, from the fastest trials of each session."""
 
+    is_settled: bool = False
+    """Whether a choice has been made."""
     chosen: bool = False
     runs_left: int = 0
     trials: int = 0
@@ -144,16 +153,17 @@ class SizeClass:
         if self.trials % 2 == 1:
             self.wide_ns = min(self.wide_ns, spent_ns / size)
         elif spent_ns <= SHORT_NS:
-            return self._choose(is_wide=False)
+            return self.choose(is_wide=False)
         else:
             self.own_ns = min(self.own_ns, spent_ns / size)
         self.trials += 1
         if self.trials < 2 * TRIALS:
             return False
-        return self._choose(is_wide=self.wide_ns <= GAIN * self.own_ns)
+        return self.choose(is_wide=self.wide_ns <= GAIN * self.own_ns)
 
-    def _choose(self, *, is_wide: bool) -> bool:
-        changes = self.chosen != is_wide
+    def choose(self, *, is_wide: bool) -> bool:
+        """Keep to one of the sessions for a number of runs; whether the choice changes."""
+        changes, self.is_settled = self.chosen != is_wide, True
         self.chosen, self.trials = is_wide, 0
         self.runs_left = WIDE_RUNS if is_wide else OWN_RUNS
         self.own_ns = self.wide_ns = math.inf

@@ -108,6 +108,20 @@ def test_no_run_takes_all_cores_while_lone_runs_are_usually_overtaken() -> None:
     assert [runs.one() for _ in range(RECENT_RUNS)][-1] == "wide"
 
 
+def test_larger_inputs_take_all_cores_without_trials_once_smaller_ones_do() -> None:
+    lone = LoneRuns("m", None, None, ActiveRuns())
+    small, middle, large = (lone.size_class(size) for size in (8, 64, 512))
+    choices(2 * TRIALS, large, 10 * MS, 20 * MS)
+    choices(2 * TRIALS, middle, 10 * MS, MS)
+    assert [lone.size_class(size).is_wide for size in (8, 64, 128, 512)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert not small.is_settled
+
+
 # Sessions of a loaded model.
 
 
