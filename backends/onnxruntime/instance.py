@@ -92,7 +92,7 @@ class OnnxRuntimeInstance(TensorInstance):
         with self._turn, self._clear_failures:
             arrays = compute(list(outputs), feeds, options)
         found: dict[str, Tensor] = {}
-        for name, array in zip(outputs, arrays, strict=True):
+        for name, array in zip(outputs, arrays, strict=True):  # faster than a comprehension in 3.11
             found[name] = array_tensor(name, self._datatypes[name], array)
         return found
 

@@ -61,7 +61,7 @@ class Stacking:
         """
         if len(requests) == 1 and self._as_sent:
             alone = {}
-            for tensor in requests[0].inputs:
+            for tensor in requests[0].inputs:  # in Python 3.11 a comprehension is a call
                 alone[tensor.name] = tensor
             return alone
         found = {

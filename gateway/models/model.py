@@ -173,7 +173,7 @@ class Model:
 
         A request that the cache can answer takes no place in a queue. The cache is not asked for a
         request with an interceptor. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE
-        if no instance is alive or, unless not `limited`, too many requests are in flight.
+        if no instance is alive or, if `limited`, too many requests are in flight.
         """
         checked = request.checked
         if checked is not None and checked.rules is self._rules:

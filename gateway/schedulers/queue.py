@@ -138,11 +138,11 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         """All requests in the order of execution; the queue must not change meanwhile."""
-        found: Iterator[QueuedRequest] = iter(())
+        parts: list[OrderedDict[QueuedRequest, None]] = []
         for number in self._order:
             level = self._levels[number]
-            found = chain(found, level.live, level.delayed)
-        return found
+            parts += (level.live, level.delayed)
+        return chain.from_iterable(parts)
 
     @property
     def nearest_deadline_ns(self) -> int:
