@@ -95,7 +95,14 @@ class TensorReader:
     def read(self, described: list[Any]) -> Tensor:
         """The tensor; raises what a broken frame raises, OSError if it cannot be mapped now."""
         name, datatype, shape, size, segment = described
-        data = self._view(segment, size) if segment else self._cut(size)
+        if segment:
+            data = self._view(segment, size)
+        else:
+            start = self._at
+            self._at = end = start + size
+            data = self._body[start:end]
+            if len(data) != size:
+                raise BrokenFrame(f"body of {len(self._body)} bytes, expected {end}")
         return Tensor(name, DATATYPES[datatype], tuple(shape), data)
 
     def _view(self, segment: int, size: int) -> memoryview:
@@ -107,13 +114,6 @@ class TensorReader:
         self.segments.append(segment)
         self.shared_bytes += size
         return data
-
-    def _cut(self, size: int) -> memoryview:
-        start = self._at
-        self._at = end = start + size
-        if end > len(self._body):
-            raise BrokenFrame(f"body of {len(self._body)} bytes, expected {end}")
-        return self._body[start:end]
 
 
 async def write_in_thread(write: Callable[[], T], tensors: TensorWriter) -> T:
@@ -146,7 +146,10 @@ class RequestEncoder:
 
     def write(self, requests: Sequence[InferRequest], tensors: TensorWriter) -> list[list[Any]]:
         """Write the inputs of each request; OSError if no memory can be shared."""
-        return [[tensors.write(tensor) for tensor in request.inputs] for request in requests]
+        written: list[list[Any]] = []
+        for request in requests:
+            written.append([tensors.write(tensor) for tensor in request.inputs])  # noqa: PERF401
+        return written
 
     def encode(
         self,
@@ -156,27 +159,25 @@ class RequestEncoder:
         inputs: Sequence[list[Any]],
     ) -> bytes:
         """The header of EXECUTE; requests are numbered from `first` on, `inputs` are written."""
-        described = [
-            self._describe(number, request, written)
-            for number, (request, written) in enumerate(zip(requests, inputs, strict=True), first)
-        ]
+        described: list[list[Any]] = []
+        for request, written in zip(requests, inputs, strict=True):
+            tag, parameters, outputs = request.sequence, request.parameters, request.outputs
+            described.append(
+                [
+                    first + len(described),
+                    self.model,
+                    self._version,
+                    request.id,
+                    None if tag is None else tag.correlation_id,
+                    0 if tag is None else START * tag.start + END * tag.end,
+                    request.timeout_us,
+                    request.priority,
+                    _exact(parameters) if parameters else {},
+                    [each.name for each in outputs] if outputs else self._outputs,
+                    written,
+                ]
+            )
         return to_json([ToWorker.EXECUTE, execution, described])
-
-    def _describe(self, number: int, request: InferRequest, inputs: list[Any]) -> list[Any]:
-        sequence = request.sequence
-        return [
-            number,
-            self.model,
-            self._version,
-            request.id,
-            None if sequence is None else sequence.correlation_id,
-            0 if sequence is None else START * sequence.start + END * sequence.end,
-            request.timeout_us,
-            request.priority,
-            _exact(request.parameters),
-            [each.name for each in request.outputs] or self._outputs,
-            inputs,
-        ]
 
 
 class _NotFinite(float):
@@ -256,13 +257,14 @@ def read_response(
     A response without outputs is never final: the flag follows alone. More responses may follow
     an error that is not final, as on Triton.
     """
-    outputs, error, parameters = found
+    described, error, parameters = found
     if error is not None:
         failure = AnsweredError(CODES.get(error[0], Code.INTERNAL), error[1])
         return failure if final else InferResponse(error=failure, phases=phases)
     before = tensors.shared_bytes
+    outputs = tuple([tensors.read(each) for each in described])
     return InferResponse(
-        outputs=tuple([tensors.read(each) for each in outputs]),
+        outputs=outputs,
         shared_bytes=tensors.shared_bytes - before,
         parameters=parameters or NO_PARAMETERS,
         final=final and bool(outputs),

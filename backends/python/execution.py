@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
@@ -148,10 +148,11 @@ class WorkerExecution:
         segments: int = 0,
     ) -> bool:
         """Add an answer to an open request, with its size; returns whether the request is done."""
-        self._add(self._open[number], answer)
+        index = self._open[number]
+        self._backlog.add(self, size_bytes, segments)
+        self._answers.append((index, answer))
         self.unread_bytes += size_bytes
         self.unread_segments += segments
-        self._backlog.add(size_bytes, segments)
         if isinstance(answer, InferenceError) or answer.final:
             del self._open[number]
             return True
@@ -208,8 +209,7 @@ class WorkerExecution:
     def _add(self, index: int, answer: InferResponse | InferenceError | Note) -> None:
         if self.released:
             return
-        if not self._answers:
-            self._backlog.enter(self)
+        self._backlog.add(self)
         self._answers.append((index, answer))
 
     def _return(self) -> None:
@@ -238,12 +238,9 @@ class Backlog:
             return False
         return min([each.number for each in self._unread]) < execution.number
 
-    def enter(self, execution: WorkerExecution) -> None:
-        """Add an execution with a first unread answer."""
+    def add(self, execution: WorkerExecution, size_bytes: int = 0, segments: int = 0) -> None:
+        """Add an unread answer of an execution, with its size."""
         self._unread[execution] = None
-
-    def add(self, size_bytes: int, segments: int) -> None:
-        """Add the size of an unread answer."""
         self.unread_bytes += size_bytes
         self._segments += segments
 
@@ -262,13 +259,19 @@ class Backlog:
             for each in self._unread:
                 each.wake()
 
-    def hold(self, execution: WorkerExecution) -> None:
-        """Hold an execution with too much unread; the limit shrinks as the total grows.
-
-        So executions with stopped readers never fill the room of the others.
-        """
+    def added(self, executions: Iterable[WorkerExecution]) -> None:
+        """After the answers of one read: wake their readers, and hold back the worker."""
         few = self.unread_bytes < FEW_BYTES and self._segments < FEW_SEGMENTS
-        if few or execution.held or not execution.unread_bytes:
+        for execution in executions:
+            execution.wake()
+            if not few:
+                self._hold(execution)
+        if self.unread_bytes >= HELD_BYTES:
+            self._link.work.pause()
+
+    def _hold(self, execution: WorkerExecution) -> None:
+        # The limit shrinks as the total grows: stopped readers never fill the room of the others.
+        if execution.held or not execution.unread_bytes:
             return
         left_bytes, left = HELD_BYTES - self.unread_bytes, HELD_SEGMENTS - self._segments
         most_bytes = max(1, min(HOLD_BYTES, left_bytes // SHARES))
@@ -276,11 +279,6 @@ class Backlog:
         if execution.unread_bytes >= most_bytes or execution.unread_segments >= most_segments:
             execution.held = True
             self._send(ToWorker.HOLD, execution)
-
-    def pause(self) -> None:
-        """Stop reading from the worker if too much is unread in all."""
-        if self.unread_bytes >= HELD_BYTES:
-            self._link.work.pause()
 
     def _send(self, kind: ToWorker, execution: WorkerExecution) -> None:
         if numbers := execution.open:

@@ -44,10 +44,10 @@ class Prefetch:
     False for models whose executions must not be formed early.
     """
 
-    __slots__ = ("_allowed", "_typical_ns")
+    __slots__ = ("_typical_ns", "allowed")
 
     def __init__(self, *, allowed: bool) -> None:
-        self._allowed = allowed
+        self.allowed = allowed
         self._typical_ns: float | None = None
 
     def measured(self, infer_ns: int) -> None:
@@ -58,7 +58,7 @@ class Prefetch:
     def room(self, busy: int) -> bool:
         """Whether a worker with `busy` executions may get one more."""
         typical = self._typical_ns
-        return self._allowed and typical is not None and typical < SHORT_NS and busy < AT_ONCE
+        return self.allowed and typical is not None and typical < SHORT_NS and busy < AT_ONCE
 
 
 class Owner(Protocol):
@@ -174,8 +174,9 @@ class WorkerExecutions:
         if limit := self.limits.execute_timeout_secs:
             why = f"its execute took longer than {limit:g} s (execute_timeout_secs)"
             execution.timer = asyncio.get_running_loop().call_later(limit, self._owner.kill, why)
-        self._last = execution
-        self._free_if_room()
+        if self._prefetch.allowed:
+            self._last = execution
+            self._free_if_room()
         return execution
 
     @staticmethod
@@ -254,10 +255,10 @@ class WorkerExecutions:
         _, number, error, returned, infer_ns = found
         tensors, phases = TensorReader(body, self._link.incoming), Phases(infer_ns=infer_ns)
         # All of it is read before any of it has an effect.
-        answers = [
-            (request, _read(described, tensors, final=final, phases=phases), final, rescheduled)
-            for request, described, final, rescheduled in returned
-        ]
+        answers = []
+        for request, described, final, rescheduled in returned:
+            answer = _read(described, tensors, final=final, phases=phases)
+            answers.append((request, answer, final, rescheduled))
         execution = self._by_number.pop(number)
         for request, answer, final, rescheduled in answers:
             if rescheduled:
@@ -268,19 +269,17 @@ class WorkerExecutions:
             self._fail(execution, *error)
         execution.end()
         self._touched[execution] = None
-        self._prefetch.measured(infer_ns)
-        if self._last is execution:
-            self._last = None
-        self._free_if_room()
+        if self._prefetch.allowed:
+            self._prefetch.measured(infer_ns)
+            if self._last is execution:
+                self._last = None
+            self._free_if_room()
 
     def after_read(self) -> None:
         """After the frames of one read: wake readers, and hold the worker back."""
-        for execution in self._touched:
-            execution.wake()
-            self._backlog.hold(execution)
+        self._backlog.added(self._touched)
         self._touched.clear()
         self._link.release()
-        self._backlog.pause()
 
     def end(self, error: InferenceError) -> None:
         """The worker has ended: every request that is not done fails."""
@@ -348,7 +347,11 @@ def _read(
 
 def _size(requests: Sequence[InferRequest]) -> int:
     """The approximate size of their inputs in bytes."""
-    return sum([len(tensor.data) for request in requests for tensor in request.inputs])
+    size = 0
+    for request in requests:
+        for tensor in request.inputs:
+            size += len(tensor.data)
+    return size
 
 
 def _weight(answer: InferResponse | InferenceError) -> tuple[int, int]:

@@ -311,14 +311,16 @@ class PythonInstance(Instance):
         for refused in plan.refused:
             yield refused
         for group in plan.groups:
-            if not (indexes := call.waited_for(group)):
+            indexes = call.waited_for(group) if call.cancelled else group
+            if not indexes:
                 continue
             every = len(indexes) == len(requests)
             chosen = requests if every else [requests[index] for index in indexes]
             execution = await self._executions.begin(chosen, indexes)
             try:
                 async with execution:
-                    call.catch_up()
+                    if call.cancelled:
+                        call.catch_up()
                     while answers := await execution.answers():
                         for answer in answers:
                             yield answer
@@ -338,35 +340,36 @@ class PythonInstance(Instance):
 
 
 class _ExecuteCall:
-    """One call of `execute`: cancels its requests in the worker, also before they are sent."""
+    """One call of `execute`: cancels its requests in the worker, also before they are sent.
 
-    __slots__ = ("_cancelled", "_executions", "_requests")
+    `cancelled`: at least one is.
+    """
+
+    __slots__ = ("_executions", "_requests", "cancelled")
 
     def __init__(self, requests: Sequence[InferRequest], executions: WorkerExecutions) -> None:
-        self._requests = [(each, each.cancellation) for each in requests]
+        self._requests: list[tuple[InferRequest, Cancellation | None]] = []
         self._executions = executions
-        self._cancelled = False
-        for request, cancellation in self._requests:
+        self.cancelled = False
+        for request in requests:
+            cancellation = request.cancellation
+            self._requests.append((request, cancellation))
             if cancellation is not None:
                 cancellation.subscribe(partial(self._cancel, request, cancellation), may_stop=True)
 
     def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
         """The indexes of requests whose clients have not disconnected."""
-        if not self._cancelled:
-            return indexes
         found = [(index, self._requests[index][1]) for index in indexes]
         return [index for index, each in found if each is None or not each.cancelled]
 
     def catch_up(self) -> None:
         """Close and cancel requests that ended before they were sent to the worker."""
-        if not self._cancelled:
-            return
         for request, cancellation in self._requests:
             if cancellation is not None:
                 self._cancel(request, cancellation)
 
     def _cancel(self, request: InferRequest, cancellation: Cancellation) -> None:
-        self._cancelled = True
+        self.cancelled = True
         if cancellation.cancelled:
             self._executions.close_requests([request])
         elif cancellation.stopping:

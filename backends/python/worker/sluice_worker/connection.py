@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,24 @@ from .tensor import Tensor
 Buffer = bytes | memoryview
 RECEIVE_BYTES = 1 << 16
 """Bytes read at once; larger blocks would be mapped and unmapped for each message."""
-encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_decode = json.JSONDecoder().raw_decode
 
 INLINE_BYTES = 16 << 20
 """Bytes of large tensors that a message may hold if no further segment can be made."""
+
+
+def _encoder() -> Callable[[Sequence[Any]], str]:
+    """JSON text of a header, by one encoder for all: the library makes one for each text."""
+    found = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+    make, quote = getattr(json.encoder, "c_make_encoder", None), json.encoder.encode_basestring
+    if make is None:  # a Python without the library's C code
+        return found.encode
+    # As `JSONEncoder.iterencode` calls it: no check for cycles, no indent; NaN is allowed.
+    chunks = make(None, found.default, quote, None, ":", ",", False, False, True)
+    return lambda header: "".join(chunks(header, 0))
+
+
+encode = _encoder()
 
 
 class GatewayConnection:
@@ -257,4 +271,4 @@ class Unpacking:
 
 def parsed(header: bytes) -> Any:
     """A header from its bytes; lone surrogates are kept."""
-    return json.loads(header.decode(errors="surrogatepass"))
+    return _decode(header.decode(errors="surrogatepass"))[0]

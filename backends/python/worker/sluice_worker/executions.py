@@ -111,7 +111,7 @@ class Executions:
             raise BadAnswer(f"Python model {self._shown} does not implement `execute` method.")
         # A copy: model.py may keep or change the list.
         returned = self._execute(list(requests))
-        if isinstance(returned, Coroutine):
+        if type(returned) is not list and isinstance(returned, Coroutine):
             if not self._requests.decoupled:
                 return self.background.result(returned)
             self.background.start(returned, self._log)

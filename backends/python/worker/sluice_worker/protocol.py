@@ -69,7 +69,7 @@ class BrokenFrame(Exception):
 
 def frame(header: bytes, buffers: Sequence[memoryview | bytes] = ()) -> bytes:
     """A whole frame as bytes."""
-    size = sum([len(each) for each in buffers])
+    size = sum(map(len, buffers))
     return b"".join((PREFIX.pack(len(header), size), header, *buffers))
 
 
@@ -91,12 +91,9 @@ class FrameSplitter:
             return
         if len(self._parts) > 1:
             data = b"".join(self._parts)
-        yield from self._cut(memoryview(data))
-
-    def _cut(self, view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-        start = 0
+        view, start = memoryview(data), 0
         while True:
-            left = len(view) - start
+            left = len(data) - start
             whole = PREFIX.size
             if left >= whole:
                 header_size, body_size = PREFIX.unpack_from(view, start)
@@ -107,9 +104,9 @@ class FrameSplitter:
                 break
             body = start + PREFIX.size + header_size
             end = start + whole
-            yield bytes(view[start + PREFIX.size : body]), view[body:end]
+            yield data[start + PREFIX.size : body], view[body:end]
             start = end
-        self._parts = [bytes(view[start:])] if left else []
+        self._parts = [data[start:]] if left else []
         self._size, self._needed = left, whole
 
 

@@ -105,7 +105,7 @@ class Tensor:
 
     _name: str
     _datatype: str
-    _shape: list[int]
+    _shape: Sequence[int]
     _array: Any
     _data: Buffer | None
     _source: Any
@@ -116,11 +116,11 @@ class Tensor:
             raise TypeError(f"Tensor needs a name (str) and a numpy.ndarray, found {kinds}")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        datatype = name_of(numpy_array.dtype)
+        datatype = OF_NUMPY.get(numpy_array.dtype) or name_of(numpy_array.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
         self._name, self._datatype, self._array = name, datatype, numpy_array
-        self._shape = list(numpy_array.shape)
+        self._shape = numpy_array.shape
         self._source = None
         self._data = _serialized(numpy_array) if datatype == "BYTES" else None
 
@@ -211,7 +211,11 @@ class Tensor:
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and "
                 "from_dlpack() instead."
             )
-        return np.frombuffer(self._writable(), dtype).reshape(self._shape)
+        data = self._data or b""
+        if isinstance(data, bytes) or data.readonly:
+            # In memory that model.py may change, as on Triton.
+            return np.ndarray(self._shape, dtype, bytearray(data))
+        return np.frombuffer(data, dtype).reshape(self._shape)
 
     def _writable(self) -> Any:
         """The wire form in memory that model.py may change, as on Triton."""
@@ -229,7 +233,7 @@ def _serialized(array: Any) -> bytes:
     return serialize_byte_tensor(array) or b""
 
 
-def _elements(data: Buffer, shape: list[int]) -> Any:
+def _elements(data: Buffer, shape: Sequence[int]) -> Any:
     return deserialize_bytes_tensor(data).reshape(shape)
 
 

@@ -61,7 +61,8 @@ Message = tuple[list[Any], memoryview]
 AWAKE_NS = 300_000
 """If the last message came soon, the wait for the next one polls for this long before it sleeps.
 
-Waking a sleeping process is slow; polling yields the processor to other threads."""
+Waking a sleeping process is slow; polling yields the processor to other threads. After a batch of
+several requests the wait does not poll: other requests arrive meanwhile, so it delays no client."""
 
 
 class WorkSocket:
@@ -72,12 +73,13 @@ class WorkSocket:
         self._frames = FrameSplitter()
         self._messages: deque[Message] = deque()
         self._came_soon = False
+        self._was_alone = True
         self._waits = False
 
     def next(self) -> Message | None:
         """The next message; None if the gateway has closed the socket."""
         while not self._messages:
-            if not self._read():
+            if not self._read(poll=self._was_alone):
                 return None
         return self._messages.popleft()
 
@@ -94,23 +96,24 @@ class WorkSocket:
     def wait(self, arrived: "SimpleQueue[Any]") -> Any:
         """The item that an answer puts into `arrived`; earlier executions stay queued."""
         while arrived.empty():
-            if not self._read():
+            if not self._read(poll=True):
                 end_group()
         return arrived.get()
 
-    def _read(self) -> bool:
-        data = self._received()
+    def _read(self, *, poll: bool) -> bool:
+        data = self._received(poll=poll)
         for text, body in self._frames.feed(data):
             header = parsed(text)
             if header[0] == ToWorker.INFERRED:
                 take_inferred(self._connection, self._calls, header, body)
             else:
                 self._messages.append((header, body))
+                self._was_alone = header[0] == ToWorker.EXECUTE and len(header[2]) == 1
         return bool(data)
 
-    def _received(self) -> bytes:
+    def _received(self, *, poll: bool) -> bytes:
         began_ns = time.perf_counter_ns()
-        data = self._received_awake(began_ns + AWAKE_NS) if self._came_soon else None
+        data = self._received_awake(began_ns + AWAKE_NS) if poll and self._came_soon else None
         if data is None:
             # Bytes stay in the socket until this thread runs, so that `drained` never misses them.
             self._waits = True

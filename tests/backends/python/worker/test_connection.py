@@ -4,12 +4,13 @@ import itertools
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
-from backends.python.worker.sluice_worker.connection import GatewayConnection
+from backends.python.worker.sluice_worker.connection import GatewayConnection, encode, parsed
 from backends.python.worker.sluice_worker.protocol import (
     FrameSplitter,
     OutgoingSegments,
@@ -119,3 +120,34 @@ def test_work_is_drained_only_while_its_reader_waits_for_more(
     gateway.shutdown(socket.SHUT_WR)
     reading.join(WAIT_SECS)
     assert not reading.is_alive()
+
+
+def test_a_worker_polls_after_an_execution_of_one_request_only(
+    pairs: list[tuple[socket.socket, socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = pairs[0][0]
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
+    work = WorkSocket(connection, GatewayCalls(connection))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)  # each message comes soon
+    polls = 0
+
+    def receive_work_now() -> bytes:
+        nonlocal polls
+        polls += 1
+        return connection.receive_work()
+
+    monkeypatch.setattr(connection, "receive_work_now", receive_work_now)
+    found = []
+    for requests in ([[1]], [[2]], [[3], [4]], [[5]]):
+        gateway.sendall(frame(encode([ToWorker.EXECUTE, 1, requests]).encode()))
+        assert work.next() == ([ToWorker.EXECUTE, 1, requests], b"")
+        found.append(polls)
+    assert found == [0, 1, 2, 2]
+
+
+def test_headers_are_the_text_of_the_json_library() -> None:
+    header = [5, None, "O\u00e9\ud800\n", 1.5, (1, 2), {"a": [True, False]}, 1 << 80]
+    text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode(header)
+    assert encode(header) == text
+    assert encode([float("nan"), float("inf")]) == "[NaN,Infinity]"
+    assert parsed(text.encode(errors="surrogatepass")) == json.loads(text)
