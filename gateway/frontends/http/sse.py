@@ -122,8 +122,9 @@ class SilenceFiller:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     def _look_in(self, secs: float) -> None:
         self._timer = self._loop.call_later(secs, self._look)
@@ -140,8 +141,9 @@ class SilenceFiller:
 
     def _put_ended(self, task: "asyncio.Task[None]") -> None:
         """Continue after a comment; a failure to send ends the comments, then the stream."""
-        self._task = None
-        if not task.cancelled() and task.exception() is None:
+        failed = task.cancelled() or task.exception() is not None
+        if task is self._task and not failed:
+            self._task = None
             self._look_in(self._secs)
 
 

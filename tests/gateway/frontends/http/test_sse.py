@@ -177,6 +177,20 @@ async def test_one_comment_at_a_time_waits_for_a_slow_client() -> None:
     assert tasks_left() == []
 
 
+async def test_no_comment_follows_the_end() -> None:
+    put: list[bytes] = []
+    sent = asyncio.Event()
+
+    async def send(piece: bytes) -> None:
+        put.append(piece)
+        sent.set()
+
+    with SilenceFiller(send, lambda piece: False, 0.001, lambda: 0.0):
+        await soon(sent.wait())  # the task has ended, and its callback is due
+    await asyncio.sleep(0.01)
+    assert len(put) == 1
+
+
 # However sending ends, the stream is left.
 
 
