@@ -255,6 +255,11 @@ class HyperConnection(H2ServerProtocol):
             await self._serve_rpc(request, call)
         except (ClientDisconnected, HTTPunkError):
             await request.reset()  # no-op for an ended stream
+        except asyncio.CancelledError as error:
+            # Its traceback has frames that refer to it: a cycle with all objects of the RPC.
+            error.with_traceback(None)
+            if not is_reset(request):
+                raise
         except Exception:
             # Around one request in a frontend: its stream is reset, the others continue.
             log.exception("request failed unexpectedly")

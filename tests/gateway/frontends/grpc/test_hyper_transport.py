@@ -1,12 +1,14 @@
 """The end of connections and RPCs on hyper's HTTP/2 after errors; eager start of RPCs."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from weakref import ref
 
 import pytest
-from hyperframe.frame import DataFrame, WindowUpdateFrame
+from hyperframe.frame import DataFrame, RstStreamFrame, WindowUpdateFrame
 
 from gateway.frontends.grpc import hyper_limits
 from gateway.frontends.grpc.hyper_call import HyperBackend
@@ -15,19 +17,23 @@ from gateway.frontends.grpc.hyper_transport import HyperConnection as Served
 from gateway.frontends.grpc.hyper_transport import HyperPort, HyperTransport, start_eagerly
 from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.settings import GrpcSettings
-from tests.builders import soon
+from tests.builders import settle, soon
 from tests.conformance import abuses
 from tests.conformance.abuses import frame
 from tests.conftest import tasks_left
-from tests.http2 import PREFACE, Answer, Connection, message, request
+from tests.http2 import CANCEL, PREFACE, Answer, Connection, message, request
 
 LARGE = 200_000
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 OVERFLOW = 2**31 - 1
 
 
+class Kept:
+    """An object in the frame of a method."""
+
+
 class Service:
-    """A method with a large answer, and one that never returns."""
+    """A method with a large answer, and two that never return."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -44,10 +50,18 @@ class Service:
             self.cancelled.set()
         raise AssertionError("an event was set that nobody sets")
 
+    async def group(self, message: bytes, call: RpcCall) -> bytes:
+        kept = Kept()
+        self.kept = ref(kept)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.wait(message, call))
+        return b""
+
     def methods(self) -> dict[str, Method]:
         return {
             "/test/large": Method(self.large, bytes, bytes),
             "/test/wait": Method(self.wait, bytes, bytes),
+            "/test/group": Method(self.group, bytes, bytes),
         }
 
 
@@ -103,6 +117,24 @@ async def test_a_stream_that_the_server_resets_takes_its_method_with_it(
         await soon(service.begun.wait())
         connection.send(WindowUpdateFrame(1, window_increment=OVERFLOW))
         await soon(service.cancelled.wait())
+
+
+async def test_the_objects_of_a_cancelled_rpc_are_freed_at_once(
+    transport: HyperTransport, service: Service
+) -> None:
+    gc.disable()
+    try:
+        with Connection(transport.port) as connection:
+            connection.begin()
+            ask(connection, "/test/group")
+            await soon(service.begun.wait())
+            assert service.kept() is not None
+            connection.send(RstStreamFrame(1, error_code=CANCEL))
+            await soon(service.cancelled.wait())
+            await settle()
+            assert service.kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_connection_during_shutdown_is_not_served(service: Service) -> None:
