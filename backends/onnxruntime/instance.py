@@ -191,13 +191,11 @@ def gpu_place(context: ModelContext, found: ModelSignature) -> GpuPlace | None:
     return GpuPlace("cuda", context.device)
 
 
-def inputs_on_gpu(gpu: int | None, inputs: Iterable[Tensor]) -> InputsOnGpu:
-    """The inputs that a run on that GPU can use in place; none without a GPU.
+def inputs_on_gpu(gpu: int, inputs: Iterable[Tensor]) -> InputsOnGpu:
+    """The inputs that a run on that GPU can use in place.
 
     BOOL is not among them: it must be normalised to ones and zeros on the host.
     """
-    if gpu is None:
-        return {}
     return {
         tensor.name: (tensor, data)
         for tensor in inputs

@@ -107,8 +107,7 @@ class Exchange:
         self._completion_tokens += tokens
         if text or not template.skips_empty:
             outputs = (Tensor(RESPONSE, Datatype.BYTES, (1,), (template.chunk(text),)),)
-            usage = Usage(self._prompt_tokens, self._completion_tokens)
-            self._prompt_tokens = self._completion_tokens = 0
+            usage = self.usage(final=False)
             sink.put(InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage))
 
     @property

@@ -212,7 +212,7 @@ def _check_part(length: int | None, limit: int, size: int) -> None:
         check_json_size(limit, size)
     elif length == 0:
         _check_raw(limit, size)
-    elif length > limit:
+    else:
         check_json_size(limit, length)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.frontends.http.connection_parts import Flow, Pipeline
+from gateway.frontends.http.connection_parts import Flow, Pipeline, Signal
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.request_scope import (
     BEGIN_STREAM,
@@ -19,7 +19,6 @@ from gateway.frontends.http.request_scope import (
     SEND_WHOLE,
     WATCH,
     WRITE_PIECE,
-    Signal,
     send_whole,
 )
 from gateway.process_limits import DescriptorReserve

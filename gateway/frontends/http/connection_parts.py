@@ -8,7 +8,41 @@ from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.frontends.http.request_scope import Signal
+
+class Signal:
+    """An event, as `asyncio.Event`; its list of waiters exists while a task waits."""
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def set(self) -> None:
+        """Set the event and wake all waiting tasks."""
+        self._is_set = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def clear(self) -> None:
+        """Reset the event."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until the event is set."""
+        if self._is_set:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter.cancelled() and self._waiters is not None:
+                self._waiters.remove(waiter)
 
 
 class Flow(FlowControl):

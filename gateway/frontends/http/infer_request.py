@@ -167,8 +167,6 @@ def with_headers(
     custom: Mapping[str, Parameter], headers: Iterable[tuple[str, str]]
 ) -> Mapping[str, Parameter]:
     """Parameters and forwarded headers together; INVALID_ARG for a header with a reserved name."""
-    if not headers:
-        return custom
     found = dict(custom)
     for name, text in headers:
         if name in _READERS or name == "headers" or name.startswith(RESERVED_PREFIX):

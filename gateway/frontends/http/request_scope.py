@@ -4,7 +4,6 @@ The extensions stand in `scope["state"]`. They cost less than ASGI's messages: u
 header by header and writes them one by one, and each passes every layer of the application.
 """
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -169,42 +168,6 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
-
-
-class Signal:
-    """An event, as `asyncio.Event`; its list of waiters exists while a task waits."""
-
-    __slots__ = ("_is_set", "_waiters")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiters: list[asyncio.Future[None]] | None = None
-
-    def set(self) -> None:
-        """Set the event and wake all waiting tasks."""
-        self._is_set = True
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def clear(self) -> None:
-        """Reset the event."""
-        self._is_set = False
-
-    async def wait(self) -> None:
-        """Wait until the event is set."""
-        if self._is_set:
-            return
-        waiter = asyncio.get_running_loop().create_future()
-        if self._waiters is None:
-            self._waiters = []
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter.cancelled() and self._waiters is not None:
-                self._waiters.remove(waiter)
 
 
 def version_of(request: Request) -> str:

@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.frontends.http.connection_parts import Flow, Pipeline
-from gateway.frontends.http.request_scope import Signal
+from gateway.frontends.http.connection_parts import Flow, Pipeline, Signal
 from tests.builders import settle, soon
 
 
