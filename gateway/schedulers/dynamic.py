@@ -38,6 +38,9 @@ from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, Timer,
 
 log = logging.getLogger("sluice.batching")
 
+MOST_WAITING = 8
+"""Tasks of one model that wait for their next lease; each takes a few kilobytes."""
+
 Batch = Sequence[QueuedRequest]
 Task = asyncio.Task[None]
 
@@ -45,9 +48,10 @@ Task = asyncio.Task[None]
 class DynamicScheduler(Scheduler):
     """Batches by the rules of `dynamic_batching`, and by length where inputs are padded.
 
-    A task starts when an instance is free and a batch is due. It forms its batch when it runs, so
-    that requests of the same turn of the loop are in it; where that pays, it waits for some more
-    turns (`WaitHistory`). It continues while batches are due.
+    A task starts, or one that waits continues, when an instance is free and a batch is due. It
+    forms its batch when it runs, so that requests of the same turn of the loop are in it; where
+    that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
+    waits then: the start and the end of a task cost as much as a small execution.
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
@@ -63,6 +67,7 @@ class DynamicScheduler(Scheduler):
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
         self._starting: tuple[Task, Lease] | None = None
+        self._waiting: list[tuple[Task, asyncio.Future[Lease]]] = []
         self._running: dict[Task, tuple[Execution, Batch]] = {}
         self._delay = Timer(self._consider)
         self._timeout = Timer(self._timed_out)
@@ -126,6 +131,7 @@ class DynamicScheduler(Scheduler):
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None
+                self._waiting.clear()
                 self._delay.clear()
                 self._timeout.clear()
 
@@ -150,8 +156,12 @@ class DynamicScheduler(Scheduler):
         lease = self._free.take()
         if lease is None:
             return
-        task = self._tasks.create_task(self._serve(lease))
-        task.add_done_callback(partial(self._finished, lease))
+        if self._waiting:
+            task, waiter = self._waiting.pop()
+            waiter.set_result(lease)
+        else:
+            task = self._tasks.create_task(self._serve(lease))
+            task.add_done_callback(self._unstarted)
         self._starting = (task, lease)
 
     def _batch_is_due(self, instance: Instance) -> bool:
@@ -166,8 +176,23 @@ class DynamicScheduler(Scheduler):
     # Tasks.
 
     async def _serve(self, lease: Lease) -> None:
+        """Execute with one lease after the other."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
+        try:
+            while True:
+                await self._execute(task, lease)
+                self._finished(task, lease)
+                if len(self._waiting) == MOST_WAITING or not self._free.knows(lease.instance):
+                    return  # `remove` waits for this end
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiting.append((task, waiter))
+                lease = await waiter
+        finally:
+            self._finished(task, lease)
+
+    async def _execute(self, task: Task, lease: Lease) -> None:
+        """Execute while batches are due; a task that waits keeps none of its requests."""
         if self._may_gather and self._waits.worthwhile:
             await self._let_more_arrive()
         taken = self._running.get(task)
@@ -244,10 +269,15 @@ class DynamicScheduler(Scheduler):
                 self._timeout.set(waiting.deadline_ns)
         self._consider()
 
-    def _finished(self, lease: Lease, task: Task) -> None:
-        if self._starting == (task, lease):
-            self._starting = None
+    def _finished(self, task: Task, lease: Lease) -> None:
+        self._unstarted(task)
         lease.release()
+
+    def _unstarted(self, task: Task) -> None:
+        """Release the lease with which a task has not begun."""
+        if self._starting is not None and self._starting[0] is task:
+            lease, self._starting = self._starting[1], None
+            lease.release()
 
     # Requests that leave the queue without an execution.
 
