@@ -121,13 +121,14 @@ class Instance(ABC):
     `death` soon becomes the reason; None if it never dies by itself. `adapters` are further model
     names for OpenAI clients. `max_model_len` is the limit of tokens of prompt and answer together,
     None without a limit. Within `sharing`, executions take as long as concurrent ones: the
-    scheduler measures them so.
+    scheduler measures them so. It `has_process` if another process executes.
 
     A runtime implements `execute` and `close`; the others have defaults.
     """
 
     concurrency: int | None = 1
     alive: bool = True
+    has_process: bool = False
     death: asyncio.Future[str] | None = None
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
@@ -181,6 +182,7 @@ class ForwardingInstance(Instance):
         self.adapters = inner.adapters
         self.max_model_len = inner.max_model_len
         self.sharing = inner.sharing
+        self.has_process = inner.has_process
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property

@@ -14,7 +14,6 @@ from backends.python.worker.sluice_worker.protocol import (
     BrokenFrame,
     IncomingSegments,
     OutgoingSegments,
-    ToWorker,
 )
 from gateway.config import ModelConfig
 from gateway.errors import AnsweredError, Code, InferenceError
@@ -27,7 +26,7 @@ from gateway.messages import (
     RequestedOutput,
     SequenceTag,
 )
-from gateway.tensor import Datatype, Tensor
+from gateway.tensor import CONVERTED, Datatype, Tensor
 
 DATATYPES = {datatype.value: datatype for datatype in Datatype}
 MUCH_BYTES = 4 << 20
@@ -48,15 +47,19 @@ class TensorWriter:
         self._placed: list[int] = []
         self.body: list[memoryview] = []
 
-    def write(self, tensor: Tensor) -> list[Any]:
-        """`[name, datatype, shape, size, segment]`; OSError if no memory can be shared."""
-        data = memoryview(tensor.raw())
-        size, segment = data.nbytes, 0
-        if size >= SHARED_FROM_BYTES:
-            segment = self._place(data)
-        elif size:
-            self.body.append(data)
-        return [tensor.name, tensor.datatype, tensor.shape, size, segment]
+    def write(self, tensors: Sequence[Tensor]) -> list[list[Any]]:
+        """`[name, datatype, shape, size, segment]` of each; OSError if no memory can be shared."""
+        described: list[list[Any]] = []
+        for tensor in tensors:
+            held = tensor.data
+            data = memoryview(tensor.raw() if isinstance(held, CONVERTED) else held)
+            size, segment = data.nbytes, 0
+            if size >= SHARED_FROM_BYTES:
+                segment = self._place(data)
+            elif size:
+                self.body.append(data)
+            described.append([tensor.name, tensor.datatype, tensor.shape, size, segment])
+        return described
 
     def _place(self, data: memoryview) -> int:
         try:
@@ -79,31 +82,34 @@ class TensorWriter:
 class TensorReader:
     """Reads the tensors of one frame, in the order of its header; they are views.
 
-    `segments` hold `shared_bytes` of the tensors read so far. If a segment cannot be mapped now,
-    another reader can read the frame again from its beginning.
+    Of the `size_bytes` of the tensors read so far, `shared_bytes` are in `segments`. If a segment
+    cannot be mapped now, another reader can read the frame again from its beginning.
     """
 
-    __slots__ = ("_at", "_body", "_incoming", "segments", "shared_bytes")
+    __slots__ = ("_at", "_body", "_incoming", "segments", "shared_bytes", "size_bytes")
 
     def __init__(self, body: memoryview, incoming: IncomingSegments) -> None:
         self._body = body
         self._incoming = incoming
         self._at = 0
         self.segments: list[int] = []
-        self.shared_bytes = 0
+        self.size_bytes = self.shared_bytes = 0
 
-    def read(self, described: list[Any]) -> Tensor:
-        """The tensor; raises what a broken frame raises, OSError if it cannot be mapped now."""
-        name, datatype, shape, size, segment = described
-        if segment:
-            data = self._view(segment, size)
-        else:
-            start = self._at
-            self._at = end = start + size
-            data = self._body[start:end]
-            if len(data) != size:
-                raise BrokenFrame(f"body of {len(self._body)} bytes, expected {end}")
-        return Tensor(name, DATATYPES[datatype], tuple(shape), data)
+    def read(self, described: Sequence[list[Any]]) -> tuple[Tensor, ...]:
+        """The next tensors; raises what a broken frame raises, OSError if one cannot be mapped."""
+        found: list[Tensor] = []
+        for name, datatype, shape, size, segment in described:
+            if segment:
+                data = self._view(segment, size)
+            else:
+                start = self._at
+                self._at = end = start + size
+                data = self._body[start:end]
+                if len(data) != size:
+                    raise BrokenFrame(f"body of {len(self._body)} bytes, expected {end}")
+            self.size_bytes += size
+            found.append(Tensor(name, DATATYPES[datatype], tuple(shape), data))
+        return tuple(found)
 
     def _view(self, segment: int, size: int) -> memoryview:
         try:
@@ -128,6 +134,7 @@ async def write_in_thread(write: Callable[[], T], tensors: TensorWriter) -> T:
 
 START, END = 1, 2
 ANY_VERSION = -1
+NOT_NUMBERED = 0
 
 
 class RequestEncoder:
@@ -145,26 +152,13 @@ class RequestEncoder:
         self._outputs = [each.name for each in config.output]
 
     def write(self, requests: Sequence[InferRequest], tensors: TensorWriter) -> list[list[Any]]:
-        """Write the inputs of each request; OSError if no memory can be shared."""
-        written: list[list[Any]] = []
-        for request in requests:
-            written.append([tensors.write(tensor) for tensor in request.inputs])  # noqa: PERF401
-        return written
-
-    def encode(
-        self,
-        execution: int,
-        first: int,
-        requests: Sequence[InferRequest],
-        inputs: Sequence[list[Any]],
-    ) -> bytes:
-        """The header of EXECUTE; requests are numbered from `first` on, `inputs` are written."""
+        """The requests for EXECUTE, each to be numbered; OSError if no memory can be shared."""
         described: list[list[Any]] = []
-        for request, written in zip(requests, inputs, strict=True):
+        for request in requests:
             tag, parameters, outputs = request.sequence, request.parameters, request.outputs
             described.append(
                 [
-                    first + len(described),
+                    NOT_NUMBERED,
                     self.model,
                     self._version,
                     request.id,
@@ -174,10 +168,10 @@ class RequestEncoder:
                     request.priority,
                     _exact(parameters) if parameters else {},
                     [each.name for each in outputs] if outputs else self._outputs,
-                    written,
+                    tensors.write(request.inputs),
                 ]
             )
-        return to_json([ToWorker.EXECUTE, execution, described])
+        return described
 
 
 class _NotFinite(float):
@@ -228,7 +222,7 @@ def read_request(
         model=model,
         version="" if version in (ANY_VERSION, "", None) else str(version),
         id=request_id,
-        inputs=tuple([tensors.read(each) for each in inputs]),
+        inputs=tensors.read(inputs),
         outputs=tuple([RequestedOutput(name) for name in outputs]),
         parameters=parameters or {},
         sequence=_sequence(correlation, flags),
@@ -262,7 +256,7 @@ def read_response(
         failure = AnsweredError(CODES.get(error[0], Code.INTERNAL), error[1])
         return failure if final else InferResponse(error=failure, phases=phases)
     before = tensors.shared_bytes
-    outputs = tuple([tensors.read(each) for each in described])
+    outputs = tensors.read(described)
     return InferResponse(
         outputs=outputs,
         shared_bytes=tensors.shared_bytes - before,
@@ -276,8 +270,7 @@ def describe_response(response: InferResponse, tensors: TensorWriter) -> list[An
     """`[outputs, error, parameters]` of another model's response."""
     if response.error is not None:
         return describe_error(response.error)
-    outputs = [tensors.write(each) for each in response.outputs]
-    return [outputs, None, dict(response.parameters)]
+    return [tensors.write(response.outputs), None, dict(response.parameters)]
 
 
 def expected(error: Exception, failed: str) -> InferenceError:

@@ -35,26 +35,29 @@ Frame = tuple[bytes, memoryview]
 """Header and body."""
 
 
+def _nothing() -> None:
+    """After a read that has no reader of its own."""
+
+
 class FrameSocket:
     """Frames over one socket, for one event loop; `close` ends it.
 
-    `on_frame` gets header and body of each frame. `on_read` is called after the frames of one
-    read. `on_broken` is called at most once, with the reason, when no more frames can arrive. If
-    `on_frame` raises an OSError of SCARCE before it has had any effect, the frame is passed to it
-    again later, and nothing is read until then.
+    `on_frame` gets header and body of each frame. `on_read`, if set, is called after the frames of
+    one read. `on_broken` is called at most once, with the reason, when no more frames can arrive.
+    If `on_frame` raises an OSError of SCARCE before it has had any effect, the frame is passed to
+    it again later, and nothing is read until then.
     """
 
     def __init__(
         self,
         connection: socket.socket,
         on_frame: Callable[[bytes, memoryview], None],
-        on_read: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._on_frame = on_frame
-        self._on_read = on_read
+        self.on_read: Callable[[], None] = _nothing
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(RECEIVE_BYTES)
@@ -144,10 +147,10 @@ class FrameSocket:
         try:
             for current in frames:
                 self._on_frame(*current)
-            self._on_read()
+            self.on_read()
         except NOT_UNDERSTOOD as error:
             if current is not None and isinstance(error, OSError) and error.errno in SCARCE:
-                self._on_read()
+                self.on_read()
                 self._stall(chain([current], frames), error)
                 return
             log.exception("message of a Python worker not understood")

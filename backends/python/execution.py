@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
-from typing import Self
 
 from backends.python.codec import to_json
 from backends.python.connection import WorkerConnection
@@ -37,11 +35,11 @@ MOST = 1024
 
 
 class WorkerExecution:
-    """Requests sent to a worker together; one task reads their answers inside `async with`.
+    """Requests sent to a worker together; one task reads their answers.
 
-    The block ends when `execute` of model.py has returned, since the worker is busy until then.
-    At its end `release` is called first, in every state: from then on the execution has no open
-    request, no answer and no place in the order, and accepts none.
+    In every state the task calls `WorkerExecutions.release` at its end: from then on the execution
+    has no open request, no answer and no place in the order, and accepts none. The worker is busy
+    until `execute` of model.py has returned.
 
     `number` counts the executions of the worker. Its requests are numbered from `first` on;
     `indexes` are the scheduler's indexes of them. It has `returned` once `execute` has, or never
@@ -55,7 +53,6 @@ class WorkerExecution:
         "_first",
         "_freed",
         "_open",
-        "_release",
         "_waiter",
         "aborted",
         "held",
@@ -73,7 +70,6 @@ class WorkerExecution:
         requests: Sequence[InferRequest],
         indexes: Sequence[int],
         backlog: "Backlog",
-        release: "Callable[[WorkerExecution], None]",
         *,
         number: int,
         first: int,
@@ -87,31 +83,21 @@ class WorkerExecution:
         self.unread_bytes = self.unread_segments = 0
         self.timer: asyncio.TimerHandle | None = None
         self._backlog = backlog
-        self._release = release
         self._first = first
         self._freed = False
         self._open = dict(enumerate(indexes, first))
         self._answers: list[Answer] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._release(self)
-        while not self.returned:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
     @property
     def over(self) -> bool:
         """Whether all answers have arrived and the worker could take another execution."""
         return self.returned and not self._open
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are answers to read, or may be later."""
+        return not self.returned or bool(self._answers or self._open)
 
     @property
     def numbers(self) -> range:
@@ -129,14 +115,21 @@ class WorkerExecution:
 
     async def answers(self) -> list[Answer]:
         """All arrived answers, at least one; none once it is over."""
-        while not self._answers or self._backlog.has_earlier(self):
-            if not self._answers and self.over:
+        backlog = self._backlog
+        while not self._answers or (len(backlog.unread) > 1 and backlog.has_earlier(self)):
+            if self.over and not self._answers:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         answers, self._answers = self._answers, []
-        self._backlog.read(self)
+        backlog.read(self)
         return answers
+
+    async def until_returned(self) -> None:
+        """Wait until `execute` has returned."""
+        while not self.returned:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
     # For the worker.
 
@@ -163,8 +156,11 @@ class WorkerExecution:
         self._add(self._open.pop(number), Note.RESCHEDULED)
 
     def end(self) -> None:
-        """Mark that `execute` has returned; open requests are answered later."""
-        self._return()
+        """Mark that `execute` has returned, or never will; open requests are answered later."""
+        self.returned = True
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         if self._open:
             self.free()
 
@@ -178,7 +174,7 @@ class WorkerExecution:
         """Fail every request that is not done: the worker has ended."""
         self.aborted = True
         self.fail(error)
-        self._return()
+        self.end()
 
     def fail(self, error: InferenceError) -> None:
         """Fail every request that is not done."""
@@ -193,13 +189,18 @@ class WorkerExecution:
             del self._open[number]
         return closed
 
-    def drop(self) -> None:
-        """Close every request, and drop every answer, later ones included."""
+    def drop(self) -> list[int]:
+        """Close every request, and drop every answer, later ones included.
+
+        Returns the numbers of the requests that were open.
+        """
         self.released = True
+        dropped = list(self._open)
         self._open.clear()
         if self._answers:
             self._answers = []
             self._backlog.read(self)
+        return dropped
 
     def wake(self) -> None:
         """Wake the reader."""
@@ -212,12 +213,6 @@ class WorkerExecution:
         self._backlog.add(self)
         self._answers.append((index, answer))
 
-    def _return(self) -> None:
-        self.returned = True
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
 
 class Backlog:
     """Unread answers of all executions of one worker, and the back-pressure that they cause.
@@ -228,35 +223,35 @@ class Backlog:
     def __init__(self, link: WorkerConnection, *, ordered: bool) -> None:
         self._link = link
         self._ordered = ordered
-        self._unread: dict[WorkerExecution, None] = {}
+        self.unread: dict[WorkerExecution, None] = {}
         self.unread_bytes = 0
         self._segments = 0
+        self._paused = False
 
     def has_earlier(self, execution: WorkerExecution) -> bool:
         """Whether answers must be read before those of this execution."""
-        if not self._ordered or len(self._unread) < 2:
-            return False
-        return min([each.number for each in self._unread]) < execution.number
+        return self._ordered and min([each.number for each in self.unread]) < execution.number
 
     def add(self, execution: WorkerExecution, size_bytes: int = 0, segments: int = 0) -> None:
         """Add an unread answer of an execution, with its size."""
-        self._unread[execution] = None
+        self.unread[execution] = None
         self.unread_bytes += size_bytes
         self._segments += segments
 
     def read(self, execution: WorkerExecution) -> None:
         """Remove an execution whose answers have been read or dropped; the worker may continue."""
-        del self._unread[execution]
+        del self.unread[execution]
         self.unread_bytes -= execution.unread_bytes
         self._segments -= execution.unread_segments
         execution.unread_bytes = execution.unread_segments = 0
         if execution.held:
             execution.held = False
             self._send(ToWorker.GO_ON, execution)
-        if self.unread_bytes < HELD_BYTES:
+        if self._paused and self.unread_bytes < HELD_BYTES:
+            self._paused = False
             self._link.work.resume()
         if self._ordered:
-            for each in self._unread:
+            for each in self.unread:
                 each.wake()
 
     def added(self, executions: Iterable[WorkerExecution]) -> None:
@@ -267,6 +262,7 @@ class Backlog:
             if not few:
                 self._hold(execution)
         if self.unread_bytes >= HELD_BYTES:
+            self._paused = True
             self._link.work.pause()
 
     def _hold(self, execution: WorkerExecution) -> None:
@@ -315,12 +311,12 @@ class Quarantine:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._suspects: dict[bytes, Suspect] = {}
+        self.suspects: dict[bytes, Suspect] = {}
         self._sizes: set[int] = set()
 
     def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
         """Groups for the requests of an execution; one group if there is no suspect."""
-        if not self._suspects:
+        if not self.suspects:
             return _together(len(requests))
         self._forget_old()
         together: list[int] = []
@@ -340,38 +336,36 @@ class Quarantine:
         """Mark requests as suspects: their worker has ended."""
         for request in requests:
             key = _fingerprint(load, request)
-            before = self._suspects.pop(key, None)
+            before = self.suspects.pop(key, None)
             deaths = 1 + (0 if before is None else before.deaths)
-            self._suspects[key] = Suspect(deaths, self._clock(), _size(request))
+            self.suspects[key] = Suspect(deaths, self._clock(), _size(request))
             if deaths >= DEATHS:
                 extra = {"model": request.model, "id": request.id, "workers_ended": deaths}
                 log.error("request quarantined", extra={**extra, "secs": KEPT_SECS})
-        while len(self._suspects) > MOST:
-            del self._suspects[next(iter(self._suspects))]
+        while len(self.suspects) > MOST:
+            del self.suspects[next(iter(self.suspects))]
         self._note_sizes()
 
     def survived(self, load: bytes, requests: Sequence[InferRequest]) -> None:
         """Clear requests: their worker has executed them and is alive."""
-        if not self._suspects:
-            return
         for request in requests:
             if self._find(load, request) is not None:
-                del self._suspects[_fingerprint(load, request)]
+                del self.suspects[_fingerprint(load, request)]
         self._note_sizes()
 
     def _find(self, load: bytes, request: InferRequest) -> Suspect | None:
         # Most requests need not be hashed: no suspect has as many bytes.
         if _size(request) not in self._sizes:
             return None
-        return self._suspects.get(_fingerprint(load, request))
+        return self.suspects.get(_fingerprint(load, request))
 
     def _forget_old(self) -> None:
         oldest = self._clock() - KEPT_SECS
-        self._suspects = {k: s for k, s in self._suspects.items() if s.seen > oldest}
+        self.suspects = {k: s for k, s in self.suspects.items() if s.seen > oldest}
         self._note_sizes()
 
     def _note_sizes(self) -> None:
-        self._sizes = {suspect.size for suspect in self._suspects.values()}
+        self._sizes = {suspect.size for suspect in self.suspects.values()}
 
 
 def _size(request: InferRequest) -> int:

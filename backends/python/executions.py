@@ -18,7 +18,7 @@ from backends.python.codec import (
 from backends.python.connection import WorkerConnection
 from backends.python.execution import Backlog, WorkerExecution
 from backends.python.loading import WorkerLimits
-from backends.python.worker.sluice_worker.protocol import SHARED_FROM_BYTES, ToWorker
+from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
@@ -34,6 +34,8 @@ ANSWER_BYTES = 64 << 10
 """The weight of an answer besides its tensors."""
 FLAG = InferResponse(final=True)
 """The final flag alone."""
+Read = InferResponse | InferenceError | None
+"""An answer that was read; None if there is none yet."""
 
 
 class Prefetch:
@@ -141,13 +143,14 @@ class WorkerExecutions:
 
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
-        tensors = TensorWriter(self._link.outgoing)
+        link = self._link
+        tensors = TensorWriter(link.outgoing)
         write = self._encoder.write
         try:
             if _size(requests) < MUCH_BYTES:
-                inputs = write(requests, tensors)
+                described = write(requests, tensors)
             else:
-                inputs = await write_in_thread(partial(write, requests, tensors), tensors)
+                described = await write_in_thread(partial(write, requests, tensors), tensors)
         except OSError as error:
             tensors.give_back()
             if self._ended is not None:
@@ -162,15 +165,14 @@ class WorkerExecutions:
         # number below its newest.
         number, first = self._next, self._next_request
         self._next, self._next_request = number + 1, first + len(requests)
-        header = self._encoder.encode(number, first, requests, inputs)
-        execution = WorkerExecution(
-            requests, indexes, self._backlog, self._release, number=number, first=first
-        )
+        execution = WorkerExecution(requests, indexes, self._backlog, number=number, first=first)
         self._by_number[number] = execution
-        for request in range(first, self._next_request):
-            self._by_request[request] = execution
-        self._link.release()
-        self._link.work.send(header, tensors.body)
+        for each, numbered in enumerate(described, first):
+            numbered[0] = each
+            self._by_request[each] = execution
+        if link.incoming.released or link.outgoing.dropped:
+            link.release()
+        link.work.send(to_json([ToWorker.EXECUTE, number, described]), tensors.body)
         if limit := self.limits.execute_timeout_secs:
             why = f"its execute took longer than {limit:g} s (execute_timeout_secs)"
             execution.timer = asyncio.get_running_loop().call_later(limit, self._owner.kill, why)
@@ -208,11 +210,10 @@ class WorkerExecutions:
         execution = self._by_request.get(number)
         return None if execution is None else execution.request(number)
 
-    def _release(self, execution: WorkerExecution) -> None:
+    def release(self, execution: WorkerExecution) -> None:
         """Take back all that an execution holds: the only way in which one ends."""
-        if numbers := execution.open:
+        if numbers := execution.drop():
             self._cancel(numbers)
-        execution.drop()
         if not execution.returned:
             self._limit_abandoned(execution)
 
@@ -247,8 +248,11 @@ class WorkerExecutions:
     def take_response(self, found: list[Any], body: memoryview) -> None:
         """RESPONSE: from a response sender, at any time."""
         _, number, described, final = found
-        answer = _read(described, TensorReader(body, self._link.incoming), final=final)
-        self._answer(number, answer, final=final)
+        tensors = TensorReader(body, self._link.incoming)
+        answer: Read = FLAG if final else None
+        if described is not None:
+            answer = read_response(described, tensors, final=final)
+        self._answer(number, answer, tensors.size_bytes, len(tensors.segments), final=final)
 
     def take_executed(self, found: list[Any], body: memoryview) -> None:
         """EXECUTED: the answers that `execute` has returned."""
@@ -257,14 +261,18 @@ class WorkerExecutions:
         # All of it is read before any of it has an effect.
         answers = []
         for request, described, final, rescheduled in returned:
-            answer = _read(described, tensors, final=final, phases=phases)
-            answers.append((request, answer, final, rescheduled))
+            before_bytes, before = tensors.size_bytes, len(tensors.segments)
+            answer: Read = FLAG if final else None
+            if described is not None:
+                answer = read_response(described, tensors, final=final, phases=phases)
+            weight = tensors.size_bytes - before_bytes, len(tensors.segments) - before
+            answers.append((request, answer, weight, final, rescheduled))
         execution = self._by_number.pop(number)
-        for request, answer, final, rescheduled in answers:
+        for request, answer, weight, final, rescheduled in answers:
             if rescheduled:
                 self._reschedule(request)
             else:
-                self._answer(request, answer, final=final)
+                self._answer(request, answer, *weight, final=final)
         if error is not None:
             self._fail(execution, *error)
         execution.end()
@@ -279,7 +287,8 @@ class WorkerExecutions:
         """After the frames of one read: wake readers, and hold the worker back."""
         self._backlog.added(self._touched)
         self._touched.clear()
-        self._link.release()
+        if self._link.incoming.released or self._link.outgoing.dropped:
+            self._link.release()
 
     def end(self, error: InferenceError) -> None:
         """The worker has ended: every request that is not done fails."""
@@ -292,14 +301,15 @@ class WorkerExecutions:
         self._disconnected.clear()
 
     def _answer(
-        self, number: int, answer: InferResponse | InferenceError | None, *, final: bool
+        self, number: int, answer: Read, size_bytes: int, segments: int, *, final: bool
     ) -> None:
+        """Add an answer, with the size of its tensors, to its request if that is open."""
         execution = self._by_request.get(number)
         if execution is None or answer is None:
             if final:
                 self._disconnected.discard(number)
             return
-        done = execution.answer(number, answer, *_weight(answer))
+        done = execution.answer(number, answer, ANSWER_BYTES + size_bytes, segments)
         if done or (final and execution.answer(number, FLAG)):
             del self._by_request[number]
         self._touched[execution] = None
@@ -332,19 +342,6 @@ class WorkerExecutions:
         execution.fail(InferenceError(Code.INTERNAL, f"{self._failed}{message}"))
 
 
-def _read(
-    described: list[Any] | None,
-    tensors: TensorReader,
-    *,
-    final: bool,
-    phases: Phases | None = None,
-) -> InferResponse | InferenceError | None:
-    """The answer to a request; None if there is none yet."""
-    if described is not None:
-        return read_response(described, tensors, final=final, phases=phases)
-    return InferResponse(final=True) if final else None
-
-
 def _size(requests: Sequence[InferRequest]) -> int:
     """The approximate size of their inputs in bytes."""
     size = 0
@@ -352,14 +349,3 @@ def _size(requests: Sequence[InferRequest]) -> int:
         for tensor in request.inputs:
             size += len(tensor.data)
     return size
-
-
-def _weight(answer: InferResponse | InferenceError) -> tuple[int, int]:
-    """Its bytes, and its segments of shared memory."""
-    size, segments = ANSWER_BYTES, 0
-    if isinstance(answer, InferResponse):
-        for tensor in answer.outputs:
-            length = len(tensor.data)
-            size += length
-            segments += length >= SHARED_FROM_BYTES
-    return size, segments

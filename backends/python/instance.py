@@ -63,11 +63,15 @@ class Services(Protocol):
         """Wait until no call is in progress, after `end`."""
 
 
+def _not_watched() -> None:
+    """Before an instance has the worker."""
+
+
 class RunningWorker:
     """A process that runs one model.py; made, and used, in one event loop.
 
     `died` becomes the reason of its end; `on_death` gets the requests that it was executing. It is
-    `alive` until its end is certain.
+    `alive` until its end is certain; `on_dying` is called then.
     """
 
     def __init__(
@@ -86,16 +90,19 @@ class RunningWorker:
         self._on_death = on_death
         self.about = {"model": encoder.model, "instance": name}
         self.alive = True
+        self.on_dying: Callable[[], None] = _not_watched
         self._why = ""
         self._closing = False
         self._reply: asyncio.Future[list[Any]] | None = None
         self._link = WorkerConnection(
-            FrameSocket(process.work, self._take, self._after_read, self._broken),
-            FrameSocket(process.control, self._take_control, self._after_control, self._broken),
+            FrameSocket(process.work, self._take, self._broken),
+            FrameSocket(process.control, self._take_control, self._broken),
             IncomingSegments(process.descriptors),
             OutgoingSegments(process.descriptors),
         )
         self.executions = WorkerExecutions(encoder, name, self._link, self.about, self)
+        self._link.work.on_read = self.executions.after_read
+        self._link.control.on_read = self._link.release
         self.readiness = Readiness(self._link.control, name)
         self.services = services(self._link, self.executions)
         self._pulse = Pulse(self._link.control, self._silent)
@@ -144,14 +151,14 @@ class RunningWorker:
 
     def kill(self, why: str) -> None:
         """Kill it; the first reason is reported."""
-        self.alive = False
+        self._dying()
         self._why = self._why or why
         self._process.kill()
 
     async def close(self) -> None:
         """Finalize and end it; it is killed if it is busy or takes too long."""
         self._closing = True
-        self.alive = False
+        self._dying()
         try:
             if not self.died.done():
                 await self._finalize()
@@ -223,12 +230,6 @@ class RunningWorker:
             loop = asyncio.get_running_loop()
             loop.add_reader(self._process.descriptors, self._take_segment)
 
-    def _after_control(self) -> None:
-        self._link.release()
-
-    def _after_read(self) -> None:
-        self.executions.after_read()
-
     def _take_reply(self, found: list[Any]) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(found)
@@ -237,14 +238,18 @@ class RunningWorker:
 
     def _broken(self, reason: str) -> None:
         """Its connection is broken, most often because it is about to end."""
-        self.alive = False
+        self._dying()
         asyncio.get_running_loop().call_later(LAST_WORDS_SECS, self.kill, reason)
 
     def _silent(self) -> None:
         self.kill("it did not answer a health check (health_check_secs)")
 
-    def _exited(self, status: int) -> None:
+    def _dying(self) -> None:
         self.alive = False
+        self.on_dying()
+
+    def _exited(self, status: int) -> None:
+        self._dying()
         self._link.work.read_rest()
         suspects = self.executions.suspects
         why = f"{self._why or describe_exit(status)}."
@@ -278,6 +283,8 @@ class PythonInstance(Instance):
     model has an `is_ready` of its own.
     """
 
+    has_process = True
+
     def __init__(
         self,
         worker: RunningWorker,
@@ -287,15 +294,13 @@ class PythonInstance(Instance):
         checks_readiness: bool,
     ) -> None:
         self.death = worker.died
+        self.alive = worker.alive
+        worker.on_dying = self._dying
         self._worker = worker
         self._executions = worker.executions
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
-
-    @property
-    def alive(self) -> bool:  # type: ignore[override]  # most need no property
-        return self._worker.alive
 
     @property
     def metrics(self) -> Iterable[Metric]:
@@ -318,15 +323,22 @@ class PythonInstance(Instance):
             chosen = requests if every else [requests[index] for index in indexes]
             execution = await self._executions.begin(chosen, indexes)
             try:
-                async with execution:
-                    if call.cancelled:
-                        call.catch_up()
-                    while answers := await execution.answers():
-                        for answer in answers:
-                            yield answer
+                if call.cancelled:
+                    call.catch_up()
+                while True:
+                    for answer in await execution.answers():
+                        yield answer
+                    if not execution.has_more:
+                        break
             finally:
-                if execution.returned and not execution.aborted:
+                self._executions.release(execution)
+                if not execution.returned:
+                    await execution.until_returned()
+                if self._quarantine.suspects and not execution.aborted:
                     self._quarantine.survived(self._code, execution.requests)
+
+    def _dying(self) -> None:
+        self.alive = False
 
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)

@@ -68,7 +68,9 @@ class LoadedModels:
     def start(self, model: Model, ended: Callable[[], None]) -> None:
         """Run a prepared model; `ended` is called when it has been closed."""
         assert self._tasks is not None  # noqa: S101 - nothing is loaded outside the block
-        model.requests.busy_poll = self._busy_poll
+        # Of a process that wakes for each request, polling would double the processor time.
+        if not any(instance.has_process for instance in model.instances):
+            model.requests.busy_poll = self._busy_poll
         self._lives[model] = _Life([ended])
         self._tasks.create_task(self._live(model, self._lives[model]))
 

@@ -23,7 +23,8 @@ class Ends:
         self.is_scarce = False
         self.broken: list[str] = []
         self.changed = asyncio.Event()
-        self.channel = FrameSocket(mine, self._take, self._read, self._lose)
+        self.channel = FrameSocket(mine, self._take, self._lose)
+        self.channel.on_read = self._read
 
     def _take(self, header: bytes, body: memoryview) -> None:
         if header == b"nonsense":

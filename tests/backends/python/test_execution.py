@@ -33,7 +33,7 @@ class Ends:
         self.is_killed = asyncio.Event()
         self._sockets = [socket.socketpair() for _ in range(3)]
         mine = [pair[0] for pair in self._sockets]
-        work, control = (FrameSocket(each, _ignore, _nothing, _ignore) for each in mine[:2])
+        work, control = (FrameSocket(each, _ignore, _ignore) for each in mine[:2])
         self.link = WorkerConnection(
             work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2])
         )
@@ -58,10 +58,6 @@ def _ignore(*_: object) -> None:
     """Nothing comes here."""
 
 
-def _nothing() -> None:
-    """Nothing comes here."""
-
-
 @pytest.fixture
 async def ends() -> Iterator[Ends]:
     found = Ends()
@@ -77,7 +73,6 @@ def execution(
         [text_request()] * count,
         range(count),
         backlog or Backlog(ends.link, ordered=True),
-        WorkerExecution.drop,
         number=number,
         first=10 * number,
     )
@@ -86,7 +81,7 @@ def execution(
 async def test_answers_have_the_schedulers_indexes(ends: Ends) -> None:
     backlog = Backlog(ends.link, ordered=True)
     requests = [text_request()] * 2
-    found = WorkerExecution(requests, [5, 3], backlog, WorkerExecution.drop, number=1, first=10)
+    found = WorkerExecution(requests, [5, 3], backlog, number=1, first=10)
     found.answer(11, LAST)
     found.answer(10, PART)
     assert await found.answers() == [(3, LAST), (5, PART)]
@@ -134,9 +129,10 @@ async def test_the_end_of_the_worker_fails_open_requests(ends: Ends) -> None:
     assert found.aborted
 
 
-async def test_its_block_ends_once_execute_has_returned(ends: Ends) -> None:
+async def test_the_return_of_execute_is_waited_for(ends: Ends) -> None:
     found = execution(ends)
-    leaving = asyncio.ensure_future(found.__aexit__(None, None, None))
+    found.drop()
+    leaving = asyncio.ensure_future(found.until_returned())
     await settle()
     assert not leaving.done()
     found.end()
@@ -220,9 +216,13 @@ class Played:
 
     async def _read(self) -> list[Answer]:
         every: list[Answer] = []
-        async with await self.executions.begin([text_request()], [0]) as found:
-            while answers := await found.answers():
-                every += answers
+        found = await self.executions.begin([text_request()], [0])
+        try:
+            while found.has_more:
+                every += await found.answers()
+        finally:
+            self.executions.release(found)
+            await found.until_returned()
         return [each for each in every if each[1] is not Note.FREED]
 
     def executed(self, *numbers: int) -> None:

@@ -59,10 +59,10 @@ class GatewayCalls:
 Message = tuple[list[Any], memoryview]
 """Header and body."""
 AWAKE_NS = 300_000
-"""If the last message came soon, the wait for the next one polls for this long before it sleeps.
+"""If the last answer of another model came soon, the wait for one polls this long before it sleeps.
 
-Waking a sleeping process is slow; polling yields the processor to other threads. After a batch of
-several requests the wait does not poll: other requests arrive meanwhile, so it delays no client."""
+Waking a sleeping process is slow; polling yields the processor to other threads. The wait for
+requests does not poll: it lasts longer than an execution, and would take more processor time."""
 
 
 class WorkSocket:
@@ -73,13 +73,12 @@ class WorkSocket:
         self._frames = FrameSplitter()
         self._messages: deque[Message] = deque()
         self._came_soon = False
-        self._was_alone = True
         self._waits = False
 
     def next(self) -> Message | None:
         """The next message; None if the gateway has closed the socket."""
         while not self._messages:
-            if not self._read(poll=self._was_alone):
+            if not self._read(poll=False):
                 return None
         return self._messages.popleft()
 
@@ -108,7 +107,6 @@ class WorkSocket:
                 take_inferred(self._connection, self._calls, header, body)
             else:
                 self._messages.append((header, body))
-                self._was_alone = header[0] == ToWorker.EXECUTE and len(header[2]) == 1
         return bool(data)
 
     def _received(self, *, poll: bool) -> bytes:
@@ -120,7 +118,8 @@ class WorkSocket:
             self._connection.wait_work()
             self._waits = False
             data = self._connection.receive_work()
-        self._came_soon = time.perf_counter_ns() - began_ns < 2 * AWAKE_NS
+        if poll:
+            self._came_soon = time.perf_counter_ns() - began_ns < 2 * AWAKE_NS
         return data
 
     def _received_awake(self, until_ns: int) -> bytes | None:

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -122,12 +124,13 @@ def test_work_is_drained_only_while_its_reader_waits_for_more(
     assert not reading.is_alive()
 
 
-def test_a_worker_polls_after_an_execution_of_one_request_only(
+def test_a_worker_polls_for_answers_and_not_for_requests(
     pairs: list[tuple[socket.socket, socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = pairs[0][0]
     connection = GatewayConnection(*(theirs for _, theirs in pairs))
-    work = WorkSocket(connection, GatewayCalls(connection))
+    calls = GatewayCalls(connection)
+    work = WorkSocket(connection, calls)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)  # each message comes soon
     polls = 0
 
@@ -136,13 +139,20 @@ def test_a_worker_polls_after_an_execution_of_one_request_only(
         polls += 1
         return connection.receive_work()
 
+    def send(*header: Any) -> None:
+        gateway.sendall(frame(encode(header).encode()))
+
     monkeypatch.setattr(connection, "receive_work_now", receive_work_now)
+    arrived: SimpleQueue[int] = SimpleQueue()
     found = []
-    for requests in ([[1]], [[2]], [[3], [4]], [[5]]):
-        gateway.sendall(frame(encode([ToWorker.EXECUTE, 1, requests]).encode()))
-        assert work.next() == ([ToWorker.EXECUTE, 1, requests], b"")
+    for number in range(3):
+        send(ToWorker.EXECUTE, number, [[1]])
+        assert work.next() == ([ToWorker.EXECUTE, number, [[1]]], b"")
+        call = calls.begin(lambda _, final: arrived.put(final))
+        send(ToWorker.INFERRED, call, None, True)
+        assert work.wait(arrived)
         found.append(polls)
-    assert found == [0, 1, 2, 2]
+    assert found == [0, 1, 2]
 
 
 def test_headers_are_the_text_of_the_json_library() -> None:
