@@ -129,6 +129,7 @@ class ResponseStream:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._listener = None
         if not self.done or self._writer is not None:
             self.cancel()
         self.cancelled = True
@@ -321,7 +322,7 @@ class ResponseStream:
     def listen(self, callback: Callable[[], None]) -> None:
         """Call `callback` synchronously whenever there may be something to `take`.
 
-        Immediately if there already is. For a reader of several streams.
+        Immediately if there already is. For a reader without a task, or of several streams.
         """
         self._listener = callback
         if self.done or self._responses:
@@ -342,10 +343,15 @@ class ResponseStream:
             # An execution on the event loop begins and ends in the next turn, before this task.
             await _next_turn()
         answers: list[InferResponse] = []
+        while (response := self.take_only(answers)) is None:
+            await self._change()
+        return response
+
+    def take_only(self, answers: list[InferResponse]) -> InferResponse | None:
+        """As `only`; None if a reader has to wait. `answers` keeps the responses between calls."""
         while (taken := self.take()) != []:
             if taken is None:
-                await self._change()
-                continue
+                return None
             last = taken[-1]
             if last.outputs and last.final and len(taken) == 1 and not (answers or self.cancelled):
                 return last  # an answer with outputs has no error

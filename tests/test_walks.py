@@ -37,7 +37,7 @@ CANCEL_FILES = 12
 UPDATE_FILES = 10
 REPLACE_FILES = 16
 CHAT_FILES = 25
-INFER_CALLS = 110
+INFER_CALLS = 104
 TOKEN_CALLS = 14
 CHAT_TOKEN_CALLS = 16
 """These limits may fall, and not rise. A generator that continues counts as a call."""

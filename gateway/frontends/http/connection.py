@@ -3,15 +3,14 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
-from enum import Enum, auto
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.frontends.http.connection_parts import Flow, Pipeline, Signal
+from gateway.frontends.http.connection_parts import ClientDeadline, Flow, Owed, Pipeline, Signal
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.request_scope import (
     BEGIN_STREAM,
@@ -19,6 +18,7 @@ from gateway.frontends.http.request_scope import (
     SEND_WHOLE,
     WATCH,
     WRITE_PIECE,
+    Begin,
     send_whole,
 )
 from gateway.process_limits import DescriptorReserve
@@ -30,93 +30,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16
 """Pipelined requests of a connection; beyond this number reading pauses."""
 
-HELD_SECS = 1.0
-"""A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
-
 HEAD_END = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-
-
-class Owed(Enum):
-    """The next bytes that a client has to send."""
-
-    NOTHING = auto()
-    """An answer is under way, or reading is paused."""
-    HEAD = auto()
-    """The rest of a request line with headers."""
-    BODY = auto()
-    REQUEST = auto()
-    """The first byte of a request."""
-
-
-class ClientDeadline:
-    """Calls `expire` once, when the client has owed the same bytes for longer than their limit.
-
-    A connection has one timer, which fires at intervals of the shortest limit. A request sets no
-    timer: the limit restarts when `since` is set to the time of the loop, because the client owes
-    other bytes, or has sent some.
-    """
-
-    __slots__ = (
-        "_expected_at",
-        "_expire",
-        "_limits",
-        "_loop",
-        "_owed",
-        "_round",
-        "_timer",
-        "since",
-    )
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limits: HttpTimeLimits,
-        owed: Callable[[], Owed],
-        expire: Callable[[Owed, float], None],
-    ) -> None:
-        self._limits = _by_debt(limits)
-        self._loop = loop
-        self._owed = owed
-        self._expire = expire
-        self.since = self._expected_at = loop.time()
-        self._round = min(self._limits.values(), default=0.0)
-        self._timer: asyncio.TimerHandle | None = None
-        if self._limits:
-            self._look_in(self._round)
-
-    def cancel(self) -> None:
-        """Cancel the timer: the connection is lost."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look_in(self, secs: float) -> None:
-        self._expected_at = self._loop.time() + secs
-        self._timer = self._loop.call_later(secs, self._look)
-
-    def _look(self) -> None:
-        now, owed = self._loop.time(), self._owed()
-        limit = self._limits.get(owed)
-        if limit is None:
-            # Time without a debt does not count; a debt may begin before the next check.
-            self.since = now + self._round
-            self._look_in(self._round)
-        elif now - self._expected_at > HELD_SECS:
-            self._look_in(HELD_SECS)
-        elif (left := self.since + limit - now) > 0:
-            self._look_in(min(left, self._round))
-        else:
-            self._timer = None
-            self._expire(owed, limit)
-
-
-@lru_cache
-def _by_debt(limits: HttpTimeLimits) -> Mapping[Owed, float]:
-    """The limit of each debt that has one; all connections share the result."""
-    secs = limits.head_secs, limits.body_idle_secs, limits.connection_idle_secs
-    debts = zip((Owed.HEAD, Owed.BODY, Owed.REQUEST), secs, strict=True)
-    return {owed: limit for owed, limit in debts if limit}
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -135,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # Python shares the keys of up to 30 attributes among instances; uvicorn's protocol has 29.
     __slots__ = (
         "_answered",
+        "_begin",
         "_deadline",
         "_framing_bytes",
         "_has_begun",
@@ -145,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "_receiving",
         "_reserve",
         "_send_timeout_secs",
+        "_unstarted",
         "_watchdog",
     )
 
@@ -154,9 +71,12 @@ class BoundedProtocol(HttpToolsProtocol):
         send_timeout_secs: float,
         limits: HttpTimeLimits,
         reserve: DescriptorReserve,
+        begin: Begin | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
+        self._begin = begin
+        self._unstarted: RequestResponseCycle | None = None
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._send_timeout_secs = send_timeout_secs
         self._limits = limits
@@ -286,6 +206,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._on_disconnect is not None:
             self._read_on()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start a request; one that has just arrived is begun with its body, if that comes now."""
+        if self._begin is not None and cycle.more_body and self._receiving is None:
+            self._unstarted = cycle
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _start(self, cycle: RequestResponseCycle) -> None:
+        """Begin a request without a task if it has arrived as a whole, or start its task."""
+        self._unstarted = None
+        start = super()._start_asgi_task
+        if cycle.more_body or self._begin is None or not self._begin(cycle, partial(start, cycle)):
+            start(cycle, self.app)
+
     def _begin_stream(self) -> None:
         """Replace the event of a request whose body has been read: an event takes 760 bytes."""
         cycle, signal = self._answering, Signal()
@@ -337,6 +271,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving = None
         self._framing_bytes = 0
         super().on_message_complete()
+        if self._unstarted is not None:
+            self._start(self._unstarted)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -349,6 +285,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 data = b""
         while data and not self.transport.is_closing():
             data = data[self._feed(data) :]
+        if self._unstarted is not None:
+            self._start(self._unstarted)
         if not self._in_head:
             self._deadline.since = self.loop.time()
 

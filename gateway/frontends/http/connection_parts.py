@@ -1,12 +1,21 @@
-"""Parts of a connection, as uvicorn's, that allocate nothing before they are needed.
+"""Parts of a connection: time limits, and small parts as uvicorn's.
 
-Each event and each deque of the standard library takes 760 bytes, also without a waiter or item.
+The latter allocate nothing before they are needed: each event and each deque of the standard
+library takes 760 bytes, also without a waiter or item.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.settings import HttpTimeLimits
+
+HELD_SECS = 1.0
+"""A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
 
 
 class Signal:
@@ -64,3 +73,85 @@ class Pipeline(list[Any]):
     def appendleft(self, item: Any) -> None:
         """Add a request behind all others."""
         self.insert(0, item)
+
+
+class Owed(Enum):
+    """The next bytes that a client has to send."""
+
+    NOTHING = auto()
+    """An answer is under way, or reading is paused."""
+    HEAD = auto()
+    """The rest of a request line with headers."""
+    BODY = auto()
+    REQUEST = auto()
+    """The first byte of a request."""
+
+
+class ClientDeadline:
+    """Calls `expire` once, when the client has owed the same bytes for longer than their limit.
+
+    A connection has one timer, which fires at intervals of the shortest limit. A request sets no
+    timer: the limit restarts when `since` is set to the time of the loop, because the client owes
+    other bytes, or has sent some.
+    """
+
+    __slots__ = (
+        "_expected_at",
+        "_expire",
+        "_limits",
+        "_loop",
+        "_owed",
+        "_round",
+        "_timer",
+        "since",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: HttpTimeLimits,
+        owed: Callable[[], Owed],
+        expire: Callable[[Owed, float], None],
+    ) -> None:
+        self._limits = _by_debt(limits)
+        self._loop = loop
+        self._owed = owed
+        self._expire = expire
+        self.since = self._expected_at = loop.time()
+        self._round = min(self._limits.values(), default=0.0)
+        self._timer: asyncio.TimerHandle | None = None
+        if self._limits:
+            self._look_in(self._round)
+
+    def cancel(self) -> None:
+        """Cancel the timer: the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_in(self, secs: float) -> None:
+        self._expected_at = self._loop.time() + secs
+        self._timer = self._loop.call_later(secs, self._look)
+
+    def _look(self) -> None:
+        now, owed = self._loop.time(), self._owed()
+        limit = self._limits.get(owed)
+        if limit is None:
+            # Time without a debt does not count; a debt may begin before the next check.
+            self.since = now + self._round
+            self._look_in(self._round)
+        elif now - self._expected_at > HELD_SECS:
+            self._look_in(HELD_SECS)
+        elif (left := self.since + limit - now) > 0:
+            self._look_in(min(left, self._round))
+        else:
+            self._timer = None
+            self._expire(owed, limit)
+
+
+@lru_cache
+def _by_debt(limits: HttpTimeLimits) -> Mapping[Owed, float]:
+    """The limit of each debt that has one; all connections share the result."""
+    secs = limits.head_secs, limits.body_idle_secs, limits.connection_idle_secs
+    debts = zip((Owed.HEAD, Owed.BODY, Owed.REQUEST), secs, strict=True)
+    return {owed: limit for owed, limit in debts if limit}

@@ -4,12 +4,13 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, unexpected
@@ -21,6 +22,8 @@ from gateway.frontends.http.body import (
     InferBody,
     accepted,
     compress,
+    divide,
+    header_length,
     off_loop,
     read_infer_body,
 )
@@ -28,6 +31,7 @@ from gateway.frontends.http.errors import JSON, error_response, plain_error, ref
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.frontends.http.infer_response import (
     Answered,
+    EncodedResponse,
     InferEncoder,
     takes_long,
 )
@@ -37,15 +41,18 @@ from gateway.frontends.http.request_scope import (
     REPLAYED,
     SEND_WHOLE,
     TRACES,
+    WATCH,
     HeaderFilter,
     OnDisconnect,
     RequestState,
+    Start,
     begin_trace,
     is_version,
     key_of,
     send_apart,
+    write_whole,
 )
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
 from gateway.resumption.reader import RecordingReader
@@ -60,6 +67,8 @@ log = logging.getLogger("sluice.http")
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 KEY_HEADER = IDEMPOTENCY_KEY.encode()
+WITH_TASK = frozenset({b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER})
+"""The headers of requests whose responses need a task."""
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
 AS_JSON = (b"content-type", JSON.encode())
 AS_BINARY = (b"content-type", b"application/octet-stream")
@@ -135,12 +144,53 @@ class InferRoute:
             call = _Call(scope, receive, model, version, received_ns, dict(scope["headers"]))
             try:
                 answer = await self._answer(call)
-            except InferenceError as error:
-                answer = refused(scope["path"], error)
-            except Exception:
-                # Around one request in a frontend: only the log has the traceback.
-                log.exception("request failed unexpectedly")
-                answer = error_response(unexpected())
+            except Exception as error:  # noqa: BLE001 - around one request in a frontend
+                answer = _failed(call, error)
+        await answer(scope, receive, send)
+
+    def begin(self, cycle: RequestResponseCycle, start: Start) -> bool:
+        """See `Begin`; for small requests and responses without an encoding."""
+        received_ns = time.perf_counter_ns()
+        scope: Any = cycle.scope
+        receive: Any = cycle.receive
+        found = PATH.fullmatch(scope["path"])
+        if found is None or scope["method"] != "POST" or len(cycle.body) > LARGE_BYTES:
+            return False
+        (model, version), headers = found.groups(""), dict(scope["headers"])
+        if not WITH_TASK.isdisjoint(headers) or (version and not is_version(version)):
+            return False
+        call = _Call(scope, receive, model, version, received_ns, headers)
+        try:
+            self._begin(call, cycle, start)
+        except Exception as error:  # noqa: BLE001 - around one request in a frontend
+            start(_failed(call, error))
+        return True
+
+    def _begin(self, call: _Call, cycle: RequestResponseCycle, start: Start) -> None:
+        model = self._dataplane.model(call.model, call.version)
+        if model.decoupled:
+            raise _decoupled()
+        body = divide(cycle.body, header_length(call.headers), self._limit)
+        request, forms = self._decode(call, model, body)
+        stream = self._dataplane.infer(request, model)
+        begun = _Begun(self, call, cycle, start, model, request.id, forms, stream)
+        cycle.scope["state"][WATCH](stream.cancel)
+        stream.listen(begun.look)
+
+    def encode(self, call: _Call, answered: Answered) -> ASGIApp:
+        """The response; if its encoding takes long, an application that encodes it in a thread."""
+        if takes_long(answered):
+            return partial(self._encode_apart, call, answered)
+        return _answer(self._encoder.encode(*answered))
+
+    async def _encode_apart(
+        self, call: _Call, answered: Answered, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        answer: ASGIApp
+        try:
+            answer = await self._encoded(call, answered)
+        except Exception as error:  # noqa: BLE001 - around one request in a frontend
+            answer = _failed(call, error)
         await answer(scope, receive, send)
 
     async def _answer(self, call: _Call) -> _Answer | Response:
@@ -193,17 +243,14 @@ class InferRoute:
             encoded = await self._threads.run(self._encoder.encode, *answered)
         else:
             encoded = self._encoder.encode(*answered)
-        headers = [AS_JSON]
-        if encoded.has_binary:
-            headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
-        parts: list[Buffer] = [encoded.header, *encoded.blobs]
+        answer = _answer(encoded)
         accepts = call.headers.get(b"accept-encoding")
         encoding = accepted(accepts.decode("latin-1")) if accepts else IDENTITY
         if encoding != IDENTITY:
-            parts = [await compress(encoding, parts, self._threads)]
-            headers.append((b"content-encoding", encoding.encode()))
-        headers.append((b"content-length", b"%d" % sum(map(len, parts))))
-        return _Answer(headers, parts)
+            answer.parts = [await compress(encoding, answer.parts, self._threads)]
+            answer.headers[-1] = _length(answer.parts)
+            answer.headers.append((b"content-encoding", encoding.encode()))
+        return answer
 
     async def _infer_once(
         self, call: _Call, model: Model, request: InferRequest, body: InferBody
@@ -249,6 +296,61 @@ class InferRoute:
         if header is None:
             return self._decoder.decode_raw(target, binary)
         return self._decoder.decode(target, header, binary)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A request that was begun without a task; `answers` are its responses so far."""
+
+    route: InferRoute
+    call: _Call
+    cycle: RequestResponseCycle
+    start: Start
+    model: Model
+    request_id: str
+    forms: OutputForms
+    stream: ResponseStream
+    answers: list[InferResponse] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Send the response if it is there."""
+        cycle, answer = self.cycle, None
+        try:
+            response = self.stream.take_only(self.answers)
+            if response is None:
+                return
+            answered = Answered(self.model, self.request_id, response, self.forms)
+            answer = self.route.encode(self.call, answered)
+        except Exception as error:  # noqa: BLE001 - around one request in a frontend
+            answer = _failed(self.call, error)
+        self.stream.__exit__()
+        cycle.scope["state"][WATCH](None)
+        if not isinstance(answer, _Answer) or cycle.flow.write_paused:
+            self.start(answer)
+        elif not cycle.disconnected:
+            write_whole(cycle, answer.headers, answer.parts)
+
+
+def _answer(encoded: EncodedResponse) -> _Answer:
+    """The response without a content encoding; its length is the last header."""
+    headers = [AS_JSON]
+    if encoded.has_binary:
+        headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
+    parts: list[Buffer] = [encoded.header, *encoded.blobs]
+    headers.append(_length(parts))
+    return _Answer(headers, parts)
+
+
+def _length(parts: Sequence[Buffer]) -> tuple[bytes, bytes]:
+    return b"content-length", b"%d" % sum(map(len, parts))
+
+
+def _failed(call: _Call, error: Exception) -> Response:
+    """The response to a request that failed; an unexpected error is in the log alone."""
+    if isinstance(error, InferenceError):
+        return refused(call.scope["path"], error)
+    log.error("request failed unexpectedly", exc_info=error)
+    return error_response(unexpected())
 
 
 def _decoupled() -> InferenceError:

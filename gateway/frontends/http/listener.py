@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.frontends.http.connection import BoundedProtocol
-from gateway.frontends.http.request_scope import HEADER_NAMES
+from gateway.frontends.http.request_scope import HEADER_NAMES, TracedApp
 from gateway.process_limits import DescriptorReserve
 from gateway.settings import HttpTimeLimits
 
@@ -73,6 +73,7 @@ class HttpListener:
             send_timeout_secs=send_timeout_secs,
             limits=limits,
             reserve=DescriptorReserve(),
+            begin=app.begin if isinstance(app, TracedApp) else None,
         )
         self._server = _Server(_config(app, protocol))
 

@@ -7,7 +7,7 @@ header by header and writes them one by one, and each passes every layer of the 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, TypedDict
+from typing import Final, Protocol, TypedDict
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -34,6 +34,14 @@ SendPiece = Callable[[bytes], Awaitable[None]]
 """Sends a piece of a body whose head ASGI has sent; returns when there is room for more."""
 WritePiece = Callable[[bytes], bool]
 """Writes such a piece at once; False if the client has to read first, or has gone."""
+
+Start = Callable[[ASGIApp], None]
+"""Runs an application for one request in a task."""
+Begin = Callable[[RequestResponseCycle, Start], bool]
+"""Begins a request that has arrived as a whole, without a task; False if that is not possible.
+
+The response is written to the connection once it is there, or an application is started for it.
+"""
 
 PendingResponse = Callable[[Scope], Awaitable[ASGIApp]]
 """Makes the response to a request for a stream of events, once the model's first responses came."""
@@ -153,8 +161,12 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
     """
     if cycle.flow.write_paused and not cycle.disconnected:
         await cycle.flow.drain()
-    if cycle.disconnected:
-        return
+    if not cycle.disconnected:
+        write_whole(cycle, headers, parts)
+
+
+def write_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
+    """The same for a connected client, without a wait for room."""
     cycle.response_started = cycle.response_complete = True
     head = [STATUS_LINE[OK]]
     for name, value in headers:
@@ -278,12 +290,26 @@ def _trim(scope: Scope) -> None:
     scope.update(kept)
 
 
+class BeginningApp(Protocol):
+    """An application that begins some requests without a task."""
+
+    def begin(self, cycle: RequestResponseCycle, start: Start) -> bool:
+        """See `Begin`."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """As ASGI has it."""
+
+
 class TracedApp:
     """An application that stamps the traces of a request when its response is sent."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+    def __init__(self, app: BeginningApp, tracer: Tracer) -> None:
         self._app = app
         self._tracer = tracer
+
+    def begin(self, cycle: RequestResponseCycle, start: Start) -> bool:
+        """See `Begin`; a traced request needs a task."""
+        return not self._tracer.on and self._app.begin(cycle, start)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._traced if self._tracer.on else self._app

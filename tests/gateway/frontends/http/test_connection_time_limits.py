@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gateway.frontends.http.connection import HELD_SECS, ClientDeadline, Owed
+from gateway.frontends.http.connection_parts import HELD_SECS, ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 from tests.builders import soon
 

@@ -1,60 +1,13 @@
 import asyncio
-import logging
-from collections.abc import Sequence
-from typing import Any, cast
 
 import pytest
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.frontends.http.request_scope import JOINED_BYTES, send_whole
 from tests.builders import settle, soon
+from tests.gateway.frontends.http.connections import Connection
 
 BODY = b'{"outputs":[]}'
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
-
-
-class Connection:
-    """The bytes that a transport was given, and the number of whole answers."""
-
-    def __init__(self) -> None:
-        self.writes: list[Sequence[bytes]] = []
-        self.closed = False
-        self.answered = 0
-        self.flow = FlowControl(cast(asyncio.Transport, self))
-
-    def write(self, data: bytes) -> None:
-        self.writes.append((data,))
-
-    def writelines(self, parts: Sequence[bytes]) -> None:
-        self.writes.append(parts)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def answer(self) -> None:
-        self.answered += 1
-
-    @property
-    def written(self) -> bytes:
-        return b"".join(part for parts in self.writes for part in parts)
-
-    def cycle(self, *, keep_alive: bool = True) -> RequestResponseCycle:
-        """A request that has been read."""
-        scope: Any = {"method": "POST"}
-        return RequestResponseCycle(
-            scope=scope,
-            transport=cast(asyncio.Transport, self),
-            flow=self.flow,
-            logger=logging.getLogger("test"),
-            access_logger=logging.getLogger("test"),
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=False,
-            keep_alive=keep_alive,
-            on_response=self.answer,
-        )
 
 
 @pytest.fixture

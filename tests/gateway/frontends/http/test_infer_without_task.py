@@ -1,0 +1,239 @@
+"""Inferences whose request arrives as a whole: they need no task."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+from backends.identity import ExecutionGate
+from gateway.dataplane import DataPlane
+from gateway.frontends.http.infer import InferRoute
+from gateway.frontends.http.listener import HttpListener, listening_at
+from gateway.frontends.http.request_scope import WATCH, TracedApp
+from gateway.messages import InferResponse
+from gateway.threads import LARGE_BYTES
+from tests.builders import DECOUPLED, LoadedModels, ScriptedInstance, settle, soon
+from tests.conftest import Serve
+from tests.gateway.frontends.http.connections import Connection
+from tests.gateway.frontends.http.test_infer import (
+    ANSWER,
+    ASK,
+    BODY,
+    ECHO,
+    FLOATS,
+    PATH,
+    SETTINGS,
+    echo,
+    elsewhere,
+)
+from tests.raw import post
+
+BINARY = {"name": "X", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}
+BINARY_JSON = json.dumps({"inputs": [BINARY], "parameters": {"binary_data_output": True}}).encode()
+LENGTH = "Inference-Header-Content-Length"
+REQUESTS = {
+    "json": post(PATH, BODY),
+    "a version": post("/v2/models/echo/versions/1/infer", BODY),
+    "binary": post(PATH, BINARY_JSON + FLOATS, f"{LENGTH}: {len(BINARY_JSON)}"),
+    "raw": post(PATH, FLOATS, f"{LENGTH}: 0"),
+    "compressed": post(PATH, BODY, "Accept-Encoding: gzip"),
+    "no model": post("/v2/models/none/infer", BODY),
+    "no version": post("/v2/models/echo/versions/one/infer", BODY),
+    "a decoupled model": post("/v2/models/llm/infer", BODY),
+    "no JSON": post(PATH, b"{"),
+    "too large": post(PATH, BODY + b" " * 1000),
+    "a wrong length": post(PATH, BODY, f"{LENGTH}: 1000"),
+    "no input": post(PATH, b'{"inputs":[]}'),
+    "another route": post("/v2/models/echo/generate", b"{}"),
+}
+PAUSE_SECS = 0.01
+
+
+@dataclass(slots=True)
+class Served:
+    """A listener, and connections to it."""
+
+    listener: HttpListener
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
+        self._writers.append(writer)
+        return reader, writer
+
+    @property
+    def tasks(self) -> int:
+        """The number of requests that have a task."""
+        return len(self.listener._server.server_state.tasks)  # noqa: SLF001 - uvicorn counts them
+
+    def close(self) -> None:
+        for each in self._writers:
+            each.close()
+        self.listener.stop(0)
+
+
+def app_of(*models: Any) -> TracedApp:
+    dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
+    return TracedApp(InferRoute(dataplane, SETTINGS, elsewhere), dataplane.tracer)
+
+
+@asynccontextmanager
+async def served(*models: Any) -> AsyncIterator[Served]:
+    listener = HttpListener(app_of(*models), listening_at("127.0.0.1", 0))
+    serving = asyncio.create_task(listener.serve())
+    found = Served(listener)
+    try:
+        await settle()
+        yield found
+    finally:
+        found.close()
+        await soon(serving)
+
+
+async def answer_of(reader: asyncio.StreamReader) -> bytes:
+    head = await soon(reader.readuntil(b"\r\n\r\n"))
+    lines = head.lower().split(b"\r\n")
+    [length] = [int(line[16:]) for line in lines if line.startswith(b"content-length: ")] or [0]
+    return head + await soon(reader.readexactly(length))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_request_in_one_piece_has_the_same_answer_as_in_two(
+    serve: Serve, name: str
+) -> None:
+    llm = replace(ECHO, name="llm", model_transaction_policy=DECOUPLED)
+    request = REQUESTS[name]
+    body = request.index(b"\r\n\r\n") + 4
+    async with served(serve(echo(), config=ECHO), serve(echo(), config=llm)) as server:
+        reader, writer = await server.connect()
+        writer.write(request)
+        whole = await answer_of(reader) if name != "another route" else await reader.read(1000)
+        reader, writer = await server.connect()
+        writer.write(request[:body])
+        await asyncio.sleep(PAUSE_SECS)
+        writer.write(request[body:])
+        assert await answer_of(reader) == whole if name != "another route" else whole
+
+
+async def test_no_task_waits_for_the_response(serve: Serve) -> None:
+    gate = ExecutionGate()
+    async with served(serve(echo(gate=gate), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        writer.write(REQUESTS["json"])
+        await soon(gate.reached(1))
+        assert server.tasks == 0
+        gate.open()
+        assert (await answer_of(reader)).endswith(ANSWER.encode())
+        writer.write(REQUESTS["json"][:-1])
+        await asyncio.sleep(PAUSE_SECS)
+        assert server.tasks == 1
+        writer.write(REQUESTS["json"][-1:])
+        await answer_of(reader)
+
+
+async def test_pipelined_requests_are_answered_in_their_order(serve: Serve) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        asked = [post(PATH, json.dumps({"id": f"{each}", **ASK}).encode()) for each in range(5)]
+        writer.write(b"".join(asked))
+        found = [await answer_of(reader) for _ in asked]
+    assert [json.loads(each.partition(b"\r\n\r\n")[2])["id"] for each in found] == list("01234")
+
+
+async def test_a_client_may_ask_before_it_sends_the_body(serve: Serve) -> None:
+    request = post(PATH, BODY, "Expect: 100-continue")
+    body = request.index(b"\r\n\r\n") + 4
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        writer.write(request[:body])
+        assert (await soon(reader.readuntil(b"\r\n\r\n"))).startswith(b"HTTP/1.1 100 ")
+        writer.write(request[body:])
+        assert (await answer_of(reader)).endswith(ANSWER.encode())
+
+
+async def test_the_model_stops_when_the_client_disconnects(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    async with served(serve(instance, config=ECHO)) as server:
+        _, writer = await server.connect()
+        writer.write(REQUESTS["json"])
+        execution = await instance.begun()
+        writer.close()
+        await soon(execution.stopped.wait())
+
+
+# Parts of its way that need a task all the same.
+
+
+class Begun:
+    """A request that the route has begun, and the application that it has started."""
+
+    def __init__(self, app: TracedApp, body: bytes = BODY, *headers: tuple[bytes, bytes]) -> None:
+        self.connection = Connection()
+        self.apps: list[ASGIApp] = []
+        state = {WATCH: lambda _: None}
+        self.cycle = self.connection.cycle(path=PATH, type="http", headers=headers, state=state)
+        self.cycle.body += body
+        self.cycle.more_body = False
+        self.is_begun = app.begin(self.cycle, self.apps.append)
+
+    async def run(self) -> bytes:
+        """Run the started application; the response."""
+        [app] = self.apps
+        await soon(self.cycle.run_asgi(app))  # type: ignore[arg-type] # uvicorn has its own types
+        return self.connection.written
+
+
+@pytest.mark.parametrize(
+    "header", [b"accept-encoding", b"content-encoding", b"transfer-encoding", b"idempotency-key"]
+)
+async def test_what_has_to_wait_is_not_begun(serve: Serve, header: bytes) -> None:
+    app = app_of(serve(echo(), config=ECHO))
+    assert not Begun(app, BODY, (header, b"x")).is_begun
+
+
+async def test_a_large_request_is_not_begun(serve: Serve) -> None:
+    app = app_of(serve(echo(), config=ECHO))
+    assert Begun(app, b" " * LARGE_BYTES).is_begun
+    assert not Begun(app, b" " * (LARGE_BYTES + 1)).is_begun
+
+
+async def test_a_traced_request_is_not_begun(serve: Serve) -> None:
+    app = app_of(serve(echo(), config=ECHO))
+    app._tracer.on = True  # noqa: SLF001 - set by a setting otherwise
+    assert not Begun(app).is_begun
+
+
+async def test_a_client_that_reads_nothing_is_waited_for(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    begun = Begun(app_of(serve(instance, config=ECHO)))
+    execution = await instance.begun()
+    begun.connection.flow.pause_writing()
+    execution.answer(InferResponse(outputs=execution.requests[0].inputs, final=True))
+    execution.end()
+    await settle()
+    running = asyncio.create_task(begun.run())
+    await settle()
+    assert begun.connection.writes == []
+    begun.connection.flow.resume_writing()
+    assert (await soon(running)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_defect_is_answered_and_logged(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(InferRoute, "encode", lambda *_: 1 / 0)
+    instance = ScriptedInstance()
+    begun = Begun(app_of(serve(instance, config=ECHO)))
+    execution = await instance.begun()
+    execution.answer(InferResponse(outputs=execution.requests[0].inputs, final=True))
+    execution.end()
+    await settle()
+    answer = await begun.run()
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"ZeroDivisionError" not in answer
+    assert "ZeroDivisionError" in caplog.text
