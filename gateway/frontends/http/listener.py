@@ -23,9 +23,21 @@ HALF_REQUESTS_SECS = 0.5
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: the gateway's server decides when it stops."""
+    """uvicorn without signal handlers and ticks: the gateway's server decides when it stops."""
 
-    ended = False
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = False
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Stop accepting; `serve` returns when every connection has closed."""
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Wait for `stop`; uvicorn's own checks it ten times a second, and sets the date header."""
+        await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -84,7 +96,7 @@ class HttpListener:
     def stop(self, grace_secs: float) -> None:
         """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
         asyncio.get_running_loop().call_later(grace_secs, self._drop_all)
-        self._server.should_exit = True
+        self._server.stop()
 
     def drop_half_requests(self) -> None:
         """Drop the connections on which half a request has arrived, and later ones, to the end.
