@@ -274,7 +274,7 @@ class Pulse:
         """Start the pings."""
         self._interval_secs = interval_secs
         if interval_secs:
-            self._timer = self._loop.call_later(interval_secs, self._beat)
+            self._await_beat()
 
     def answered(self) -> None:
         """PONG."""
@@ -292,7 +292,14 @@ class Pulse:
             self._on_silence()
             return
         self._ask()
-        self._timer = self._loop.call_later(self._interval_secs, self._beat)
+        self._await_beat()
+
+    def _await_beat(self) -> None:
+        """Set the timer: the loop wakes once for all workers with the same interval."""
+        left = self._interval_secs - self._loop.time() % self._interval_secs
+        if left < self._interval_secs / 2:
+            left += self._interval_secs
+        self._timer = self._loop.call_later(left, self._beat)
 
     def _ask(self) -> None:
         self._asked += 1
