@@ -123,7 +123,7 @@ test-all: test
 	$(BIN)/pytest -n $(WORKERS) --frontends=2 $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
 	$(BIN)/pytest -n $(WORKERS) -m "$(ON_OLDEST)"
 	@$(FIND_OLDEST); $$python -m pytest -n $(WORKERS) tests/sweep
-	$(BIN)/pytest -n $(WORKERS) tests/sweep --every-step
+	$(BIN)/pytest -n $(WORKERS) tests/sweep tests/backends/vllm/serving/test_diverted_sweep.py --every-step
 
 # Sets `python`.
 define FIND_OLDEST

@@ -12,6 +12,7 @@ from tests.sweep.subjects import Contract, Subject
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
+DTYPES = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Question:
         if self.subject.contract is Contract.NUMBERS:
             return Outcome((str(self._numbers),))
         if self.subject.contract is Contract.OPENAI:
-            return Outcome((f"{self.text} ",))
+            return Outcome((f"{self.text}{self.subject.made}" * self.subject.responses,))
         return Outcome((f"{self.text}{self.subject.made}",) * self.subject.responses)
 
     @property
@@ -95,6 +96,11 @@ class Question:
         return json.dumps({"model": self.model, "messages": messages, "stream": stream}).encode()
 
     @property
+    def completions(self) -> bytes:
+        """The body of a stream of text completions."""
+        return json.dumps({"model": self.model, "prompt": self.text, "stream": True}).encode()
+
+    @property
     def message(self) -> Any:
         """The message of gRPC."""
         request = service_pb2.ModelInferRequest(model_name=self.model)
@@ -102,6 +108,8 @@ class Question:
             tensor = request.inputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
             if given.datatype == "BYTES":
                 tensor.contents.bytes_contents.extend(each.encode() for each in given.data)
+            elif given.datatype == "BOOL":
+                tensor.contents.bool_contents.extend(given.data)
             else:
                 tensor.contents.int_contents.extend(given.data)
         for name, value in {**self._tags, **self._wish}.items():
@@ -145,6 +153,8 @@ class Question:
         found = [Given(name, "BYTES", [*lead, 1], [text])]
         if contract is Contract.REPEAT:
             found.append(Given("n", "INT32", [1], [self.subject.responses]))
+        if self.subject.streams:
+            found.append(Given("stream", "BOOL", [1], [True]))
         return found
 
 
@@ -177,14 +187,15 @@ def from_openai(body: bytes) -> Outcome:
 
 
 def from_chunks(body: bytes) -> Outcome:
-    """The outcome of the chunks of a chat completion, or of a refusal before the first."""
+    """The outcome of the chunks of a completion, or of a refusal before the first."""
     if body.startswith(b"{"):
         return from_openai(body)
     chunks = [json.loads(data) for data in _data(body) if data != b"[DONE]"]
     if errors := [str(chunk["error"]) for chunk in chunks if "error" in chunk]:
         return Outcome(error=errors[0])
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    return Outcome(("".join(delta.get("content", "") for delta in deltas),))
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    deltas = [each.get("text") or each.get("delta", {}).get("content", "") for each in choices]
+    return Outcome(("".join(deltas),))
 
 
 def from_message(message: Any) -> Outcome:
@@ -204,8 +215,7 @@ def from_response(response: Any) -> Outcome:
 
 
 def _array(given: Given) -> Any:
-    dtype = np.int32 if given.datatype == "INT32" else np.object_
-    return np.array(given.data, dtype=dtype).reshape(given.shape)
+    return np.array(given.data, dtype=DTYPES[given.datatype]).reshape(given.shape)
 
 
 def _raw(datatype: str, data: bytes) -> str:

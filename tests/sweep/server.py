@@ -41,14 +41,14 @@ class Server:
         self.uncounted = 0
         self._number = 0
         self._lost: list[Instance] = []
-        names = [*subject.needs, subject.name]
-        for name in names:
-            if not (repository / name).exists():
-                BY_NAME[name].write(repository)
+        subjects = [*(BY_NAME[name] for name in subject.needs), subject]
+        for each in subjects:
+            if not (repository / each.name).exists():
+                each.write(repository)
         given = {
             "model_repository": repository,
             "model_control_mode": "explicit",
-            "load_model": names,
+            "load_model": [each.name for each in subjects],
             "exit_timeout_secs": EXIT_SECS,
             "resumable_grace_secs": GRACE_SECS,
         }

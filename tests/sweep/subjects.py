@@ -32,7 +32,8 @@ class Subject:
     `responses` are those of one request. `one_sequence`: the requests of a crowded scene are of one
     sequence. `endless`: no request is answered to its end. `repeats`: all requests are equal, so
     that the cache has the answer. `bytes` lengthens each text; an LLM is asked with
-    `sampling`, and adds the text `made`. `needs` are other models. `options` are the server's.
+    `sampling`, if it `streams` with the input `stream`, and adds the text `made`. `needs` are
+    other models. `options` are the server's.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Subject:
     repeats: bool = False
     bytes: int = 0
     made: str = ""
+    streams: bool = False
     sampling: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
@@ -285,6 +287,12 @@ SUBJECTS = (
         **ENDLESS,
     ),
     *(() if find_spec("openvino_genai") is None else (GENAI,)),
-    Subject(name="openai_python", text=PYTHON + ONE, contract=Contract.OPENAI, **MANY),
+    Subject(
+        name="openai_python",
+        text=PYTHON + ONE,
+        contract=Contract.OPENAI,
+        made=" ",
+        decoupled=True,
+    ),
 )
 BY_NAME = {subject.name: subject for subject in SUBJECTS}

@@ -325,6 +325,7 @@ CHAT = _http(
 CHUNKS = _http(
     lambda q: "/v1/chat/completions", lambda q: q.openai(stream=True), questions.from_chunks
 )
+COMPLETIONS = _http(lambda q: "/v1/completions", lambda q: q.completions, questions.from_chunks)
 UNARY, STREAM = _grpc("ModelInfer"), _grpc("ModelStreamInfer", stays=True)
 HALF_CLOSED = _grpc("ModelStreamInfer")
 
@@ -347,6 +348,7 @@ def _on_http(suffix: str, options: Mapping[str, object]) -> tuple[Way, ...]:
         Way("generate_stream", options, EVENTS, streams=True, suffix=suffix),
         Way("chat", options, CHAT, openai=True, suffix=suffix),
         Way("chat_stream", options, CHUNKS, streams=True, openai=True, suffix=suffix),
+        Way("completions_stream", options, COMPLETIONS, streams=True, openai=True, suffix=suffix),
     )
 
 
