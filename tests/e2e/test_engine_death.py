@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from tests.conformance.models import identity
+from tests.e2e.doors import CHAT, COMPLETIONS, DOORS, GENERATE
 from tests.e2e.figures import IN_FLIGHT, figures
 from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, QUESTION, Llama, streamed, write_llama
 from tests.e2e.processes import ENGINE, WORKER, Processes
@@ -31,14 +33,16 @@ ORPHANED_AT_START_SECS = 30.0
 SPAWNED = "multiprocessing.spawn"
 """The title of a process that an engine has started, until it has imported vLLM."""
 STORY = streamed("Once upon a time", **ENDLESS)
-CHAT = "/v1/chat/completions"
-TALE = {"messages": QUESTION, "stream": True, **ENDLESS}
-"""No model is named: there is only one."""
+WIRES = ("generate_stream", "chat", "completions", "ModelStreamInfer", "generate")
+STREAMS = 4
+"""The clients of each of them."""
+BEGUN = 4
+"""The responses that a client has read when the engine is killed: later deltas are diverted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """The observations when an engine was killed under the requests of four clients.
+    """The observations when an engine was killed under the requests of many clients.
 
     `noticed_secs` is how long the model, or the server, was still called ready. `meanwhile` has
     the status of other requests while the engine was away, `refusals` the answers to those for it,
@@ -47,7 +51,7 @@ class Incident:
     the gateway, which was killed in the end.
     """
 
-    errors: Mapping[str, str]
+    errors: Mapping[str, Sequence[str]]
     noticed_secs: float
     meanwhile: Mapping[str, int]
     refusals: Mapping[str, httpx.Response]
@@ -69,7 +73,7 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         errors, noticed_secs = kill_under_requests(server, processes.titled(ENGINE))
         refusals = {
             "v2": llama.post("/generate", FRANCE),
-            "openai": httpx.post(f"{server.http}{CHAT}", json={"messages": QUESTION}),
+            "openai": httpx.post(f"{server.http}{CHAT.path}", json={"messages": QUESTION}),
         }
         meanwhile = {"live": status(server, "/v2/health/live"), "echo": ask_echo(server)}
         wait_until(lambda: ready(server), "the engine is back", START_SECS)
@@ -90,10 +94,12 @@ def incident(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> In
         )
 
 
-@pytest.mark.parametrize("wire", ["http", "grpc", "openai", "whole"])
+@pytest.mark.parametrize("wire", WIRES)
 def test_requests_of_a_killed_engine_end_with_a_clear_error(incident: Incident, wire: str) -> None:
-    assert "model 'llama'" in incident.errors[wire]
-    assert "its engine has stopped" in incident.errors[wire]
+    assert len(incident.errors[wire]) == STREAMS
+    for error in incident.errors[wire]:
+        assert "model 'llama'" in error
+        assert "its engine has stopped" in error
 
 
 def test_nothing_is_called_ready_once_an_engine_has_died(incident: Incident) -> None:
@@ -122,7 +128,7 @@ def test_a_restarted_engine_gives_the_same_answer(incident: Incident) -> None:
 def test_statistics_outlive_an_engine(incident: Incident) -> None:
     counted = incident.before["nv_inference_request_success"]
     assert incident.after["nv_inference_request_success"] == counted == 1
-    assert incident.after["BACKEND"] == len(incident.errors)
+    assert incident.after["BACKEND"] == STREAMS * len(WIRES)
     assert incident.after["gateway_requests_in_flight"] == 0
 
 
@@ -143,7 +149,8 @@ def test_an_engine_without_tries_left_is_given_up(ended_other_server: Serving) -
         assert noticed_secs < NOTICED_SECS
         server.wait_logged("model given up")
         refusal = llama.post("/generate", FRANCE)
-        assert all("its engine has stopped" in error for error in errors.values())
+        for error in chain.from_iterable(errors.values()):
+            assert "its engine has stopped" in error
         assert refusal.status_code == 503
         assert "given up after 0 restarts" in refusal.json()["error"]
         assert status(server, "/v2/models/llama/ready") == 503
@@ -189,30 +196,51 @@ def spent_secs(pid: int) -> float:
         return math.inf
 
 
-def kill_under_requests(server: Serving, process: Sequence[int]) -> tuple[dict[str, str], float]:
+def kill_under_requests(
+    server: Serving, process: Sequence[int]
+) -> tuple[dict[str, list[str]], float]:
     """Kill the process of an engine under requests: their errors, and when it was noticed."""
     (pid,) = process
-    with (
-        two_streams(server) as (connection, rpc),
-        Connection(server.ports["http"]) as openai,
-        Connection(server.ports["http"]) as whole,
-    ):
-        openai.ask(CHAT, TALE)
-        openai.head()
-        assert openai.chunk()
-        whole.ask("/v2/models/llama/generate", {**STORY.body, "stream": False})
-        server.wait_metric(IN_FLIGHT, "llama", 4)
+    with ExitStack() as stack:
+        streams = {door.prompt: connections(stack, server) for door in DOORS}
+        whole = connections(stack, server)
+        rpcs = [stack.enter_context(rpc_of(server)) for _ in range(STREAMS)]
+        for door in DOORS:
+            for connection in streams[door.prompt]:
+                connection.ask(door.path, door.body(**ENDLESS))
+        for connection in whole:
+            connection.ask("/v2/models/llama/generate", {**STORY.body, "stream": False})
+        for rpc in rpcs:
+            rpc.ask(STORY.message)
+        for connection in chain.from_iterable(streams.values()):
+            connection.head()
+            assert all(connection.chunk() for _ in range(BEGUN))
+        assert not any(rpc.answer().error_message for rpc in rpcs for _ in range(BEGUN))
+        server.wait_metric(IN_FLIGHT, "llama", STREAMS * len(WIRES))
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not ready(server), "it is not ready", WAIT_SECS)
         noticed_secs = time.monotonic() - began
         errors = {
-            "http": last_event(connection),
-            "grpc": last_message(rpc),
-            "openai": last_error(openai),
-            "whole": str(whole.answer().json["error"]),
+            "generate_stream": [last_event(each) for each in streams[GENERATE.prompt]],
+            "chat": [last_error(each) for each in streams[CHAT.prompt]],
+            "completions": [last_error(each) for each in streams[COMPLETIONS.prompt]],
+            "ModelStreamInfer": [last_message(each) for each in rpcs],
+            "generate": [str(each.answer().json["error"]) for each in whole],
         }
         return errors, noticed_secs
+
+
+def connections(stack: ExitStack, server: Serving) -> list[Connection]:
+    """Connections that are closed with the stack."""
+    return [stack.enter_context(Connection(server.ports["http"])) for _ in range(STREAMS)]
+
+
+@contextmanager
+def rpc_of(server: Serving) -> Iterator[StreamRpc]:
+    """A ModelStreamInfer on a connection of its own."""
+    with connected(server.grpc) as stub, streaming(stub) as rpc:
+        yield rpc
 
 
 def left_over(processes: Processes, within: float = ORPHANED_SECS) -> list[int]:
@@ -229,22 +257,6 @@ def two_models(repository: Path) -> Iterator[Serving]:
     write_model(repository, "echo", identity("BYTES", "1"))
     with serving(repository) as server:
         yield server
-
-
-@contextmanager
-def two_streams(server: Serving) -> Iterator[tuple[Connection, StreamRpc]]:
-    """Two clients that have read the beginning of an endless answer."""
-    with (
-        Connection(server.ports["http"]) as connection,
-        connected(server.grpc) as stub,
-        streaming(stub) as rpc,
-    ):
-        connection.ask("/v2/models/llama/generate_stream", STORY.body)
-        rpc.ask(STORY.message)
-        connection.head()
-        assert connection.chunk()
-        assert not rpc.answer().error_message
-        yield connection, rpc
 
 
 def last_event(connection: Connection) -> str:

@@ -1,0 +1,155 @@
+"""Clients of diverted streams of the real engine: they disconnect at each event, or read slowly."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import MAX_RUNNING
+from tests.e2e.doors import COMPLETIONS, DOORS, GENERATE, Door, message, texts
+from tests.e2e.figures import (
+    A_FEW_TOKENS,
+    DROPPED_SECS,
+    IN_FLIGHT,
+    WASTED,
+    changes,
+    figures,
+    wait_at_rest,
+)
+from tests.e2e.llama import ENDLESS, Llama
+from tests.leaving import noticed
+from tests.raw import Connection
+from tests.rpc import StreamRpc, connected
+from tests.serving import WAIT_SECS, Serving, wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+GENERATED = "vllm:generation_tokens_total"
+DIVERTED = "gateway_vllm_outputs_total"
+EVENTS = (0, 1, 2, 3, 5, 8)
+"""The numbers of events that clients read before they disconnect; none has the headers."""
+FEW_TOKENS = 24
+QUEUED = 64
+"""The limit of unread responses of a request."""
+SMALL_BUFFER = 4096
+IDS = {GENERATE: 400_000, COMPLETIONS: 60_000}
+"""The bytes of an id that each event repeats, so that few events fill every buffer."""
+SEND_BUFFER = Path("/proc/sys/net/ipv4/tcp_wmem")
+A_FEW = 4
+"""Outputs of a stream that vLLM's handlers get, or that merge on a busy machine."""
+OTHERS = 4
+SLOW_BYTES = 30
+
+
+def diverted(server: Serving) -> float:
+    """The outputs of ended requests that were diverted."""
+    return server.metric(DIVERTED, "llama", way="diverted")
+
+
+def test_a_client_may_disconnect_at_each_event(server: Serving, llama: Llama) -> None:
+    """One client of each door closes its connection after each number of events, one resets it."""
+    before, clients = diverted(server), len(EVENTS) * 2 * (len(DOORS) + 1)
+    with changes(server) as change:
+        with noticed(server, "llama", DROPPED_SECS, canceled=clients):
+            for events in EVENTS:
+                leave_after(server, events)
+        wait_at_rest(server)
+    llama.expect_answer()
+    assert change["nv_inference_request_failure"] == clients
+    assert 0 <= change[WASTED] <= clients * A_FEW_TOKENS
+    assert diverted(server) - before > clients
+
+
+def leave_after(server: Serving, events: int) -> None:
+    """Have clients of every door, as many as the engine runs at once, leave after these events."""
+    with ExitStack() as stack:
+        leaves: list[Callable[[], None]] = []
+        asked = [(door, way) for door in DOORS for way in (Connection.close, Connection.reset)]
+        for door, way in asked:
+            client = stack.enter_context(Connection(server.ports["http"]))
+            client.ask(door.path, door.body(**ENDLESS))
+            leaves.append(lambda client=client, way=way: leave(client, way, events))
+        for _ in range(2):
+            rpc = StreamRpc(stack.enter_context(connected(server.grpc)))
+            rpc.ask(message(**ENDLESS))
+            leaves.append(lambda rpc=rpc: leave_rpc(rpc, events))
+        assert len(leaves) == MAX_RUNNING
+        server.wait_metric(IN_FLIGHT, "llama", MAX_RUNNING)
+        for each in leaves:
+            each()
+        server.wait_metric(IN_FLIGHT, "llama", 0)
+
+
+def leave(client: Connection, way: Callable[[Connection], None], events: int) -> None:
+    """Disconnect after this number of events."""
+    if events:
+        client.head()
+    for _ in range(events):
+        assert client.chunk()
+    way(client)
+
+
+def leave_rpc(rpc: StreamRpc, events: int) -> None:
+    """Cancel after this number of messages."""
+    for _ in range(events):
+        assert not rpc.answer().error_message
+    rpc.cancel()
+
+
+@pytest.mark.parametrize("door", IDS, ids=str)
+def test_a_client_that_reads_a_byte_a_second_holds_back_only_itself(
+    other_server: Serving, door: Door
+) -> None:
+    """Its text is merged in the engine's client: no more outputs than fit into buffers are put."""
+    server, id_bytes = other_server, IDS[door]
+    most = QUEUED + int(SEND_BUFFER.read_text().split()[2]) // id_bytes + A_FEW
+    before, generated = diverted(server), figures(server)[GENERATED]
+    with slow_reader(server, door, "x" * id_bytes) as read:
+        found = [list(texts(body)) for body in answers(server)]
+        others = diverted(server) - before
+        wanted = generated + most + 2 * A_FEW + OTHERS * FEW_TOKENS
+        wait_until(lambda: figures(server)[GENERATED] > wanted, "the engine has more for it")
+        assert server.metric(IN_FLIGHT, "llama") == 1
+    server.wait_metric(IN_FLIGHT, "llama", 0)
+    assert len(read) < SLOW_BYTES
+    assert len({"".join(each) for each in found}) == 1
+    assert all(len(each) >= FEW_TOKENS - A_FEW for each in found)
+    assert others >= OTHERS * (FEW_TOKENS - A_FEW)
+    assert A_FEW < diverted(server) - before - others <= most
+
+
+@contextmanager
+def slow_reader(server: Serving, door: Door, request_id: str) -> Iterator[bytearray]:
+    """A client of an endless stream that reads a byte a second; it disconnects after the block."""
+    read, ended = bytearray(), threading.Event()
+    with Connection(server.ports["http"], SMALL_BUFFER) as client:
+        if door is GENERATE:
+            client.ask(door.path, {**door.body(**ENDLESS), "id": request_id})
+        else:
+            client.ask(door.path, door.body(**ENDLESS), f"X-Request-Id: {request_id}")
+
+        def read_slowly() -> None:
+            while not ended.is_set():
+                read.extend(client.socket.recv(1))
+                ended.wait(1)
+
+        thread = threading.Thread(target=read_slowly)
+        thread.start()
+        try:
+            wait_until(lambda: bool(read), "the stream has begun")
+            yield read
+        finally:
+            ended.set()
+            thread.join(WAIT_SECS)
+
+
+def answers(server: Serving) -> list[bytes]:
+    """The whole streams of some clients at the same time."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Connection(server.ports["http"])) for _ in range(OTHERS)]
+        for number, client in enumerate(clients):
+            door = (GENERATE, COMPLETIONS)[number % 2]
+            client.ask(door.path, door.body(max_tokens=FEW_TOKENS, temperature=0, ignore_eos=True))
+        return [client.answer().body for client in clients]
