@@ -16,6 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.exceptions import VLLMError
 from vllm.outputs import EmbeddingRequestOutput, PoolingRequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.diverted_deltas import DivertedDeltas, TakeDelta, divert
 from backends.vllm.failures import first_mistake
@@ -94,9 +95,16 @@ class EngineRequest:
     async def next(self) -> Any:
         """Wait for the output since the last call.
 
-        Raises InferenceError if the request failed in the engine.
+        Raises InferenceError if the request failed in the engine, and EngineDeadError if the engine
+        or its client has failed.
         """
-        output = self._outputs.get_nowait() or await self._next_output()
+        try:
+            output = self._outputs.get_nowait() or await self._next_output()
+        except Exception as error:
+            # An error within a step ends vLLM's client, which passes it to each of its requests.
+            if self._engine.errored and not isinstance(error, VLLMError):
+                raise EngineDeadError from error
+            raise
         self._read_count += 1
         if output.finished:
             self.finished = True

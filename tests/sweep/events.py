@@ -51,7 +51,7 @@ AROUND = ((False, False), (True, False), (True, True))
 async def lose(server: Server, way: Way, scene: Scene, ground: Ground) -> bool:
     """Every instance ends; the requests have an answer or an error, and another is served."""
     played = await play(server, way, scene, lambda _: server.lose_instances())
-    _check_each(played, lambda error: bool(error))
+    check_each(played, lambda error: bool(error))
     await server.recovered()
     await server.settled(ground.held)
     await check_another(server, way)
@@ -78,7 +78,7 @@ async def unload(server: Server, way: Way, scene: Scene, ground: Ground) -> bool
     def finds_none(error: str) -> bool:
         return any(text.format(server.subject.name) in error for text in UNLOADED)
 
-    _check_each(played, finds_none)
+    check_each(played, finds_none)
     if played.fired:
         question = server.question()
         client = server.ask_in_process(way, question)
@@ -98,7 +98,7 @@ async def stop(stage: Stage, way: Way, scene: Scene, outside: Holdings) -> bool:
     server = await stage.server()
     played = await play(server, way, scene, lambda _: server.begin_stop())
     await stage.end()
-    _check_each(played, bool)
+    check_each(played, bool)
 
     def left() -> str:
         return Holdings.now().beyond(outside, of_pools=True)
@@ -141,7 +141,7 @@ async def _during(
     return played
 
 
-def _check_each(played: Played, allowed: Callable[[str], bool]) -> None:
+def check_each(played: Played, allowed: Callable[[str], bool]) -> None:
     """Each request has its whole answer, or an allowed error behind a part of it."""
     for found, expected in played.outcomes:
         if found.error:

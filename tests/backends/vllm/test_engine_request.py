@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from vllm.exceptions import VLLMError
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm import engine_request
 from backends.vllm.engine_request import EngineRequest
@@ -17,9 +18,8 @@ LIMIT_SECS = 0.05
 class Engine:
     """An engine that takes a request; `abort` waits for `answers`, or fails."""
 
-    errored = False
-
     def __init__(self, failure: Exception | None = None) -> None:
+        self.errored = False
         self.answers = asyncio.Event()
         self.aborted: list[str] = []
         self.ended = 0
@@ -91,3 +91,20 @@ async def test_a_failed_abort_hides_only_what_the_engine_says(failure: Exception
         assert task.cancelled()
     else:
         assert task.exception() is failure
+
+
+@pytest.mark.parametrize("errored", [False, True])
+async def test_an_error_within_a_step_is_the_death_of_the_engine(errored: bool) -> None:
+    """vLLM's client passes it to all requests of the engine, and ends."""
+    engine, failure = Engine(), LookupError("a defect")
+
+    async def fail() -> None:
+        engine.errored = errored
+        raise failure
+
+    engine.output.get = fail
+    engine.answers.set()
+    with pytest.raises(EngineDeadError if errored else LookupError) as caught:
+        await soon(request(engine, asyncio.Event()))
+    assert failure in (caught.value, caught.value.__cause__)
+    assert engine.aborted == ([] if errored else ["inside"])
