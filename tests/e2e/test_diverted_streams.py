@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.e2e.figures import (
 from tests.e2e.llama import ENDLESS, Llama
 from tests.leaving import noticed
 from tests.raw import Connection
-from tests.rpc import StreamRpc, connected
+from tests.rpc import StreamRpc, connected, streaming
 from tests.serving import WAIT_SECS, Serving, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -34,9 +35,10 @@ FEW_TOKENS = 24
 QUEUED = 64
 """The limit of unread responses of a request."""
 SMALL_BUFFER = 4096
-IDS = {GENERATE: 400_000, COMPLETIONS: 60_000}
-"""The bytes of an id that each event repeats, so that few events fill every buffer."""
-SEND_BUFFER = Path("/proc/sys/net/ipv4/tcp_wmem")
+SEND_BUFFERS = Path("/proc/sys/net/ipv4/tcp_wmem")
+"""The least, default and largest size of the buffer of a connection."""
+OUTBOX_BYTES = 64 << 20
+"""The limit of queued responses of a ModelStreamInfer."""
 A_FEW = 4
 """Outputs of a stream that vLLM's handlers get, or that merge on a busy machine."""
 OTHERS = 4
@@ -98,31 +100,9 @@ def leave_rpc(rpc: StreamRpc, events: int) -> None:
     rpc.cancel()
 
 
-@pytest.mark.parametrize("door", IDS, ids=str)
-def test_a_client_that_reads_a_byte_a_second_holds_back_only_itself(
-    other_server: Serving, door: Door
-) -> None:
-    """Its text is merged in the engine's client: no more outputs than fit into buffers are put."""
-    server, id_bytes = other_server, IDS[door]
-    most = QUEUED + int(SEND_BUFFER.read_text().split()[2]) // id_bytes + A_FEW
-    before, generated = diverted(server), figures(server)[GENERATED]
-    with slow_reader(server, door, "x" * id_bytes) as read:
-        found = [list(texts(body)) for body in answers(server)]
-        others = diverted(server) - before
-        wanted = generated + most + 2 * A_FEW + OTHERS * FEW_TOKENS
-        wait_until(lambda: figures(server)[GENERATED] > wanted, "the engine has more for it")
-        assert server.metric(IN_FLIGHT, "llama") == 1
-    server.wait_metric(IN_FLIGHT, "llama", 0)
-    assert len(read) < SLOW_BYTES
-    assert len({"".join(each) for each in found}) == 1
-    assert all(len(each) >= FEW_TOKENS - A_FEW for each in found)
-    assert others >= OTHERS * (FEW_TOKENS - A_FEW)
-    assert A_FEW < diverted(server) - before - others <= most
-
-
 @contextmanager
-def slow_reader(server: Serving, door: Door, request_id: str) -> Iterator[bytearray]:
-    """A client of an endless stream that reads a byte a second; it disconnects after the block."""
+def reads_a_byte_a_second(server: Serving, door: Door, request_id: str) -> Iterator[None]:
+    """A client of an endless stream of events; it disconnects after the block."""
     read, ended = bytearray(), threading.Event()
     with Connection(server.ports["http"], SMALL_BUFFER) as client:
         if door is GENERATE:
@@ -139,10 +119,52 @@ def slow_reader(server: Serving, door: Door, request_id: str) -> Iterator[bytear
         thread.start()
         try:
             wait_until(lambda: bool(read), "the stream has begun")
-            yield read
+            yield
         finally:
             ended.set()
             thread.join(WAIT_SECS)
+    assert len(read) < SLOW_BYTES
+
+
+@contextmanager
+def reads_one_message(server: Serving, request_id: str) -> Iterator[None]:
+    """A client of an endless ModelStreamInfer; it disconnects after the block."""
+    with connected(server.grpc) as stub, streaming(stub) as rpc:
+        rpc.ask(message(request_id=request_id, **ENDLESS))
+        assert not rpc.answer().error_message
+        yield
+
+
+SLOW = {
+    "generate_stream": (partial(reads_a_byte_a_second, door=GENERATE), 400_000, 0),
+    "completions": (partial(reads_a_byte_a_second, door=COMPLETIONS), 60_000, 0),
+    "ModelStreamInfer": (reads_one_message, 2_000_000, OUTBOX_BYTES),
+}
+"""Clients that read slowly, the bytes of an id that each response repeats, and those of a queue."""
+
+
+@pytest.mark.parametrize(("slow", "id_bytes", "queue_bytes"), SLOW.values(), ids=SLOW)
+def test_a_client_that_reads_slowly_holds_back_only_itself(
+    other_server: Serving,
+    slow: Callable[..., AbstractContextManager[None]],
+    id_bytes: int,
+    queue_bytes: int,
+) -> None:
+    """Its text is merged in the engine's client: no more outputs than fit into buffers are put."""
+    server, send_buffer_bytes = other_server, int(SEND_BUFFERS.read_text().split()[2])
+    most = QUEUED + (queue_bytes + send_buffer_bytes) // id_bytes + A_FEW
+    before, generated = diverted(server), figures(server)[GENERATED]
+    with slow(server, request_id="x" * id_bytes):
+        found = [list(texts(body)) for body in answers(server)]
+        others = diverted(server) - before
+        wanted = generated + most + 2 * A_FEW + OTHERS * FEW_TOKENS
+        wait_until(lambda: figures(server)[GENERATED] > wanted, "the engine has more for it")
+        assert server.metric(IN_FLIGHT, "llama") == 1
+    server.wait_metric(IN_FLIGHT, "llama", 0)
+    assert len({"".join(each) for each in found}) == 1
+    assert all(len(each) >= FEW_TOKENS - A_FEW for each in found)
+    assert others >= OTHERS * (FEW_TOKENS - A_FEW)
+    assert A_FEW < diverted(server) - before - others <= most
 
 
 def answers(server: Serving) -> list[bytes]:

@@ -32,7 +32,7 @@ TURNS = 4
 """Turns of the loop between two steps of the engine; no output waits for longer to be read."""
 SCENES = {IN_PROCESS: 40}
 OTHERS = 16
-DEATHS = 60
+DEATHS = 36
 STOPPED = "its engine has stopped"
 TEXT = re.compile(r"v\d+")
 ENDLESS_REQUEST = re.compile(r"endless_deltas-\d")
