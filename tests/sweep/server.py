@@ -24,7 +24,7 @@ EXIT_SECS = 2.0
 """The server's limit for requests in flight when it stops."""
 STOP_SECS = EXIT_SECS + 8
 """All of a stop: answers that clients have to take, and the end of each process."""
-MORTAL = ("PythonInstance", "LlmInstance", "StandIn")
+MORTAL = ("PythonInstance", "LlmInstance", "StandIn", "VllmInstance")
 GRACE_SECS = 0.05
 """The time for which a resumable stream waits for its client."""
 
@@ -119,6 +119,10 @@ class Server:
         for instance in self._instances():
             if isinstance(instance, StandIn):
                 instance.die()
+        self.expect_losses()
+
+    def expect_losses(self) -> None:
+        """Have `recovered` wait until every instance that can be lost is replaced."""
         self._lost = [each for each in self._instances() if type(each).__name__ in MORTAL]
 
     async def recovered(self) -> None:

@@ -208,6 +208,7 @@ def test_an_engine_may_die_at_every_step(
         def happen(_: Client) -> None:
             error = ValueError("malformed") if scene.stalled else EngineDeadError()
             core.die(error, within_step=scene.stalled)
+            server.expect_losses()
 
         played = await play(server, way, scene, happen)
         events.check_each(played, lambda error: STOPPED in error)
