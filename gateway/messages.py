@@ -96,8 +96,8 @@ class Cancellation(Protocol):
 class Sink(Protocol):
     """Takes responses of one request from the code that makes them, while no task waits for it.
 
-    The execution of a request with a sink yields its other responses, and the final one. What it
-    yielded was taken when it runs again; a response goes to the sink only if that has room.
+    The execution of a request with a sink yields its other responses. What it yielded was taken
+    when it runs again; a response goes to the sink only if that has room.
     """
 
     @property
@@ -105,7 +105,7 @@ class Sink(Protocol):
         """Whether it takes a response: the client reads, and has not disconnected."""
 
     def put(self, response: "InferResponse") -> bool:
-        """Deliver a response that is not final, at once; returns whether no more has room."""
+        """Deliver a response at once; returns whether no more has room."""
 
 
 class Checked(NamedTuple):

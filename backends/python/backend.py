@@ -12,7 +12,6 @@ from backends.python.business_logic import BusinessLogic, LoadCycles, ModelManag
 from backends.python.codec import RequestEncoder
 from backends.python.connection import WorkerConnection
 from backends.python.environments import Places, WorkerEnvironment, interpreter
-from backends.python.execution import Quarantine
 from backends.python.executions import WorkerExecutions
 from backends.python.instance import PythonInstance, RunningWorker, Services
 from backends.python.loading import (
@@ -27,6 +26,7 @@ from backends.python.loading import (
     version_of,
 )
 from backends.python.metrics import MetricCalls, MetricStore
+from backends.python.quarantine import Quarantine
 from backends.python.services import LogLines, LogOnly, ServicesOfServer
 from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
 from backends.python.worker_process import WorkerProcess

@@ -1,18 +1,13 @@
-"""One execution of a worker, the backlog of unread answers, and quarantined requests."""
+"""One execution of a worker, and the backlog of unread answers."""
 
 import asyncio
-import hashlib
-import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Sequence
 
 from backends.python.codec import to_json
 from backends.python.connection import WorkerConnection
 from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import Answer, Note
-from gateway.errors import Code, InferenceError
+from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 
 HOLD_BYTES = 16 << 20
@@ -26,13 +21,6 @@ SHARES = 16
 FEW_BYTES, FEW_SEGMENTS = HOLD_BYTES // 2, HELD_SEGMENTS // SHARES // 2
 """With less unread in all, no execution can be at its limit."""
 
-log = logging.getLogger("sluice.python")
-DEATHS = 2
-"""A request is refused after it was executing at the end of this many workers."""
-KEPT_SECS = 600.0
-MOST = 1024
-"""Of more suspects the oldest are forgotten."""
-
 
 class WorkerExecution:
     """Requests sent to a worker together; one task reads their answers.
@@ -41,6 +29,9 @@ class WorkerExecution:
     has no open request, no answer and no place in the order, and accepts none. The worker is busy
     until `execute` of model.py has returned.
 
+    The answers of a single request go to its sink while the task waits for them; the task reads
+    the others, errors among them.
+
     `number` counts the executions of the worker. Its requests are numbered from `first` on;
     `indexes` are the scheduler's indexes of them. It has `returned` once `execute` has, or never
     will, and is `aborted` if the worker has ended. `unread_bytes`, `unread_segments` and `held` are
@@ -48,11 +39,11 @@ class WorkerExecution:
     """
 
     __slots__ = (
-        "_answers",
         "_backlog",
         "_first",
         "_freed",
         "_open",
+        "_sink",
         "_waiter",
         "aborted",
         "held",
@@ -61,6 +52,7 @@ class WorkerExecution:
         "requests",
         "returned",
         "timer",
+        "unread",
         "unread_bytes",
         "unread_segments",
     )
@@ -86,7 +78,8 @@ class WorkerExecution:
         self._first = first
         self._freed = False
         self._open = dict(enumerate(indexes, first))
-        self._answers: list[Answer] = []
+        self._sink = requests[0].sink if len(requests) == 1 else None
+        self.unread: list[Answer] = []
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -97,7 +90,7 @@ class WorkerExecution:
     @property
     def has_more(self) -> bool:
         """Whether there are answers to read, or may be later."""
-        return not self.returned or bool(self._answers or self._open)
+        return not self.returned or bool(self.unread or self._open)
 
     @property
     def numbers(self) -> range:
@@ -116,12 +109,12 @@ class WorkerExecution:
     async def answers(self) -> list[Answer]:
         """All arrived answers, at least one; none once it is over."""
         backlog = self._backlog
-        while not self._answers or (len(backlog.unread) > 1 and backlog.has_earlier(self)):
-            if self.over and not self._answers:
+        while not self.unread or (len(backlog.unread) > 1 and backlog.has_earlier(self)):
+            if self.over and not self.unread:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        answers, self._answers = self._answers, []
+        answers, self.unread = self.unread, []
         backlog.read(self)
         return answers
 
@@ -141,11 +134,21 @@ class WorkerExecution:
         segments: int = 0,
     ) -> bool:
         """Add an answer to an open request, with its size; returns whether the request is done."""
-        index = self._open[number]
-        self._backlog.add(self, size_bytes, segments)
-        self._answers.append((index, answer))
-        self.unread_bytes += size_bytes
-        self.unread_segments += segments
+        index, backlog = self._open[number], self._backlog
+        sink, waiter = self._sink, self._waiter
+        if (
+            sink is not None
+            and isinstance(answer, InferResponse)
+            and waiter is not None
+            and not (waiter.done() or backlog.unread)
+            and sink.has_room
+        ):
+            sink.put(answer)
+        else:
+            backlog.add(self, size_bytes, segments)
+            self.unread.append((index, answer))
+            self.unread_bytes += size_bytes
+            self.unread_segments += segments
         if isinstance(answer, InferenceError) or answer.final:
             del self._open[number]
             return True
@@ -197,8 +200,8 @@ class WorkerExecution:
         self.released = True
         dropped = list(self._open)
         self._open.clear()
-        if self._answers:
-            self._answers = []
+        if self.unread:
+            self.unread = []
             self._backlog.read(self)
         return dropped
 
@@ -211,7 +214,7 @@ class WorkerExecution:
         if self.released:
             return
         self._backlog.add(self)
-        self._answers.append((index, answer))
+        self.unread.append((index, answer))
 
 
 class Backlog:
@@ -279,114 +282,3 @@ class Backlog:
     def _send(self, kind: ToWorker, execution: WorkerExecution) -> None:
         if numbers := execution.open:
             self._link.control.send(to_json([kind, *numbers]))
-
-
-@dataclass(slots=True)
-class Suspect:
-    """`deaths` so far, the last of them at `seen`; `size` is that of the request's inputs."""
-
-    deaths: int
-    seen: float
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionPlan:
-    """Indexes of an execution's requests: `groups` execute in turn, `refused` do not execute."""
-
-    groups: Sequence[Sequence[int]]
-    refused: Sequence[tuple[int, InferenceError]] = ()
-
-
-_together = cache(lambda count: ExecutionPlan((range(count),)))
-
-
-class Quarantine:
-    """Suspects by their content, for ten minutes after the last worker that they ended.
-
-    All requests of an execution become suspects when its worker ends. A suspect then executes
-    alone, so a second end proves it guilty, and an answer clears it. `load` identifies the state
-    of a model's files.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.suspects: dict[bytes, Suspect] = {}
-        self._sizes: set[int] = set()
-
-    def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
-        """Groups for the requests of an execution; one group if there is no suspect."""
-        if not self.suspects:
-            return _together(len(requests))
-        self._forget_old()
-        together: list[int] = []
-        alone: list[tuple[int]] = []
-        refused = []
-        for index, request in enumerate(requests):
-            suspect = self._find(load, request)
-            if suspect is None:
-                together.append(index)
-            elif suspect.deaths < DEATHS:
-                alone.append((index,))
-            else:
-                refused.append((index, _refusal(request)))
-        return ExecutionPlan([*([together] if together else []), *alone], refused)
-
-    def died(self, load: bytes, requests: Sequence[InferRequest]) -> None:
-        """Mark requests as suspects: their worker has ended."""
-        for request in requests:
-            key = _fingerprint(load, request)
-            before = self.suspects.pop(key, None)
-            deaths = 1 + (0 if before is None else before.deaths)
-            self.suspects[key] = Suspect(deaths, self._clock(), _size(request))
-            if deaths >= DEATHS:
-                extra = {"model": request.model, "id": request.id, "workers_ended": deaths}
-                log.error("request quarantined", extra={**extra, "secs": KEPT_SECS})
-        while len(self.suspects) > MOST:
-            del self.suspects[next(iter(self.suspects))]
-        self._note_sizes()
-
-    def survived(self, load: bytes, requests: Sequence[InferRequest]) -> None:
-        """Clear requests: their worker has executed them and is alive."""
-        for request in requests:
-            if self._find(load, request) is not None:
-                del self.suspects[_fingerprint(load, request)]
-        self._note_sizes()
-
-    def _find(self, load: bytes, request: InferRequest) -> Suspect | None:
-        # Most requests need not be hashed: no suspect has as many bytes.
-        if _size(request) not in self._sizes:
-            return None
-        return self.suspects.get(_fingerprint(load, request))
-
-    def _forget_old(self) -> None:
-        oldest = self._clock() - KEPT_SECS
-        self.suspects = {k: s for k, s in self.suspects.items() if s.seen > oldest}
-        self._note_sizes()
-
-    def _note_sizes(self) -> None:
-        self._sizes = {suspect.size for suspect in self.suspects.values()}
-
-
-def _size(request: InferRequest) -> int:
-    return sum([len(tensor.raw()) for tensor in request.inputs])
-
-
-def _fingerprint(load: bytes, request: InferRequest) -> bytes:
-    """A hash of inputs and parameters, which are all that a suspect is identified by."""
-    found = hashlib.blake2b(load, digest_size=16)
-    for tensor in request.inputs:
-        data = tensor.raw()
-        found.update(repr((tensor.name, tensor.datatype, tensor.shape, len(data))).encode())
-        found.update(data)
-    found.update(repr(sorted(request.parameters.items())).encode(errors="surrogatepass"))
-    return found.digest()
-
-
-def _refusal(request: InferRequest) -> InferenceError:
-    return InferenceError(
-        Code.INVALID_ARG,
-        f"model '{request.model}' does not execute this request: its worker ended {DEATHS} times "
-        f"while executing one with the same inputs and parameters; it is refused for "
-        f"{KEPT_SECS / 60:g} minutes",
-    )

@@ -312,7 +312,8 @@ class WorkerExecutions:
         done = execution.answer(number, answer, ANSWER_BYTES + size_bytes, segments)
         if done or (final and execution.answer(number, FLAG)):
             del self._by_request[number]
-        self._touched[execution] = None
+        if execution.unread:
+            self._touched[execution] = None
 
     def _reschedule(self, number: int) -> None:
         execution = self._by_request.pop(number, None)

@@ -11,9 +11,9 @@ from prometheus_client.core import Metric
 
 from backends.python.codec import CODES, RequestEncoder, to_json
 from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
-from backends.python.execution import Quarantine
 from backends.python.executions import WorkerExecutions
 from backends.python.loading import WorkerLimits
+from backends.python.quarantine import Quarantine
 from backends.python.worker.sluice_worker.protocol import (
     SCARCE,
     IncomingSegments,

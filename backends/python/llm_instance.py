@@ -20,7 +20,8 @@ class LlmInstance(ForwardingInstance):
         self.concurrency = None
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        async with aclosing(self._inner.execute(requests)) as answers:
+        inner = [replace(request, sink=None) for request in requests]
+        async with aclosing(self._inner.execute(inner)) as answers:
             async for index, answer in answers:
                 if isinstance(answer, InferResponse):
                     yield index, _with_usage(answer)

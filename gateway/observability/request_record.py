@@ -25,7 +25,7 @@ class Record:
     Queue time is from submission to the start of the execution, compute time from there to at most
     its end, so success time is never less than their sum. A cached response calls `hit` instead of
     `started`. `batch_size` is the number of inferences. `progress_ns` is the time of the latest
-    response, else of the start, else of the submission.
+    response, else of the start, else of the submission. `phases` are the latest that were measured.
     """
 
     __slots__ = (
@@ -35,11 +35,11 @@ class Record:
         "_last_ns",
         "_last_tokens_ns",
         "_on_end",
-        "_phases",
         "_received_ns",
         "_started_ns",
         "_statistics",
         "batch_size",
+        "phases",
         "progress_ns",
         "submitted_ns",
         "trace",
@@ -64,7 +64,7 @@ class Record:
         self._last_ns = 0
         self._last_tokens_ns = 0
         self._answers = 0
-        self._phases: Phases | None = None
+        self.phases: Phases | None = None
         self.trace = trace
         statistics.pending += 1
 
@@ -104,7 +104,7 @@ class Record:
         statistics, now = self._statistics, time.perf_counter_ns()
         self.progress_ns = now
         if response.phases is not None:
-            self._phases = response.phases
+            self.phases = response.phases
         if self.trace is not None:
             self.trace.responded(response, now, first=not self._first_ns)
         if not self._first_ns:
@@ -161,7 +161,7 @@ class Record:
 
     def _trace_end(self, trace: Trace, now: int) -> None:
         if self._started_ns and not self._hit_ns and not self._statistics.composed:
-            trace.computed(self._started_ns, within(self._phases, now - self._started_ns))
+            trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
         trace.ended(now)
 
     def _count_response(self, now: int, response: InferResponse) -> None:
@@ -209,10 +209,10 @@ class Record:
         statistics = self._statistics
         if statistics.composed:
             # Members execute concurrently: the sum of their phases may exceed the elapsed time.
-            phases = self._phases or Phases()
+            phases = self.phases or Phases()
             statistics.executed(self.batch_size, phases)
         else:
-            phases = within(self._phases, now - self._started_ns)
+            phases = within(self.phases, now - self._started_ns)
         statistics.inference_count += self.batch_size
         count_each(
             (statistics.success, now - self._received_ns),

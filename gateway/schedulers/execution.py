@@ -213,7 +213,10 @@ class Execution:
         return requests, batch_size
 
     async def _deliver(self, requests: Sequence[InferRequest]) -> Phases | None:
-        """Deliver all answers; return the phases, if the backend measured them."""
+        """Deliver all answers; return the phases, if the backend measured them.
+
+        Those of responses that went to the sink are in the record.
+        """
         phases: Phases | None = None
         execute = self._call.execute or self.instance.execute
         answers = execute(requests)
@@ -235,6 +238,9 @@ class Execution:
                     break
         finally:
             await answers.aclose()
+        if phases is None:
+            for entry in self._open.values():
+                phases = entry.record.phases
         return phases
 
     async def _room(self, stream: ResponseStream, answer: InferResponse) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from backends.python.worker.sluice_worker.protocol import IncomingSegments, Outg
 from gateway.backend import Answer, Note
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
+from gateway.stream import ResponseStream
 from tests.backends.python.loading import CONFIG, DECOUPLED
 from tests.builders import settle, soon, text_request, text_response
 
@@ -151,6 +153,70 @@ async def test_the_timer_ends_with_execute(ends: Ends) -> None:
 async def test_a_flag_alone_ends_a_request(ends: Ends) -> None:
     found = execution(ends, 1)
     assert found.answer(10, InferResponse(final=True))
+
+
+# Answers that go to the sink of a single request.
+
+
+def to_sink(ends: Ends, count: int = 1, limit: int = 64) -> tuple[WorkerExecution, ResponseStream]:
+    """An execution of requests with this sink."""
+    sink = ResponseStream(limit=limit)
+    requests = [replace(text_request(), sink=sink) for _ in range(count)]
+    backlog = Backlog(ends.link, ordered=True)
+    return WorkerExecution(requests, range(count), backlog, number=1, first=10), sink
+
+
+async def test_an_answer_goes_to_the_sink_while_the_task_waits(ends: Ends) -> None:
+    found, sink = to_sink(ends)
+    waiting = asyncio.create_task(found.answers())
+    await settle()
+    assert not found.answer(10, PART)
+    assert found.answer(10, LAST)
+    assert sink.take() == [PART, LAST]
+    assert not waiting.done()
+    found.end()
+    found.wake()
+    assert await soon(waiting) == []
+
+
+async def test_the_task_reads_what_comes_before_it_waits(ends: Ends) -> None:
+    found, sink = to_sink(ends)
+    found.answer(10, PART)
+    assert sink.take() is None
+    assert await found.answers() == [(0, PART)]
+
+
+async def test_no_answer_overtakes_an_unread_one(ends: Ends) -> None:
+    found, sink = to_sink(ends, limit=1)
+    waiting = asyncio.create_task(found.answers())
+    await settle()
+    for answer in (PART, PART):
+        found.answer(10, answer)
+    assert sink.take() == [PART]
+    found.answer(10, LAST)
+    assert sink.take() is None
+    found.wake()
+    assert await soon(waiting) == [(0, PART), (0, LAST)]
+
+
+async def test_the_task_reads_errors(ends: Ends) -> None:
+    found, sink = to_sink(ends)
+    waiting = asyncio.create_task(found.answers())
+    await settle()
+    assert found.answer(10, ERROR)
+    found.wake()
+    assert await soon(waiting) == [(0, ERROR)]
+    assert sink.take() is None
+
+
+async def test_the_task_reads_the_answers_of_several_requests(ends: Ends) -> None:
+    found, sink = to_sink(ends, count=2)
+    waiting = asyncio.create_task(found.answers())
+    await settle()
+    found.answer(10, LAST)
+    found.wake()
+    assert await soon(waiting) == [(0, LAST)]
+    assert sink.take() is None
 
 
 # WorkerExecutions that a worker was handed while it was busy.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from backends.python import execution as module
-from backends.python.execution import KEPT_SECS, Quarantine
+from backends.python.quarantine import KEPT_SECS, Quarantine
 from gateway.errors import Code
 from tests.builders import text_request
 
