@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.python import execution as module
+from backends.python import quarantine as module
 from backends.python.quarantine import KEPT_SECS, Quarantine
 from gateway.errors import Code
 from tests.builders import text_request
