@@ -13,7 +13,7 @@ from backends.python.codec import CODES, RequestEncoder, to_json
 from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
 from backends.python.executions import WorkerExecutions
 from backends.python.loading import WorkerLimits
-from backends.python.quarantine import Quarantine
+from backends.python.quarantine import Quarantine, one_group
 from backends.python.worker.sluice_worker.protocol import (
     SCARCE,
     IncomingSegments,
@@ -311,7 +311,8 @@ class PythonInstance(Instance):
         return self._worker.services.waits_for()
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        plan = self._quarantine.plan(self._code, requests)
+        known = self._quarantine
+        plan = known.plan(self._code, requests) if known.suspects else one_group(len(requests))
         call = _ExecuteCall(requests, self._executions)
         for refused in plan.refused:
             yield refused
@@ -334,8 +335,8 @@ class PythonInstance(Instance):
                 self._executions.release(execution)
                 if not execution.returned:
                     await execution.until_returned()
-                if self._quarantine.suspects and not execution.aborted:
-                    self._quarantine.survived(self._code, execution.requests)
+                if known.suspects and not execution.aborted:
+                    known.survived(self._code, execution.requests)
 
     def _dying(self) -> None:
         self.alive = False

@@ -36,7 +36,8 @@ class ExecutionPlan:
     refused: Sequence[tuple[int, InferenceError]] = ()
 
 
-_together = cache(lambda count: ExecutionPlan((range(count),)))
+one_group = cache(lambda count: ExecutionPlan((range(count),)))
+"""The plan for a number of requests while there is no suspect."""
 
 
 class Quarantine:
@@ -53,9 +54,7 @@ class Quarantine:
         self._sizes: set[int] = set()
 
     def plan(self, load: bytes, requests: Sequence[InferRequest]) -> ExecutionPlan:
-        """Groups for the requests of an execution; one group if there is no suspect."""
-        if not self.suspects:
-            return _together(len(requests))
+        """Groups for the requests of an execution."""
         self._forget_old()
         together: list[int] = []
         alone: list[tuple[int]] = []

@@ -195,6 +195,8 @@ class Execution:
         They are watched for disconnects, unless the call runs to the end.
         """
         on_disconnect, runs_to_end = self._on_disconnect, self._call.runs_to_end
+        # The call of a sequence may change the responses.
+        has_sink = len(self.entries) == 1 and self._call.execute is None
         requests: list[InferRequest] = []
         batch_size = 0
         for entry in self.entries:
@@ -208,7 +210,7 @@ class Execution:
                 stream.on_cancel(on_disconnect)
             # Requests are frozen for the type checker only; a copy would cost a microsecond.
             request.cancellation = None if runs_to_end else stream  # type: ignore[misc]
-            request.sink = stream if len(self.entries) == 1 else None  # type: ignore[misc]
+            request.sink = stream if has_sink else None  # type: ignore[misc]
             requests.append(request)
         return requests, batch_size
 
