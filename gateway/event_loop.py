@@ -86,7 +86,7 @@ class LoopWatch:
 
     def _ring(self) -> None:
         now, expected = time.monotonic(), self._due
-        if expected is None:
+        if expected is None or self._ended.is_set():
             return
         secs = now - expected
         if secs >= self._blocked_secs:
@@ -201,13 +201,13 @@ class BusyPoll:
             self._came_soon = time.monotonic_ns() - self._free_since_ns < self._span_ns
         self._in_flight += 1
 
-    def ended(self) -> None:
-        """A request has ended. Called on the event loop."""
+    def ended(self, *, polls: bool = True) -> None:
+        """A request has ended. Called on the event loop, which polls only if `polls`."""
         self._in_flight -= 1
         if self._in_flight:
             return
         self._free_since_ns = time.monotonic_ns()
-        if self._came_soon and not self._awake:
+        if polls and self._came_soon and not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._stay)
 

@@ -94,7 +94,7 @@ class Cancellation(Protocol):
 
 
 class Sink(Protocol):
-    """Takes responses of one request from the code that makes them, while no task waits for it.
+    """Takes responses of one request from the code that makes them, so that no task wakes for them.
 
     The execution of a request with a sink yields its other responses. What it yielded was taken
     when it runs again; a response goes to the sink only if that has room.

@@ -70,7 +70,7 @@ class StreamRecorder(Protocol):
 
 
 class ResponseStream:
-    """Bounded queue of the responses to one request; read by one task inside `with`.
+    """Bounded queue of the responses to one request; read by one task inside `with`, or a listener.
 
     Producers call `put`, `fail` and `end`, which never wait; while the stream is `full`, a
     producer that can wait awaits `room`. An error is raised to the reader after the responses
@@ -129,6 +129,10 @@ class ResponseStream:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End reading, as leaving the `with` block does; for a reader without a task."""
         self._listener = None
         if not self.done or self._writer is not None:
             self.cancel()

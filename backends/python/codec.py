@@ -96,7 +96,7 @@ class TensorReader:
         self.size_bytes = self.shared_bytes = 0
 
     def read(self, described: Sequence[list[Any]]) -> tuple[Tensor, ...]:
-        """The next tensors; raises what a broken frame raises, OSError if one cannot be mapped."""
+        """The next tensors; NOT_UNDERSTOOD of `connection.py`, OSError if one cannot be mapped."""
         found: list[Tensor] = []
         for name, datatype, shape, size, segment in described:
             if segment:

@@ -40,6 +40,7 @@ class WorkerExecution:
 
     __slots__ = (
         "_backlog",
+        "_failure",
         "_first",
         "_freed",
         "_open",
@@ -81,6 +82,7 @@ class WorkerExecution:
         self._sink = requests[0].sink if len(requests) == 1 else None
         self.unread: list[Answer] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
 
     @property
     def over(self) -> bool:
@@ -90,7 +92,7 @@ class WorkerExecution:
     @property
     def has_more(self) -> bool:
         """Whether there are answers to read, or may be later."""
-        return not self.returned or bool(self.unread or self._open)
+        return bool(self.unread) or self._failure is not None or not self.over
 
     @property
     def numbers(self) -> range:
@@ -107,9 +109,14 @@ class WorkerExecution:
         return list(self._open)
 
     async def answers(self) -> list[Answer]:
-        """All arrived answers, at least one; none once it is over."""
+        """All arrived answers, at least one; none once it is over.
+
+        Raises the exception of a reader that took an answer from the sink.
+        """
         backlog = self._backlog
         while not self.unread or (len(backlog.unread) > 1 and backlog.has_earlier(self)):
+            if self._failure is not None:
+                raise self._failure
             if self.over and not self.unread:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
@@ -134,7 +141,9 @@ class WorkerExecution:
         segments: int = 0,
     ) -> bool:
         """Add an answer to an open request, with its size; returns whether the request is done."""
-        index, backlog = self._open[number], self._backlog
+        index, backlog = self._open.get(number), self._backlog
+        if index is None:
+            return False  # its reader has disconnected because of the answer before
         sink, waiter = self._sink, self._waiter
         if (
             sink is not None
@@ -143,14 +152,18 @@ class WorkerExecution:
             and not (waiter.done() or backlog.unread)
             and sink.has_room
         ):
-            sink.put(answer)
+            try:
+                sink.put(answer)
+            except Exception as error:  # noqa: BLE001 - of the reader; raised by the task
+                self._failure = error
+                self.wake()
         else:
             backlog.add(self, size_bytes, segments)
             self.unread.append((index, answer))
             self.unread_bytes += size_bytes
             self.unread_segments += segments
         if isinstance(answer, InferenceError) or answer.final:
-            del self._open[number]
+            self._open.pop(number, None)
             return True
         return False
 

@@ -165,14 +165,16 @@ class WorkerExecutions:
         # number below its newest.
         number, first = self._next, self._next_request
         self._next, self._next_request = number + 1, first + len(requests)
-        execution = WorkerExecution(requests, indexes, self._backlog, number=number, first=first)
-        self._by_number[number] = execution
         for each, numbered in enumerate(described, first):
             numbered[0] = each
+        header = to_json([ToWorker.EXECUTE, number, described])
+        execution = WorkerExecution(requests, indexes, self._backlog, number=number, first=first)
+        self._by_number[number] = execution
+        for each in execution.numbers:
             self._by_request[each] = execution
         if link.incoming.released or link.outgoing.dropped:
             link.release()
-        link.work.send(to_json([ToWorker.EXECUTE, number, described]), tensors.body)
+        link.work.send(header, tensors.body)
         if limit := self.limits.execute_timeout_secs:
             why = f"its execute took longer than {limit:g} s (execute_timeout_secs)"
             execution.timer = asyncio.get_running_loop().call_later(limit, self._owner.kill, why)
@@ -311,8 +313,9 @@ class WorkerExecutions:
             return
         done = execution.answer(number, answer, ANSWER_BYTES + size_bytes, segments)
         if done or (final and execution.answer(number, FLAG)):
-            del self._by_request[number]
-        if execution.unread:
+            self._by_request.pop(number, None)
+            self._touched[execution] = None
+        elif execution.unread:
             self._touched[execution] = None
 
     def _reschedule(self, number: int) -> None:

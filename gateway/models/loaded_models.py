@@ -68,9 +68,9 @@ class LoadedModels:
     def start(self, model: Model, ended: Callable[[], None]) -> None:
         """Run a prepared model; `ended` is called when it has been closed."""
         assert self._tasks is not None  # noqa: S101 - nothing is loaded outside the block
-        # Of a process that wakes for each request, polling would double the processor time.
-        if not any(instance.has_process for instance in model.instances):
-            model.requests.busy_poll = self._busy_poll
+        model.requests.busy_poll = self._busy_poll
+        # A process that wakes for each request costs more than a wake-up of the loop.
+        model.requests.polls = not any(each.has_process for each in model.instances)
         self._lives[model] = _Life([ended])
         self._tasks.create_task(self._live(model, self._lives[model]))
 

@@ -265,11 +265,15 @@ class Record:
 
 
 class RequestsInFlight(dict[Record, ResponseStream]):
-    """The requests of one model that have not ended, the oldest first; only `add` adds one."""
+    """The requests of one model that have not ended, the oldest first; only `add` adds one.
+
+    `busy_poll` counts them; it `polls` after them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.busy_poll: BusyPoll | None = None
+        self.polls = True
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -284,7 +288,7 @@ class RequestsInFlight(dict[Record, ResponseStream]):
         """Remove a request that has ended."""
         del self[record]
         if self.busy_poll is not None:
-            self.busy_poll.ended()
+            self.busy_poll.ended(polls=self.polls)
         if not self:
             self._idle.set()
 

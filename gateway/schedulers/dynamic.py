@@ -40,6 +40,8 @@ log = logging.getLogger("sluice.batching")
 
 MOST_WAITING = 8
 """Tasks of one model that wait for their next lease; each takes a few kilobytes."""
+WAITING_SECS = 0.02
+"""A task that waits ends after this time, or twice as long."""
 
 Batch = Sequence[QueuedRequest]
 Task = asyncio.Task[None]
@@ -51,7 +53,7 @@ class DynamicScheduler(Scheduler):
     A task starts, or one that waits continues, when an instance is free and a batch is due. It
     forms its batch when it runs, so that requests of the same turn of the loop are in it; where
     that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
-    waits then: the start and the end of a task cost as much as a small execution.
+    waits then for WAITING_SECS: the start and the end of a task cost a tenth of a small inference.
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
@@ -67,8 +69,10 @@ class DynamicScheduler(Scheduler):
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
         self._starting: tuple[Task, Lease] | None = None
-        self._waiting: list[tuple[Task, asyncio.Future[Lease]]] = []
-        self._running: dict[Task, tuple[Execution, Batch]] = {}
+        self._waiting: list[tuple[Task, asyncio.Future[Lease | None]]] = []
+        self._fewest_waiting = 0
+        self._expiry: asyncio.TimerHandle | None = None
+        self._running: dict[Task, tuple[Execution, Batch, Lease]] = {}
         self._delay = Timer(self._consider)
         self._timeout = Timer(self._timed_out)
         self._enough_rows = 0
@@ -113,7 +117,7 @@ class DynamicScheduler(Scheduler):
             task: each for task, each in self._running.items() if each[0].instance is instance
         }
         if error is not None:
-            for execution, batch in running.values():
+            for execution, batch, _ in running.values():
                 if not execution.refuse():
                     for waiting in batch:
                         waiting.entry.stream.abandon(error)
@@ -121,7 +125,7 @@ class DynamicScheduler(Scheduler):
 
     @property
     def executions(self) -> Iterable[Execution]:
-        return [execution for execution, _ in self._running.values()]
+        return [execution for execution, *_ in self._running.values()]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -132,6 +136,9 @@ class DynamicScheduler(Scheduler):
             finally:
                 self._tasks = None
                 self._waiting.clear()
+                if self._expiry is not None:
+                    self._expiry.cancel()
+                    self._expiry = None
                 self._delay.clear()
                 self._timeout.clear()
 
@@ -158,10 +165,11 @@ class DynamicScheduler(Scheduler):
             return
         if self._waiting:
             task, waiter = self._waiting.pop()
+            self._fewest_waiting = min(self._fewest_waiting, len(self._waiting))
             waiter.set_result(lease)
         else:
             task = self._tasks.create_task(self._serve(lease))
-            task.add_done_callback(self._unstarted)
+            task.add_done_callback(self._ended_early)
         self._starting = (task, lease)
 
     def _batch_is_due(self, instance: Instance) -> bool:
@@ -175,21 +183,33 @@ class DynamicScheduler(Scheduler):
 
     # Tasks.
 
-    async def _serve(self, lease: Lease) -> None:
+    async def _serve(self, lease: Lease | None) -> None:
         """Execute with one lease after the other."""
-        task = asyncio.current_task()
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
-        try:
-            while True:
+        while lease is not None:
+            try:
                 await self._execute(task, lease)
-                self._finished(task, lease)
-                if len(self._waiting) == MOST_WAITING or not self._free.knows(lease.instance):
-                    return  # `remove` waits for this end
-                waiter = asyncio.get_running_loop().create_future()
-                self._waiting.append((task, waiter))
-                lease = await waiter
-        finally:
-            self._finished(task, lease)
+            finally:
+                self._release(task, lease)
+            if len(self._waiting) == MOST_WAITING or not self._free.knows(lease.instance):
+                return  # `remove` waits for this end
+            lease = None  # a task that waits keeps no instance
+            waiter: asyncio.Future[Lease | None] = loop.create_future()
+            self._waiting.append((task, waiter))
+            if self._expiry is None:
+                self._expiry = loop.call_later(WAITING_SECS, self._expire)
+            lease = await waiter
+
+    def _expire(self) -> None:
+        """End the tasks that have waited since the last call: those at the front of the list."""
+        for _, waiter in self._waiting[: self._fewest_waiting]:
+            waiter.set_result(None)
+        del self._waiting[: self._fewest_waiting]
+        self._fewest_waiting, self._expiry = len(self._waiting), None
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            self._expiry = loop.call_later(WAITING_SECS, self._expire)
 
     async def _execute(self, task: Task, lease: Lease) -> None:
         """Execute while batches are due; a task that waits keeps none of its requests."""
@@ -201,7 +221,7 @@ class DynamicScheduler(Scheduler):
             try:
                 await execution.attempt()
             finally:
-                _, batch = self._running.pop(task)
+                _, batch, _ = self._running.pop(task)
                 if execution.unsent or self.order is not None:
                     self._ended(execution, batch)
             if not self._queue.rows or lease.ended or self._free.limited:
@@ -235,7 +255,7 @@ class DynamicScheduler(Scheduler):
                 self._delay.clear()
             entries = self._queue.remove(batch)
             execution = Execution(instance, entries, self._statistics, freed=lease.release)
-            self._running[task] = (execution, batch)
+            self._running[task] = (execution, batch, lease)
             if self.order is not None:
                 self.order.started(each.stream for each in entries)
         if self._queue.rows:
@@ -269,15 +289,17 @@ class DynamicScheduler(Scheduler):
                 self._timeout.set(waiting.deadline_ns)
         self._consider()
 
-    def _finished(self, task: Task, lease: Lease) -> None:
-        self._unstarted(task)
+    def _release(self, task: Task, lease: Lease) -> None:
+        if self._starting == (task, lease):
+            self._starting = None
         lease.release()
 
-    def _unstarted(self, task: Task) -> None:
-        """Release the lease with which a task has not begun."""
+    def _ended_early(self, task: Task) -> None:
+        """Release the lease of a task that was cancelled before it could execute with it."""
         if self._starting is not None and self._starting[0] is task:
-            lease, self._starting = self._starting[1], None
-            lease.release()
+            self._release(*self._starting)
+        if taken := self._running.pop(task, None):
+            taken[2].release()
 
     # Requests that leave the queue without an execution.
 

@@ -46,6 +46,14 @@ async def test_the_loop_polls_after_two_requests_in_quick_succession() -> None:
     assert await is_awake(SPAN_SECS / 2)
 
 
+async def test_it_sleeps_after_a_request_to_another_process() -> None:
+    poll = polling()
+    for _ in range(3):
+        poll.began()
+        poll.ended(polls=False)
+    assert not await is_awake(SPAN_SECS / 2)
+
+
 async def test_it_sleeps_again_after_its_span() -> None:
     poll = polling()
     ask(poll)

@@ -76,7 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(*arguments, **options)
         self._begin = begin
-        self._unstarted: RequestResponseCycle | None = None
+        self._unstarted: tuple[RequestResponseCycle, Any] | None = None
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._send_timeout_secs = send_timeout_secs
         self._limits = limits
@@ -209,16 +209,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start a request; one that has just arrived is begun with its body, if that comes now."""
         if self._begin is not None and cycle.more_body and self._receiving is None:
-            self._unstarted = cycle
+            self._unstarted = cycle, app
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _start(self, cycle: RequestResponseCycle) -> None:
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Begin a request without a task if it has arrived as a whole, or start its task."""
         self._unstarted = None
         start = super()._start_asgi_task
         if cycle.more_body or self._begin is None or not self._begin(cycle, partial(start, cycle)):
-            start(cycle, self.app)
+            start(cycle, app)
 
     def _begin_stream(self) -> None:
         """Replace the event of a request whose body has been read: an event takes 760 bytes."""
@@ -272,7 +272,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._framing_bytes = 0
         super().on_message_complete()
         if self._unstarted is not None:
-            self._start(self._unstarted)
+            self._start(*self._unstarted)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -286,7 +286,7 @@ class BoundedProtocol(HttpToolsProtocol):
         while data and not self.transport.is_closing():
             data = data[self._feed(data) :]
         if self._unstarted is not None:
-            self._start(self._unstarted)
+            self._start(*self._unstarted)
         if not self._in_head:
             self._deadline.since = self.loop.time()
 

@@ -170,8 +170,9 @@ class InferRoute:
         model = self._dataplane.model(call.model, call.version)
         if model.decoupled:
             raise _decoupled()
-        body = divide(cycle.body, header_length(call.headers), self._limit)
-        request, forms = self._decode(call, model, body)
+        body, cycle.body = cycle.body, bytearray()  # an idle connection keeps no body
+        parts = divide(body, header_length(call.headers), self._limit)
+        request, forms = self._decode(call, model, parts)
         stream = self._dataplane.infer(request, model)
         begun = _Begun(self, call, cycle, start, model, request.id, forms, stream)
         cycle.scope["state"][WATCH](stream.cancel)
@@ -323,11 +324,13 @@ class _Begun:
             answer = self.route.encode(self.call, answered)
         except Exception as error:  # noqa: BLE001 - around one request in a frontend
             answer = _failed(self.call, error)
-        self.stream.__exit__()
+        self.stream.close()
         cycle.scope["state"][WATCH](None)
+        if cycle.disconnected:
+            return
         if not isinstance(answer, _Answer) or cycle.flow.write_paused:
             self.start(answer)
-        elif not cycle.disconnected:
+        else:
             write_whole(cycle, answer.headers, answer.parts)
 
 

@@ -166,7 +166,7 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
 
 
 def write_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
-    """The same for a connected client, without a wait for room."""
+    """Send a whole response with status 200 to a connected client, without a wait for room."""
     cycle.response_started = cycle.response_complete = True
     head = [STATUS_LINE[OK]]
     for name, value in headers:

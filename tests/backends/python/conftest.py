@@ -12,6 +12,7 @@ from backends.python.backend import PythonBackend
 from gateway.backend import Instance, ModelContext
 from gateway.config import ModelConfig
 from tests.backends.python.loading import CONFIG, Load, no_model, soon, write
+from tests.backends.python.played import Ends
 
 
 @pytest.fixture
@@ -40,3 +41,11 @@ async def load(tmp_path: Path) -> AsyncIterator[Load]:
         await soon(instance.close())
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # the loop's own
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    """A link whose other end is the test."""
+    found = Ends()
+    yield found
+    found.close()

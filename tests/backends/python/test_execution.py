@@ -1,70 +1,15 @@
 """Answers of executions: in order, by request, and all released at a disconnect."""
 
 import asyncio
-import socket
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
-from backends.python.codec import RequestEncoder
-from backends.python.connection import FrameSocket, WorkerConnection
 from backends.python.execution import Backlog, WorkerExecution
-from backends.python.executions import WorkerExecutions
 from backends.python.loading import WorkerLimits
-from backends.python.worker.sluice_worker.protocol import IncomingSegments, OutgoingSegments
-from gateway.backend import Answer, Note
-from gateway.errors import Code, InferenceError
+from gateway.backend import Note
 from gateway.messages import InferResponse
-from gateway.stream import ResponseStream
-from tests.backends.python.loading import CONFIG, DECOUPLED
-from tests.builders import settle, soon, text_request, text_response
-
-ERROR = InferenceError(Code.INTERNAL, "no")
-PART = text_response("part")
-LAST = text_response("last", final=True)
-ANSWER = [[["y", "FP32", [1], 4, 0]], None, None]
-BODY = memoryview(bytes(4))
-
-
-class Ends:
-    """A link whose other end is sockets of the test's, and the owner of its executions."""
-
-    def __init__(self) -> None:
-        self.is_killed = asyncio.Event()
-        self._sockets = [socket.socketpair() for _ in range(3)]
-        mine = [pair[0] for pair in self._sockets]
-        work, control = (FrameSocket(each, _ignore, _ignore) for each in mine[:2])
-        self.link = WorkerConnection(
-            work, control, IncomingSegments(mine[2]), OutgoingSegments(mine[2])
-        )
-        self.killed: list[str] = []
-        self.disconnects = 0
-
-    def kill(self, why: str) -> None:
-        self.killed.append(why)
-        self.is_killed.set()
-
-    def disconnected(self) -> None:
-        self.disconnects += 1
-
-    def close(self) -> None:
-        self.link.close()
-        for pair in self._sockets:
-            for each in pair:
-                each.close()
-
-
-def _ignore(*_: object) -> None:
-    """Nothing comes here."""
-
-
-@pytest.fixture
-async def ends() -> Iterator[Ends]:
-    found = Ends()
-    yield found
-    found.close()
+from tests.backends.python.played import BODY, ERROR, LAST, PART, Ends, Played, leave
+from tests.builders import settle, soon, text_request
 
 
 def execution(
@@ -155,70 +100,6 @@ async def test_a_flag_alone_ends_a_request(ends: Ends) -> None:
     assert found.answer(10, InferResponse(final=True))
 
 
-# Answers that go to the sink of a single request.
-
-
-def to_sink(ends: Ends, count: int = 1, limit: int = 64) -> tuple[WorkerExecution, ResponseStream]:
-    """An execution of requests with this sink."""
-    sink = ResponseStream(limit=limit)
-    requests = [replace(text_request(), sink=sink) for _ in range(count)]
-    backlog = Backlog(ends.link, ordered=True)
-    return WorkerExecution(requests, range(count), backlog, number=1, first=10), sink
-
-
-async def test_an_answer_goes_to_the_sink_while_the_task_waits(ends: Ends) -> None:
-    found, sink = to_sink(ends)
-    waiting = asyncio.create_task(found.answers())
-    await settle()
-    assert not found.answer(10, PART)
-    assert found.answer(10, LAST)
-    assert sink.take() == [PART, LAST]
-    assert not waiting.done()
-    found.end()
-    found.wake()
-    assert await soon(waiting) == []
-
-
-async def test_the_task_reads_what_comes_before_it_waits(ends: Ends) -> None:
-    found, sink = to_sink(ends)
-    found.answer(10, PART)
-    assert sink.take() is None
-    assert await found.answers() == [(0, PART)]
-
-
-async def test_no_answer_overtakes_an_unread_one(ends: Ends) -> None:
-    found, sink = to_sink(ends, limit=1)
-    waiting = asyncio.create_task(found.answers())
-    await settle()
-    for answer in (PART, PART):
-        found.answer(10, answer)
-    assert sink.take() == [PART]
-    found.answer(10, LAST)
-    assert sink.take() is None
-    found.wake()
-    assert await soon(waiting) == [(0, PART), (0, LAST)]
-
-
-async def test_the_task_reads_errors(ends: Ends) -> None:
-    found, sink = to_sink(ends)
-    waiting = asyncio.create_task(found.answers())
-    await settle()
-    assert found.answer(10, ERROR)
-    found.wake()
-    assert await soon(waiting) == [(0, ERROR)]
-    assert sink.take() is None
-
-
-async def test_the_task_reads_the_answers_of_several_requests(ends: Ends) -> None:
-    found, sink = to_sink(ends, count=2)
-    waiting = asyncio.create_task(found.answers())
-    await settle()
-    found.answer(10, LAST)
-    found.wake()
-    assert await soon(waiting) == [(0, LAST)]
-    assert sink.take() is None
-
-
 # WorkerExecutions that a worker was handed while it was busy.
 
 
@@ -263,47 +144,6 @@ async def test_answers_of_a_dropped_execution_are_dropped(ends: Ends) -> None:
 
 
 # Clients that disconnect, at every moment between two messages of the worker's.
-
-
-class Played:
-    """WorkerExecutions whose worker is the test, and readers of them as the instance has."""
-
-    def __init__(self, ends: Ends, *, decoupled: bool = False) -> None:
-        config = DECOUPLED if decoupled else CONFIG
-        self.executions = WorkerExecutions(RequestEncoder(config, 1), "m_0_0", ends.link, {}, ends)
-        self.begun = 0
-
-    async def begin(self) -> "asyncio.Task[list[Answer]]":
-        """Begin an execution of one request, whose number is its own; a task reads it."""
-        self.begun += 1
-        reading = asyncio.create_task(self._read())
-        await asyncio.sleep(0)
-        return reading
-
-    async def _read(self) -> list[Answer]:
-        every: list[Answer] = []
-        found = await self.executions.begin([text_request()], [0])
-        try:
-            while found.has_more:
-                every += await found.answers()
-        finally:
-            self.executions.release(found)
-            await found.until_returned()
-        return [each for each in every if each[1] is not Note.FREED]
-
-    def executed(self, *numbers: int) -> None:
-        """The worker has executed these; all of it comes in one read."""
-        for number in numbers:
-            answers = [[number, ANSWER, True, False]]
-            self.executions.take_executed([5, number, None, answers, 1000], BODY)
-        self.executions.after_read()
-
-
-async def leave(reading: "asyncio.Task[list[Answer]]") -> None:
-    """Cancel the task of an execution: its client has disconnected."""
-    reading.cancel()
-    with suppress(asyncio.CancelledError):
-        await soon(reading)
 
 
 async def test_a_client_that_disconnects_as_its_answer_comes_blocks_no_other(ends: Ends) -> None:

@@ -18,6 +18,7 @@ from gateway.config.scheduling import TimeoutAction
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason
+from gateway.schedulers.dynamic import WAITING_SECS
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, array_tensor
 from tests.builders import DECOUPLED, read_all, settle, soon, text_response
@@ -341,3 +342,33 @@ async def test_a_request_that_was_answered_is_not_kept_until_its_timeout(start: 
         assert alive() is None
     finally:
         gc.enable()
+
+
+async def test_a_removed_instance_is_not_kept_by_a_task_that_waits(start: Start) -> None:
+    queue = start(dynamic(4))
+    instance = Echo(random.Random(0))
+    alive = weakref.ref(instance)
+    queue.scheduler.add(instance)
+    gc.disable()
+    try:
+        await read_all(queue.ask(word("a")).stream)
+        await queue.scheduler.remove(instance)
+        del instance
+        await settle()
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+async def test_a_task_that_waits_ends_soon(start: Start) -> None:
+    queue = start(dynamic(4))
+    queue.scheduler.add(Echo(random.Random(0)))
+
+    def tasks() -> int:
+        return sum("_serve" in repr(each.get_coro()) for each in asyncio.all_tasks())
+
+    for _ in range(2):
+        await read_all(queue.ask(word("a")).stream)
+        assert tasks() == 1
+        await asyncio.sleep(3 * WAITING_SECS)
+        assert tasks() == 0
