@@ -42,6 +42,8 @@ class OpenVinoInstance(TensorInstance):
             self._request: Any = compiled.model.create_infer_request()
         self._inputs = _places(compiled.model.inputs, input_names(config))
         self._outputs = _places(compiled.model.outputs, output_names(config))
+        self._latest_shapes: Sequence[tuple[int, ...]] = ()
+        self._may_cancel = False
         self._bounded = bounded_shapes(compiled.model, input_names(config))
         outputs = with_sequence_tensors(config).output
         self._datatypes = {each.name: each.datatype for each in outputs}
@@ -69,8 +71,12 @@ class OpenVinoInstance(TensorInstance):
             )
 
     def abort(self) -> None:
-        """Cancel the run between two operations."""
-        if self._request is not None:
+        """Cancel the run between two operations, if its inputs have the shapes of the run before.
+
+        After a cancelled run with other shapes OpenVINO may give the next run its shapes, with
+        memory that was never written.
+        """
+        if self._request is not None and self._may_cancel:
             self._request.cancel()
 
     def release(self) -> None:
@@ -84,8 +90,11 @@ class OpenVinoInstance(TensorInstance):
             tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
             for name, tensor in tensors.items():
                 self._request.set_input_tensor(self._inputs[name][0], tensor)
+        shapes = [array.shape for array in inputs.values()]
+        self._may_cancel = shapes == self._latest_shapes
         with self._running:
             self._request.infer()
+            self._latest_shapes = shapes
             return {name: self._output(name) for name in outputs}
 
     def _run_in_parts(
