@@ -1,8 +1,9 @@
 """Builders of configs, requests, instances that tests drive by hand, and loaded models."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,16 @@ async def soon(wait: Awaitable[T]) -> T:
     """Await what is about to happen."""
     async with asyncio.timeout(WAIT_SECS):
         return await wait
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: what has no reference is freed, cycles are not."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def settle() -> None:

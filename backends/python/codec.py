@@ -243,14 +243,20 @@ log = logging.getLogger("sluice.python")
 CODES = {code.name: code for code in Code}
 
 
+FLAG = InferResponse(final=True)
+"""The final flag alone."""
+
+
 def read_response(
-    found: list[Any], tensors: TensorReader, *, final: bool, phases: Phases | None = None
-) -> InferResponse | InferenceError:
-    """A response of the worker, or the error that ends its request.
+    found: list[Any] | None, tensors: TensorReader, *, final: bool, phases: Phases | None = None
+) -> InferResponse | InferenceError | None:
+    """A response of the worker, or the error that ends its request; None if there is none yet.
 
     A response without outputs is never final: the flag follows alone. More responses may follow
     an error that is not final, as on Triton.
     """
+    if found is None:
+        return FLAG if final else None
     described, error, parameters = found
     if error is not None:
         failure = AnsweredError(CODES.get(error[0], Code.INTERNAL), error[1])

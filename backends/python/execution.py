@@ -113,8 +113,7 @@ class WorkerExecution:
 
         Raises the exception of a reader that took an answer from the sink.
         """
-        backlog = self._backlog
-        while not self.unread or (len(backlog.unread) > 1 and backlog.has_earlier(self)):
+        while not self.unread or self._backlog.has_earlier(self):
             if self._failure is not None:
                 raise self._failure
             if self.over and not self.unread:
@@ -122,7 +121,7 @@ class WorkerExecution:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         answers, self.unread = self.unread, []
-        backlog.read(self)
+        self._backlog.read(self)
         return answers
 
     async def until_returned(self) -> None:
@@ -242,11 +241,12 @@ class Backlog:
         self.unread: dict[WorkerExecution, None] = {}
         self.unread_bytes = 0
         self._segments = 0
-        self._paused = False
 
     def has_earlier(self, execution: WorkerExecution) -> bool:
         """Whether answers must be read before those of this execution."""
-        return self._ordered and min([each.number for each in self.unread]) < execution.number
+        if not self._ordered or len(self.unread) < 2:
+            return False
+        return min([each.number for each in self.unread]) < execution.number
 
     def add(self, execution: WorkerExecution, size_bytes: int = 0, segments: int = 0) -> None:
         """Add an unread answer of an execution, with its size."""
@@ -263,8 +263,7 @@ class Backlog:
         if execution.held:
             execution.held = False
             self._send(ToWorker.GO_ON, execution)
-        if self._paused and self.unread_bytes < HELD_BYTES:
-            self._paused = False
+        if self.unread_bytes < HELD_BYTES:
             self._link.work.resume()
         if self._ordered:
             for each in self.unread:
@@ -278,7 +277,6 @@ class Backlog:
             if not few:
                 self._hold(execution)
         if self.unread_bytes >= HELD_BYTES:
-            self._paused = True
             self._link.work.pause()
 
     def _hold(self, execution: WorkerExecution) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from backends.python.codec import (
+    FLAG,
     MUCH_BYTES,
     RequestEncoder,
     TensorReader,
@@ -32,10 +33,6 @@ log = logging.getLogger("sluice.python")
 
 ANSWER_BYTES = 64 << 10
 """The weight of an answer besides its tensors."""
-FLAG = InferResponse(final=True)
-"""The final flag alone."""
-Read = InferResponse | InferenceError | None
-"""An answer that was read; None if there is none yet."""
 
 
 class Prefetch:
@@ -143,8 +140,7 @@ class WorkerExecutions:
 
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
-        link = self._link
-        tensors = TensorWriter(link.outgoing)
+        tensors = TensorWriter(self._link.outgoing)
         write = self._encoder.write
         try:
             if _size(requests) < MUCH_BYTES:
@@ -172,9 +168,8 @@ class WorkerExecutions:
         self._by_number[number] = execution
         for each in execution.numbers:
             self._by_request[each] = execution
-        if link.incoming.released or link.outgoing.dropped:
-            link.release()
-        link.work.send(header, tensors.body)
+        self._link.release()
+        self._link.work.send(header, tensors.body)
         if limit := self.limits.execute_timeout_secs:
             why = f"its execute took longer than {limit:g} s (execute_timeout_secs)"
             execution.timer = asyncio.get_running_loop().call_later(limit, self._owner.kill, why)
@@ -251,9 +246,7 @@ class WorkerExecutions:
         """RESPONSE: from a response sender, at any time."""
         _, number, described, final = found
         tensors = TensorReader(body, self._link.incoming)
-        answer: Read = FLAG if final else None
-        if described is not None:
-            answer = read_response(described, tensors, final=final)
+        answer = read_response(described, tensors, final=final)
         self._answer(number, answer, tensors.size_bytes, len(tensors.segments), final=final)
 
     def take_executed(self, found: list[Any], body: memoryview) -> None:
@@ -264,9 +257,7 @@ class WorkerExecutions:
         answers = []
         for request, described, final, rescheduled in returned:
             before_bytes, before = tensors.size_bytes, len(tensors.segments)
-            answer: Read = FLAG if final else None
-            if described is not None:
-                answer = read_response(described, tensors, final=final, phases=phases)
+            answer = read_response(described, tensors, final=final, phases=phases)
             weight = tensors.size_bytes - before_bytes, len(tensors.segments) - before
             answers.append((request, answer, weight, final, rescheduled))
         execution = self._by_number.pop(number)
@@ -289,8 +280,7 @@ class WorkerExecutions:
         """After the frames of one read: wake readers, and hold the worker back."""
         self._backlog.added(self._touched)
         self._touched.clear()
-        if self._link.incoming.released or self._link.outgoing.dropped:
-            self._link.release()
+        self._link.release()
 
     def end(self, error: InferenceError) -> None:
         """The worker has ended: every request that is not done fails."""
@@ -303,7 +293,13 @@ class WorkerExecutions:
         self._disconnected.clear()
 
     def _answer(
-        self, number: int, answer: Read, size_bytes: int, segments: int, *, final: bool
+        self,
+        number: int,
+        answer: InferResponse | InferenceError | None,
+        size_bytes: int,
+        segments: int,
+        *,
+        final: bool,
     ) -> None:
         """Add an answer, with the size of its tensors, to its request if that is open."""
         execution = self._by_request.get(number)
@@ -312,10 +308,10 @@ class WorkerExecutions:
                 self._disconnected.discard(number)
             return
         done = execution.answer(number, answer, ANSWER_BYTES + size_bytes, segments)
-        if done or (final and execution.answer(number, FLAG)):
+        done = done or (final and execution.answer(number, FLAG))
+        if done:
             self._by_request.pop(number, None)
-            self._touched[execution] = None
-        elif execution.unread:
+        if done or execution.unread:
             self._touched[execution] = None
 
     def _reschedule(self, number: int) -> None:

@@ -63,15 +63,11 @@ class Services(Protocol):
         """Wait until no call is in progress, after `end`."""
 
 
-def _not_watched() -> None:
-    """Before an instance has the worker."""
-
-
 class RunningWorker:
     """A process that runs one model.py; made, and used, in one event loop.
 
     `died` becomes the reason of its end; `on_death` gets the requests that it was executing. It is
-    `alive` until its end is certain; `on_dying` is called then.
+    `alive` until its end is certain.
     """
 
     def __init__(
@@ -90,7 +86,6 @@ class RunningWorker:
         self._on_death = on_death
         self.about = {"model": encoder.model, "instance": name}
         self.alive = True
-        self.on_dying: Callable[[], None] = _not_watched
         self._why = ""
         self._closing = False
         self._reply: asyncio.Future[list[Any]] | None = None
@@ -151,14 +146,14 @@ class RunningWorker:
 
     def kill(self, why: str) -> None:
         """Kill it; the first reason is reported."""
-        self._dying()
+        self.alive = False
         self._why = self._why or why
         self._process.kill()
 
     async def close(self) -> None:
         """Finalize and end it; it is killed if it is busy or takes too long."""
         self._closing = True
-        self._dying()
+        self.alive = False
         try:
             if not self.died.done():
                 await self._finalize()
@@ -238,18 +233,14 @@ class RunningWorker:
 
     def _broken(self, reason: str) -> None:
         """Its connection is broken, most often because it is about to end."""
-        self._dying()
+        self.alive = False
         asyncio.get_running_loop().call_later(LAST_WORDS_SECS, self.kill, reason)
 
     def _silent(self) -> None:
         self.kill("it did not answer a health check (health_check_secs)")
 
-    def _dying(self) -> None:
-        self.alive = False
-        self.on_dying()
-
     def _exited(self, status: int) -> None:
-        self._dying()
+        self.alive = False
         self._link.work.read_rest()
         suspects = self.executions.suspects
         why = f"{self._why or describe_exit(status)}."
@@ -294,13 +285,15 @@ class PythonInstance(Instance):
         checks_readiness: bool,
     ) -> None:
         self.death = worker.died
-        self.alive = worker.alive
-        worker.on_dying = self._dying
         self._worker = worker
         self._executions = worker.executions
         self._quarantine = quarantine
         self._code = code
         self._checks_readiness = checks_readiness
+
+    @property
+    def alive(self) -> bool:  # type: ignore[override]  # most need no property
+        return self._worker.alive
 
     @property
     def metrics(self) -> Iterable[Metric]:
@@ -337,9 +330,6 @@ class PythonInstance(Instance):
                     await execution.until_returned()
                 if known.suspects and not execution.aborted:
                     known.survived(self._code, execution.requests)
-
-    def _dying(self) -> None:
-        self.alive = False
 
     def kill(self, reason: str) -> None:
         self._worker.kill(reason)

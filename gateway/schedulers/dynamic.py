@@ -40,7 +40,7 @@ log = logging.getLogger("sluice.batching")
 
 MOST_WAITING = 8
 """Tasks of one model that wait for their next lease; each takes a few kilobytes."""
-WAITING_SECS = 0.02
+WAITING_NS = 20_000_000
 """A task that waits ends after this time, or twice as long."""
 
 Batch = Sequence[QueuedRequest]
@@ -53,7 +53,7 @@ class DynamicScheduler(Scheduler):
     A task starts, or one that waits continues, when an instance is free and a batch is due. It
     forms its batch when it runs, so that requests of the same turn of the loop are in it; where
     that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
-    waits then for WAITING_SECS: the start and the end of a task cost a tenth of a small inference.
+    waits then for WAITING_NS: the start and the end of a task cost a tenth of a small inference.
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
@@ -71,7 +71,7 @@ class DynamicScheduler(Scheduler):
         self._starting: tuple[Task, Lease] | None = None
         self._waiting: list[tuple[Task, asyncio.Future[Lease | None]]] = []
         self._fewest_waiting = 0
-        self._expiry: asyncio.TimerHandle | None = None
+        self._expiry = Timer(self._expire)
         self._running: dict[Task, tuple[Execution, Batch, Lease]] = {}
         self._delay = Timer(self._consider)
         self._timeout = Timer(self._timed_out)
@@ -136,9 +136,7 @@ class DynamicScheduler(Scheduler):
             finally:
                 self._tasks = None
                 self._waiting.clear()
-                if self._expiry is not None:
-                    self._expiry.cancel()
-                    self._expiry = None
+                self._expiry.clear()
                 self._delay.clear()
                 self._timeout.clear()
 
@@ -185,7 +183,7 @@ class DynamicScheduler(Scheduler):
 
     async def _serve(self, lease: Lease | None) -> None:
         """Execute with one lease after the other."""
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in a task
         while lease is not None:
             try:
@@ -195,10 +193,9 @@ class DynamicScheduler(Scheduler):
             if len(self._waiting) == MOST_WAITING or not self._free.knows(lease.instance):
                 return  # `remove` waits for this end
             lease = None  # a task that waits keeps no instance
-            waiter: asyncio.Future[Lease | None] = loop.create_future()
+            waiter: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
             self._waiting.append((task, waiter))
-            if self._expiry is None:
-                self._expiry = loop.call_later(WAITING_SECS, self._expire)
+            self._expiry.set(time.monotonic_ns() + WAITING_NS)
             lease = await waiter
 
     def _expire(self) -> None:
@@ -206,10 +203,9 @@ class DynamicScheduler(Scheduler):
         for _, waiter in self._waiting[: self._fewest_waiting]:
             waiter.set_result(None)
         del self._waiting[: self._fewest_waiting]
-        self._fewest_waiting, self._expiry = len(self._waiting), None
+        self._fewest_waiting = len(self._waiting)
         if self._waiting:
-            loop = asyncio.get_running_loop()
-            self._expiry = loop.call_later(WAITING_SECS, self._expire)
+            self._expiry.set(time.monotonic_ns() + WAITING_NS)
 
     async def _execute(self, task: Task, lease: Lease) -> None:
         """Execute while batches are due; a task that waits keeps none of its requests."""

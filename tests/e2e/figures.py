@@ -12,6 +12,7 @@ WAITING = "vllm:num_requests_waiting"
 IN_FLIGHT = "gateway_requests_in_flight"
 PENDING = "nv_inference_pending_request_count"
 WASTED = "gateway_wasted_tokens_total"
+GENERATED = "vllm:generation_tokens_total"
 CANCELED = "CANCELED"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 """The tokens of prompts that the engine has read to their end."""
@@ -35,6 +36,11 @@ def figures(server: Serving) -> defaultdict[str, float]:
             if 'reason="' in labels and name == "nv_inference_request_failure":
                 found[labels.partition('reason="')[2].partition('"')[0]] += value
     return found
+
+
+def diverted(server: Serving) -> float:
+    """The outputs of ended requests that were diverted."""
+    return server.metric("gateway_vllm_outputs_total", "llama", way="diverted")
 
 
 @contextmanager

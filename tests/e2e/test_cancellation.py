@@ -10,6 +10,7 @@ from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
 from tests.e2e.figures import (
     A_FEW_TOKENS,
     DROPPED_SECS,
+    GENERATED,
     IN_FLIGHT,
     PROMPT_TOKENS,
     RUNNING,
@@ -30,7 +31,6 @@ from tests.serving import Serving, wait_until
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
 GENERATE = "/v2/models/llama/generate"
-GENERATED = "vllm:generation_tokens_total"
 STALLED_SECS = 30.0
 A_LONG_PROMPT = 1000
 

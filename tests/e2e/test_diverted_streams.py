@@ -13,9 +13,11 @@ from tests.e2e.doors import COMPLETIONS, DOORS, GENERATE, Door, message, texts
 from tests.e2e.figures import (
     A_FEW_TOKENS,
     DROPPED_SECS,
+    GENERATED,
     IN_FLIGHT,
     WASTED,
     changes,
+    diverted,
     figures,
     wait_at_rest,
 )
@@ -27,8 +29,6 @@ from tests.serving import WAIT_SECS, Serving, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
-GENERATED = "vllm:generation_tokens_total"
-DIVERTED = "gateway_vllm_outputs_total"
 EVENTS = (0, 1, 2, 3, 5, 8)
 """The numbers of events that clients read before they disconnect; none has the headers."""
 FEW_TOKENS = 24
@@ -43,11 +43,6 @@ A_FEW = 4
 """Outputs of a stream that vLLM's handlers get, or that merge on a busy machine."""
 OTHERS = 4
 SLOW_BYTES = 30
-
-
-def diverted(server: Serving) -> float:
-    """The outputs of ended requests that were diverted."""
-    return server.metric(DIVERTED, "llama", way="diverted")
 
 
 def test_a_client_may_disconnect_at_each_event(server: Serving, llama: Llama) -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from loadtests.soak.http_clients import Closed, Connection, post
 from tests.e2e.doors import DOORS, GENERATE, Door, message, texts
-from tests.e2e.figures import changes, wait_at_rest
+from tests.e2e.figures import changes, diverted, wait_at_rest
 from tests.e2e.llama import ANSWER_SECS, Llama
 from tests.serving import Serving
 
@@ -30,7 +30,6 @@ SAMPLING = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
 LEAVE_SECS = 0.4
 SMALL_BUFFER = 4096
 ENDED = (Closed, ConnectionError)
-DIVERTED = "gateway_vllm_outputs_total"
 
 
 def test_random_clients_leave_an_engine_that_answers_and_holds_nothing(
@@ -38,7 +37,7 @@ def test_random_clients_leave_an_engine_that_answers_and_holds_nothing(
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed {seed}\n")
-    before = server.metric(DIVERTED, "llama", way="diverted")
+    before = diverted(server)
     with changes(server) as change:
         storm = asyncio.run(Storm(server, seed).run())
         wait_at_rest(server)
@@ -46,7 +45,7 @@ def test_random_clients_leave_an_engine_that_answers_and_holds_nothing(
     assert not storm.wrong
     assert storm.acts.keys() == ACTS.keys(), storm.acts
     assert change["nv_inference_request_success"] >= storm.acts["read a stream"]
-    assert server.metric(DIVERTED, "llama", way="diverted") - before > CLIENTS
+    assert diverted(server) - before > CLIENTS
 
 
 @dataclass(slots=True)

@@ -315,7 +315,7 @@ class _Begun:
 
     def look(self) -> None:
         """Send the response if it is there."""
-        cycle, answer = self.cycle, None
+        cycle = self.cycle
         try:
             response = self.stream.take_only(self.answers)
             if response is None:

@@ -1,7 +1,6 @@
 """Limits, timeouts and order of the dynamic batcher."""
 
 import asyncio
-import gc
 import random
 import time
 import weakref
@@ -18,10 +17,10 @@ from gateway.config.scheduling import TimeoutAction
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason
-from gateway.schedulers.dynamic import WAITING_SECS
+from gateway.schedulers.dynamic import WAITING_NS
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, array_tensor
-from tests.builders import DECOUPLED, read_all, settle, soon, text_response
+from tests.builders import DECOUPLED, read_all, settle, soon, text_response, uncollected
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.dynamic_queues import BROKEN, drain, policy, refused
 from tests.gateway.schedulers.queues import (
@@ -334,14 +333,11 @@ async def test_a_request_that_was_answered_is_not_kept_until_its_timeout(start: 
     alive = weakref.ref(data)
     entry = queue.ask(InferRequest(model="text", inputs=(array_tensor("x", Datatype.INT8, data),)))
     del data
-    gc.disable()
-    try:
+    with uncollected():
         await soon(entry.stream.only())
         del entry
         await settle()
         assert alive() is None
-    finally:
-        gc.enable()
 
 
 async def test_a_removed_instance_is_not_kept_by_a_task_that_waits(start: Start) -> None:
@@ -349,15 +345,12 @@ async def test_a_removed_instance_is_not_kept_by_a_task_that_waits(start: Start)
     instance = Echo(random.Random(0))
     alive = weakref.ref(instance)
     queue.scheduler.add(instance)
-    gc.disable()
-    try:
+    with uncollected():
         await read_all(queue.ask(word("a")).stream)
         await queue.scheduler.remove(instance)
         del instance
         await settle()
         assert alive() is None
-    finally:
-        gc.enable()
 
 
 async def test_a_task_that_waits_ends_soon(start: Start) -> None:
@@ -370,5 +363,5 @@ async def test_a_task_that_waits_ends_soon(start: Start) -> None:
     for _ in range(2):
         await read_all(queue.ask(word("a")).stream)
         assert tasks() == 1
-        await asyncio.sleep(3 * WAITING_SECS)
+        await asyncio.sleep(3 * WAITING_NS / 1e9)
         assert tasks() == 0

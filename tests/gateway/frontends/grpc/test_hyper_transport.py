@@ -1,7 +1,6 @@
 """The end of connections and RPCs on hyper's HTTP/2 after errors; eager start of RPCs."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -17,7 +16,7 @@ from gateway.frontends.grpc.hyper_transport import HyperConnection as Served
 from gateway.frontends.grpc.hyper_transport import HyperPort, HyperTransport, start_eagerly
 from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.settings import GrpcSettings
-from tests.builders import settle, soon
+from tests.builders import settle, soon, uncollected
 from tests.conformance import abuses
 from tests.conformance.abuses import frame
 from tests.conftest import tasks_left
@@ -122,19 +121,15 @@ async def test_a_stream_that_the_server_resets_takes_its_method_with_it(
 async def test_the_objects_of_a_cancelled_rpc_are_freed_at_once(
     transport: HyperTransport, service: Service
 ) -> None:
-    gc.disable()
-    try:
-        with Connection(transport.port) as connection:
-            connection.begin()
-            ask(connection, "/test/group")
-            await soon(service.begun.wait())
-            assert service.kept() is not None
-            connection.send(RstStreamFrame(1, error_code=CANCEL))
-            await soon(service.cancelled.wait())
-            await settle()
-            assert service.kept() is None
-    finally:
-        gc.enable()
+    with uncollected(), Connection(transport.port) as connection:
+        connection.begin()
+        ask(connection, "/test/group")
+        await soon(service.begun.wait())
+        assert service.kept() is not None
+        connection.send(RstStreamFrame(1, error_code=CANCEL))
+        await soon(service.cancelled.wait())
+        await settle()
+        assert service.kept() is None
 
 
 async def test_a_connection_during_shutdown_is_not_served(service: Service) -> None:
