@@ -15,9 +15,9 @@ import orjson
 from gateway.config import ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.messages import InferRequest, InferResponse, Sink, Usage
 from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE
-from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
+from gateway.tensor import Datatype, Tensor, array_tensor, encoded, text_tensor
 
 TEXT_INPUT = "text_input"
 MESSAGES = "messages"
@@ -234,6 +234,13 @@ class Transcript:
         )
         self._prompt_counted = True
         return InferResponse(outputs=outputs, final=final, usage=usage)
+
+    def deliver(self, sink: Sink, prompt_tokens: int, text: str, tokens: int) -> None:
+        """Put a part that is not the last one of the only text, as `respond` makes it."""
+        if self._optional is NO_OPTIONAL_OUTPUTS and self._prompt_counted:
+            sink.put_text(TEXT_OUTPUT, encoded(self._prefix + text), tokens)
+        else:
+            sink.put(self.respond((Delta(text, tokens),), prompt_tokens, final=False))
 
     def _row(self, deltas: Sequence[Delta]) -> list[Delta]:
         """One delta per sequence, in the order of their indices."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 from gateway.errors import InferenceError
-from gateway.tensor import Tensor, keyword_value, value
+from gateway.tensor import Datatype, Tensor, keyword_value, value
 
 Parameter = bool | int | float | str
 """A parameter of the v2 protocol."""
@@ -107,6 +107,28 @@ class Sink(Protocol):
     def put(self, response: "InferResponse") -> bool:
         """Deliver a response at once; returns whether no more has room."""
 
+    def put_text(self, name: str, text: bytes, tokens: int) -> bool:
+        """As `put` of a `response_of_text`, which is not made if the reader writes the text."""
+
+
+class StreamRecorder(Protocol):
+    """Accounts for a stream. Its methods are synchronous and must not raise."""
+
+    def responded(self, response: "InferResponse") -> None:
+        """A response was put into the stream."""
+
+    def delivered(self, name: str, text: bytes, tokens: int) -> None:
+        """As `responded` of a `response_of_text`, which was not made: the reader has written it."""
+
+    def taken(self) -> None:
+        """The reader took the first response."""
+
+    def wasted(self, response: "InferResponse") -> None:
+        """A response was produced after the stream had ended."""
+
+    def ended(self, error: InferenceError | None) -> None:
+        """The stream ended: complete, failed or cancelled. Called exactly once."""
+
 
 class Checked(NamedTuple):
     """The result of a validation by `rules`: the batch size of the request."""
@@ -200,3 +222,10 @@ class InferResponse:
             if tensor.name == name:
                 return tensor
         return None
+
+
+def response_of_text(name: str, text: bytes, tokens: int) -> InferResponse:
+    """A response with one output of one element of BYTES, and the number of its tokens."""
+    outputs = (Tensor(name, Datatype.BYTES, (1,), (text,)),)
+    usage = Usage(completion_tokens=tokens)
+    return InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage)

@@ -3,10 +3,10 @@
 import asyncio
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse
+from gateway.messages import InferResponse, StreamRecorder, response_of_text
 
 DEFAULT_LIMIT = 64
 SHARED_LIMIT_BYTES = 1 << 20
@@ -16,6 +16,9 @@ CANCELLED = "cancelled"
 
 INTERRUPTED = InferResponse(parameters={CANCELLED: True}, final=True)
 """The last response of an interrupted request. It has only the flag, and is never omitted."""
+
+WriteText = Callable[[str, bytes], bool]
+"""Writes a response of one text, with the name of its output, at once; False if it cannot."""
 
 DISCONNECT = InferenceError(Code.CANCELLED, "Request was cancelled")
 """The error in the record of a cancelled request; never raised, since it would keep tracebacks."""
@@ -53,22 +56,6 @@ class Interrupted(InferenceError):
         self.answers = answers
 
 
-class StreamRecorder(Protocol):
-    """Accounts for a stream. Its methods are synchronous and must not raise."""
-
-    def responded(self, response: InferResponse) -> None:
-        """A response was put into the stream."""
-
-    def taken(self) -> None:
-        """The reader took the first response."""
-
-    def wasted(self, response: InferResponse) -> None:
-        """A response was produced after the stream had ended."""
-
-    def ended(self, error: InferenceError | None) -> None:
-        """The stream ended: complete, failed or cancelled. Called exactly once."""
-
-
 class ResponseStream:
     """Bounded queue of the responses to one request; read by one task inside `with`, or a listener.
 
@@ -100,6 +87,7 @@ class ResponseStream:
         "_shared_bytes",
         "_subscriber",
         "_taken",
+        "_write_text",
         "_writer",
         "cancelled",
         "done",
@@ -121,6 +109,7 @@ class ResponseStream:
         self._taken = False
         self._reader: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
+        self._write_text: WriteText | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
         self._subscriber: Callable[[], None] | None = None
@@ -133,7 +122,7 @@ class ResponseStream:
 
     def close(self) -> None:
         """End reading, as leaving the `with` block does; for a reader without a task."""
-        self._listener = None
+        self._listener = self._write_text = None
         if not self.done or self._writer is not None:
             self.cancel()
         self.cancelled = True
@@ -178,6 +167,15 @@ class ResponseStream:
         if self._listener is not None:
             self._listener()
         return len(responses) >= self._limit or self._shared_bytes >= SHARED_LIMIT_BYTES
+
+    def put_text(self, name: str, text: bytes, tokens: int) -> bool:
+        """See `Sink.put_text`."""
+        write, unread = self._write_text, self._responses or self._held or self.done
+        if write is None or unread or not write(name, text):
+            return self.put(response_of_text(name, text, tokens))
+        if self._recorder is not None:
+            self._recorder.delivered(name, text, tokens)
+        return False
 
     def fail(self, error: InferenceError) -> None:
         """End the stream with an error; no effect once it is done."""
@@ -323,12 +321,13 @@ class ResponseStream:
             self._wake_writer()
         return taken
 
-    def listen(self, callback: Callable[[], None]) -> None:
+    def listen(self, callback: Callable[[], None], write_text: WriteText | None = None) -> None:
         """Call `callback` synchronously whenever there may be something to `take`.
 
-        Immediately if there already is. For a reader without a task, or of several streams.
+        Immediately if there already is. For a reader without a task, or of several streams. While
+        nothing is unread, `write_text` gets the texts of `put_text` first.
         """
-        self._listener = callback
+        self._listener, self._write_text = callback, write_text
         if self.done or self._responses:
             callback()
 

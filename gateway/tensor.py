@@ -145,8 +145,13 @@ class Tensor:
 
 def text_tensor(name: str, texts: Sequence[str]) -> Tensor:
     """A BYTES tensor of shape [len(texts)]."""
-    elements = tuple([text.encode("utf-8", "surrogatepass") for text in texts])
+    elements = tuple(map(encoded, texts))
     return Tensor(name, Datatype.BYTES, (len(elements),), elements)
+
+
+def encoded(text: str) -> bytes:
+    """The element of BYTES for a text."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def unicode_strings(tensor: Tensor, model: str, whose: str) -> npt.NDArray[Any]:

@@ -263,7 +263,7 @@ TINY = {
 ARGUMENTS = {
     "model": "small",
     "load_format": "dummy",
-    "dtype": "bfloat16",
+    "dtype": "float32",
     "max_model_len": 512,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,

@@ -266,6 +266,9 @@ class Notebook:
     def responded(self, response: InferResponse) -> None:
         self.lines.append("responded")
 
+    def delivered(self, name: str, text: bytes, tokens: int) -> None:
+        self.lines.append(f"delivered {text.decode()}")
+
     def taken(self) -> None:
         self.lines.append("taken")
 

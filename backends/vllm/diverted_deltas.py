@@ -5,13 +5,18 @@ delta of a text needs neither. This module is all that depends on vLLM's output 
 finds another one than that of vLLM 0.32, the outputs go vLLM's way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import RequestState
 
 from gateway.messages import Sink
+
+STEPS = "diverted_steps"
+"""The attribute of vLLM's output processor with what is in front of it."""
 
 TakeDelta = Callable[[str, int], None]
 """Takes the text and the number of tokens of a delta."""
@@ -20,22 +25,34 @@ TakeDelta = Callable[[str, int], None]
 class DivertedDeltas:
     """The plain deltas of one request, passed to a function in the step that makes them.
 
-    A delta is plain if it has tokens and does not end the text. It is diverted while `waiting` is
-    set, the sink has room, and no earlier output is unread. `count` is the number of diverted ones.
+    A delta is plain if it has tokens and nothing else, and does not end the text. It is diverted
+    while `waiting` is set, the sink has room, and no earlier output is unread. `count` is the
+    number of diverted ones.
+
+    A step of the engine calls `take`. With stop strings, which only vLLM's detokenizer finds, its
+    processor makes the text, and calls `make_request_output`.
     """
 
-    __slots__ = ("_collector", "_make", "_sink", "_state", "_take", "_tokens", "count", "waiting")
-
-    def __init__(self, state: Any, collector: Any, take: TakeDelta, sink: Sink) -> None:
+    def __init__(
+        self, state: Any, collector: Any, steps: "DivertedSteps", take: TakeDelta, sink: Sink
+    ) -> None:
         self.waiting = False
         self.count = 0
         self._tokens: list[int] = []
         self._state = state
+        self._detokenizer = state.detokenizer
+        self._statistics = state.stats
+        self._versions = state.weight_version_starts
+        self._plain = EngineCoreOutput(state.request_id, [])
         self._collector = collector
-        self._take = take
+        self._steps = steps
+        self._take_delta = take
         self._sink = sink
-        self._make = state.make_request_output
-        state.make_request_output = self._make_request_output
+        if self._detokenizer.stop:
+            self._make = state.make_request_output
+            state.make_request_output = self._make_request_output
+        else:
+            steps.requests[state.request_id] = self
 
     def taken(self) -> list[int]:
         """The tokens of the deltas since the last call."""
@@ -45,9 +62,36 @@ class DivertedDeltas:
     def end(self) -> None:
         """Let all further outputs go vLLM's way; idempotent."""
         self.waiting = False
-        if self._state is not None:
-            del self._state.make_request_output
-            self._state = self._make = self._collector = None
+        state, self._state = self._state, None
+        if state is None:
+            return
+        if self._steps.requests.pop(state.request_id, None) is None:
+            del state.make_request_output, self._make
+        self._detokenizer = self._statistics = self._versions = self._collector = None
+
+    def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:
+        """Divert an output as vLLM's processor would process it; False if it has to.
+
+        `at` is the step's monotonic time, `counts` vLLM's `IterationStats`, `version` that of the
+        weights.
+        """
+        tokens, plain, versions = output.new_token_ids, self._plain, self._versions
+        plain.new_token_ids = tokens
+        if (
+            not self._may_take(tokens)
+            or output != plain
+            or (version is not None and (not versions or versions[-1][0] != version))
+        ):
+            return False
+        if counts is not None:
+            # As `IterationStats.update_from_output` counts a plain output behind the first one.
+            known, count = self._statistics, len(tokens)
+            counts.num_generation_tokens += count
+            counts.inter_token_latencies_iter.append(at - known.last_token_ts)
+            known.num_generation_tokens += count
+            known.last_token_ts = at
+        self._divert(tokens, is_decoded=False)
+        return True
 
     def _make_request_output(
         self,
@@ -58,23 +102,65 @@ class DivertedDeltas:
         **named: Any,
     ) -> Any:
         """As `RequestState.make_request_output`; None if the delta was diverted."""
-        state = self._state
-        if (
-            self.waiting
-            and finish_reason is None
-            and new_token_ids
-            and self._collector.output is None
-            and not state.sampling_mask_chunks
-            and self._sink.has_room
-        ):
-            self.count += 1
-            self._tokens += new_token_ids
-            try:
-                self._take(state.detokenizer.get_next_output_text(False, True), len(new_token_ids))
-            except Exception as error:  # noqa: BLE001 - raised by the task of this request
-                self._collector.put(error)
+        masked = self._state.sampling_mask_chunks
+        if finish_reason is None and not masked and self._may_take(new_token_ids):
+            self._divert(new_token_ids, is_decoded=True)
             return None
         return self._make(new_token_ids, pooling_output, finish_reason, *rest, **named)
+
+    def _may_take(self, tokens: Sequence[int]) -> bool:
+        unread = self._collector.output is not None
+        return bool(self.waiting and tokens and not unread and self._sink.has_room)
+
+    def _divert(self, tokens: list[int], *, is_decoded: bool) -> None:
+        self.count += 1
+        self._tokens += tokens
+        try:
+            if not is_decoded:
+                self._detokenizer.update(tokens, False)
+            text = self._detokenizer.get_next_output_text(False, True)
+            self._take_delta(text, len(tokens))
+        except Exception as error:  # noqa: BLE001 - raised by the task of this request
+            self._collector.put(error)
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    return tuple(signature(function).parameters)
+
+
+class DivertedSteps:
+    """The steps of one engine, in front of its output processor.
+
+    Outputs of `requests`, by their internal ids, are offered to them first.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self.requests: dict[str, DivertedDeltas] = {}
+        self._process = processor.process_outputs
+        processor.process_outputs = self.process_outputs
+        setattr(processor, STEPS, self)
+
+    def process_outputs(
+        self,
+        engine_core_outputs: Sequence[EngineCoreOutput],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: Any = None,
+        weight_version: str | None = None,
+    ) -> Any:
+        """As `OutputProcessor.process_outputs`, which gets the outputs that are not diverted."""
+        requests, at = self.requests, engine_core_timestamp or 0.0
+        left = engine_core_outputs
+        if requests:
+            left = [
+                output
+                for output in engine_core_outputs
+                if (found := requests.get(output.request_id)) is None
+                or not found.take(output, at, iteration_stats, weight_version)
+            ]
+        return self._process(left, engine_core_timestamp, iteration_stats, weight_version)
+
+
+PARAMETERS = _parameters(DivertedSteps.process_outputs)[1:]
 
 
 def divert(
@@ -87,9 +173,23 @@ def divert(
     processor = getattr(engine, "output_processor", None)
     states = getattr(processor, "request_states", {})
     state = states.get(collector.request_id)
-    if sink is None or type(state) is not RequestState or not _is_plain(state):
+    if sink is None or type(state) is not RequestState:
         return None
-    return DivertedDeltas(state, collector, take, sink)
+    try:
+        steps = _steps_of(processor)
+        if steps is None or not _is_plain(state):
+            return None
+        return DivertedDeltas(state, collector, steps, take, sink)
+    except AttributeError:
+        return None  # of another release
+
+
+def _steps_of(processor: Any) -> DivertedSteps | None:
+    """Those of the processor, which the first diverted request puts in front of it."""
+    found: DivertedSteps | None = getattr(processor, STEPS, None)
+    if found is None and _parameters(processor.process_outputs) == PARAMETERS:
+        return DivertedSteps(processor)
+    return found
 
 
 def _is_plain(state: Any) -> bool:
@@ -99,5 +199,6 @@ def _is_plain(state: Any) -> bool:
         and state.parent_req is None
         and state.stream_interval == 1
         and not state.streaming_input
+        and not state.is_prefilling
         and state.detokenizer is not None
     )

@@ -27,13 +27,12 @@ from gateway.generation import (
     EMBEDDING_REQUEST,
     MESSAGES,
     TEXT_INPUT,
-    Delta,
     GenerationRequest,
     Transcript,
     invalid,
     read_generation,
 )
-from gateway.messages import InferRequest, Sink
+from gateway.messages import InferRequest
 from gateway.openai_contract import REQUEST
 
 
@@ -126,7 +125,7 @@ class VllmInstance(Instance):
                     count = len(output.prompt_token_ids)
                     yield 0, transcript.respond(deltas, count, final=output.finished)
                     if sink is not None:
-                        running.divert(partial(_put_delta, transcript, count, sink), sink)
+                        running.divert(partial(transcript.deliver, sink, count), sink)
                         sink = None
         except FAILURES as error:
             yield 0, self._engine.failures.explain(error)
@@ -180,12 +179,6 @@ class VllmInstance(Instance):
 
     def _new_id(self) -> str:
         return f"{self._engine.model}-{next(self._numbers)}"
-
-
-def _put_delta(
-    transcript: Transcript, prompt_tokens: int, sink: Sink, text: str, tokens: int
-) -> None:
-    sink.put(transcript.respond((Delta(text, tokens),), prompt_tokens, final=False))
 
 
 def lora_request(adapter: LoraAdapter) -> LoRARequest:

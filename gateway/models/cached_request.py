@@ -13,7 +13,7 @@ from gateway.cache.cache import (
     request_key,
 )
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, response_of_text
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
@@ -188,6 +188,10 @@ class CachedRequest:
         if response.outputs and self._missed:
             self._answers += 1
             self._answer = response
+
+    def delivered(self, name: str, text: bytes, tokens: int) -> None:
+        """As `responded`."""
+        self.responded(response_of_text(name, text, tokens))
 
     def taken(self) -> None:
         """Pass the event on."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
-from gateway.messages import NO_PARAMETERS, Checked, InferRequest
+from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.instances import Instances, InstanceSlot
 from gateway.models.limits import ConversationLimits, Limits
@@ -24,7 +24,7 @@ from gateway.schedulers.dynamic import DynamicScheduler
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.sequences.scheduler import SequenceScheduler
-from gateway.stream import ResponseStream, StreamRecorder
+from gateway.stream import ResponseStream
 from gateway.threads import Threads
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
-from gateway.messages import InferResponse, Phases, Usage
+from gateway.messages import InferResponse, Phases, response_of_text
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
     ModelStatistics,
@@ -111,9 +111,27 @@ class Record:
             self._first_ns = now
             statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
         if statistics.responses is not None:
-            self._count_response(now, response)
-        if response.usage is not None:
-            self._count_tokens(now, response.usage)
+            if response.error is not None:
+                self._count_failed_response(now, response.error)
+                self._answers += 1
+                self._last_ns = now
+            else:
+                output_ns = 0 if response.phases is None else response.phases.output_ns
+                self._count_response(now, output_ns, has_outputs=bool(response.outputs))
+        usage = response.usage
+        if usage is not None:
+            statistics.prompt_tokens += usage.prompt_tokens
+            self._count_completion(now, usage.completion_tokens)
+
+    def delivered(self, name: str, text: bytes, tokens: int) -> None:
+        """As `responded`, for a text that is already written."""
+        if self.trace is not None or not self._first_ns:
+            self.responded(response_of_text(name, text, tokens))
+            return
+        self.progress_ns = now = time.perf_counter_ns()
+        if self._statistics.responses is not None:
+            self._count_response(now, 0, has_outputs=True)
+        self._count_completion(now, tokens)
 
     def wasted(self, response: InferResponse) -> None:
         """Count the tokens of a response that has no reader."""
@@ -164,13 +182,8 @@ class Record:
             trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
         trace.ended(now)
 
-    def _count_response(self, now: int, response: InferResponse) -> None:
+    def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
         """Count one response of several; its time is from the previous response."""
-        if response.error is not None:
-            self._count_failed_response(now, response.error)
-            self._answers += 1
-            self._last_ns = now
-            return
         index, rows = self._answers, self._statistics.responses
         self._answers += 1
         if index >= MAX_RESPONSE_ROWS or rows is None:
@@ -178,11 +191,10 @@ class Record:
         row = rows[index] if index < len(rows) else self._statistics.response(index)
         if row is None:
             return
-        output_ns = response.phases.output_ns if response.phases is not None else 0
         elapsed = now - self._last_ns
         self._last_ns = now
         infer_ns = max(0, elapsed - output_ns)
-        if response.outputs:
+        if has_outputs:
             count_each(
                 (row.compute_infer, infer_ns),
                 (row.compute_output, output_ns),
@@ -192,14 +204,14 @@ class Record:
             row.compute_infer.add(infer_ns)
             row.empty_response.add(elapsed)
 
-    def _count_tokens(self, now: int, usage: Usage) -> None:
+    def _count_completion(self, now: int, tokens: int) -> None:
+        """Count the tokens of a response; their time is from the previous ones."""
         statistics = self._statistics
-        statistics.prompt_tokens += usage.prompt_tokens
-        statistics.completion_tokens += usage.completion_tokens
-        if not usage.completion_tokens:
+        statistics.completion_tokens += tokens
+        if not tokens:
             return
         if self._last_tokens_ns:
-            gap = (now - self._last_tokens_ns) / NS_PER_SECOND / usage.completion_tokens
+            gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
             statistics.inter_token.observe(gap)
         else:
             statistics.first_token.observe((now - self._received_ns) / NS_PER_SECOND)

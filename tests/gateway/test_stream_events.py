@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse
+from gateway.messages import InferResponse, response_of_text
 from gateway.stream import ResponseStream
 from tests.builders import FLAG, Notebook, read_all, settle, soon, text_response, texts
 
@@ -239,3 +239,68 @@ def test_unread_responses_are_taken_without_waiting(stream: ResponseStream) -> N
     assert texts(stream.take() or ()) == ["three"]
     with pytest.raises(InferenceError, match="broken"):
         stream.take()
+
+
+# Texts that the reader writes at once.
+
+
+class Wire:
+    """Writes texts while it is ready."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.written: list[bytes] = []
+
+    def write_text(self, name: str, text: bytes) -> bool:
+        assert name == "OUT"
+        if self.ready:
+            self.written.append(text)
+        return self.ready
+
+
+def put_text(stream: ResponseStream, text: bytes) -> bool:
+    return stream.put_text("OUT", text, 1)
+
+
+def test_a_text_is_written_at_once_unless_others_are_unread(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    wire, calls = Wire(), list[str]()
+    stream.listen(lambda: calls.append("unread"), wire.write_text)
+    assert not put_text(stream, b"one")
+    wire.ready = False
+    put_text(stream, b"two")
+    wire.ready = True
+    put_text(stream, b"three")
+    assert (wire.written, calls) == ([b"one"], ["unread"] * 2)
+    assert stream.take() == [response_of_text("OUT", each, 1) for each in (b"two", b"three")]
+    put_text(stream, b"four")
+    assert wire.written == [b"one", b"four"]
+    lines = ["delivered one", "responded", "responded", "taken", "delivered four"]
+    assert notebook.lines == lines
+
+
+def test_no_text_is_written_while_a_stream_is_held_or_after_its_end(
+    stream: ResponseStream, notebook: Notebook
+) -> None:
+    wire = Wire()
+    stream.listen(lambda: None, wire.write_text)
+    stream.hold()
+    put_text(stream, b"one")
+    stream.release()
+    stream.take()
+    stream.cancel()
+    put_text(stream, b"two")
+    assert wire.written == []
+    cancelled = "ended: Cancelled: Request was cancelled"
+    assert notebook.lines == ["responded", "taken", cancelled, "wasted"]
+
+
+def test_without_a_writer_texts_are_put(stream: ResponseStream) -> None:
+    assert [put_text(stream, text) for text in (b"one", b"two", b"three")] == [False, False, True]
+    assert not stream.has_room
+    wire = Wire()
+    stream.listen(lambda: None, wire.write_text)
+    stream.close()
+    stream.put_text("OUT", b"late", 1)
+    assert wire.written == []

@@ -13,9 +13,8 @@ from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
-from gateway.messages import NO_PARAMETERS, InferResponse, Sink, Usage
+from gateway.messages import Sink, Usage
 from gateway.openai_contract import RESPONSE
-from gateway.tensor import Datatype, Tensor
 
 DISCONNECTS = (asyncio.CancelledError, GeneratorExit)
 
@@ -106,9 +105,8 @@ class Exchange:
     def _put_delta(self, template: ChunkTemplate, sink: Sink, text: str, tokens: int) -> None:
         self._completion_tokens += tokens
         if text or not template.skips_empty:
-            outputs = (Tensor(RESPONSE, Datatype.BYTES, (1,), (template.chunk(text),)),)
-            usage = self.usage(final=False)
-            sink.put(InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage))
+            tokens, self._completion_tokens = self._completion_tokens, 0
+            sink.put_text(RESPONSE, template.chunk(text), tokens)
 
     @property
     def finished(self) -> bool:

@@ -261,6 +261,13 @@ class GenerateEncoder:
                 return prefix + orjson.dumps(data[0].decode("utf-8", "replace")) + b"}"
         return None
 
+    def encode_element(self, name: str, element: bytes) -> bytes | None:
+        """As `encode_text` of a response with this element; without further calls, as there."""
+        if name <= LAST_MEMBER or len(element) > SHORT:
+            return None
+        prefix = self._prefixes.get(name) or self._prefix_for(name)
+        return prefix + orjson.dumps(element.decode("utf-8", "replace")) + b"}"
+
     def _prefix_for(self, name: str) -> bytes:
         prefix = self._prefixes[name] = b"%b,%b:" % (self._prefix, orjson.dumps(name))
         return prefix

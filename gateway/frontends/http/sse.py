@@ -23,6 +23,7 @@ from gateway.frontends.http.errors import (
 )
 from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.json_tensors import is_large
+from gateway.frontends.http.keep_alive import SilenceFiller
 from gateway.frontends.http.request_scope import (
     HANDOVER,
     OnDisconnect,
@@ -55,9 +56,6 @@ EVENT_STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Headers of every stream of events: proxies must neither cache nor buffer it."""
-
-KEEP_ALIVE = b": keep-alive\n\n"
-"""The comment that is sent in silence, so that no proxy closes the connection as idle."""
 
 BETWEEN = b"\n\ndata: "
 """The end of one event's data and the begin of the next."""
@@ -97,56 +95,6 @@ def refused_stream(path: str, error: InferenceError) -> Response:
     return Response(event(error_body(error.message)), status_of(error, STATUS), headers)
 
 
-class SilenceFiller:
-    """Sends a comment after each `secs` seconds of silence inside `with`, by a timer.
-
-    `sent_at` is the time of the latest other output. A task exists only while a comment waits for
-    a client that reads slowly.
-    """
-
-    __slots__ = ("_loop", "_put", "_secs", "_sent_at", "_task", "_timer", "_write")
-
-    def __init__(
-        self, put: SendPiece, write: WritePiece, secs: float, sent_at: Callable[[], float]
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._put = put
-        self._write = write
-        self._secs = secs
-        self._sent_at = sent_at
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle
-
-    def __enter__(self) -> None:
-        self._look_in(self._secs)
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-
-    def _look_in(self, secs: float) -> None:
-        self._timer = self._loop.call_later(secs, self._look)
-
-    def _look(self) -> None:
-        left = self._sent_at() + self._secs - self._loop.time()
-        if left > 0:
-            self._look_in(left)
-        elif self._write(KEEP_ALIVE):
-            self._look_in(self._secs)
-        else:
-            self._task = asyncio.ensure_future(self._put(KEEP_ALIVE))
-            self._task.add_done_callback(self._put_ended)
-
-    def _put_ended(self, task: "asyncio.Task[None]") -> None:
-        """Continue after a comment; a failure to send ends the comments, then the stream."""
-        failed = task.cancelled() or task.exception() is not None
-        if task is self._task and not failed:
-            self._task = None
-            self._look_in(self._secs)
-
-
 class EventStream(Response):
     """Sends a stream as events: the first at once, later ones merged while a write is under way.
 
@@ -168,7 +116,7 @@ class EventStream(Response):
         self._stream = stream
         self._first = first
         self._silence_secs = settings.keep_alive_secs
-        self._sent_at = 0.0
+        self.sent_at = 0.0
 
     @abstractmethod
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
@@ -176,6 +124,10 @@ class EventStream(Response):
 
         None if the batch is large: `encode_large` encodes it.
         """
+
+    def encode_text(self, name: str, text: bytes) -> bytes | None:
+        """The event of a response with one text; None if `encode_batch` has to encode it."""
+        return None
 
     async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
         """The events of large responses, encoded without blocking the event loop."""
@@ -202,8 +154,8 @@ class EventStream(Response):
         await send(self._head())
         if scope["method"] != "HEAD":
             put, write = piece_sender(scope, send), piece_writer(scope)
-            self._sent_at = asyncio.get_running_loop().time()
-            with SilenceFiller(put, write, self._silence_secs, lambda: self._sent_at):
+            self.sent_at = asyncio.get_running_loop().time()
+            with SilenceFiller(put, write, self._silence_secs, lambda: self.sent_at):
                 await self._send_batches(put, write)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -216,7 +168,7 @@ class EventStream(Response):
         time = asyncio.get_running_loop().time
         next_batch: Callable[[], Awaitable[Sequence[InferResponse]]] = self._stream.batch
         if isinstance(self._stream, ResponseStream):
-            next_batch = partial(self._unwritten, self._stream, write)
+            next_batch = partial(_unwritten, self, self._stream, write)
         try:
             batch, self._first = self._first, None
             if batch is None:
@@ -227,7 +179,7 @@ class EventStream(Response):
                     chunk = await self.encode_large(batch)
                 if chunk:
                     await put(chunk)
-                    self._sent_at = time()
+                    self.sent_at = time()
                 batch = await next_batch()
         except InferenceError as error:
             await put(self.encode_failure(error))
@@ -238,42 +190,66 @@ class EventStream(Response):
         if end := self.encode_end():
             await put(end)
 
-    async def _unwritten(
-        self, stream: ResponseStream, write: WritePiece
-    ) -> Sequence[InferResponse]:
-        """The next batch that could not be written as soon as it came; empty at the end.
 
-        Others are written by the code that puts them into the stream: no task wakes for a token. A
-        second batch within a turn of the loop is written at the next one, with those that follow.
-        """
-        loop = asyncio.get_running_loop()
-        left: asyncio.Future[Sequence[InferResponse]] = loop.create_future()
-        deferred: asyncio.Handle | None = None
+class _DirectWrites:
+    """Writes a stream's events in the code that puts them, so that no task wakes for a token.
 
-        def write_unread(*, is_due: bool = False) -> None:
-            nonlocal deferred
-            if is_due:
-                deferred = None
-            elif deferred is not None:
-                return
-            elif loop.time() == self._sent_at and not stream.done:
-                # uvloop's time is that of its turn, in milliseconds.
-                deferred = loop.call_soon(partial(write_unread, is_due=True))
-                return
-            try:
-                while not left.done() and (batch := stream.take()) is not None:
-                    chunk = self.encode_batch(batch) if batch else None
-                    if chunk and write(chunk):
-                        self._sent_at = loop.time()
-                    elif chunk != b"":
-                        left.set_result(batch)
-                    if not stream.done:
-                        break
-            except Exception as error:  # noqa: BLE001 - ends the request, in its own task
-                left.set_exception(error)
+    `left` gets the first batch that cannot be written so, empty at the end. A second batch within a
+    turn of the loop is written at the next one, with those that follow.
+    """
 
-        stream.listen(write_unread)
-        return await left
+    __slots__ = ("_deferred", "_events", "_loop", "_stream", "_write", "left")
+
+    def __init__(self, events: EventStream, stream: ResponseStream, write: WritePiece) -> None:
+        self._events = events
+        self._stream = stream
+        self._write = write
+        self._loop = asyncio.get_running_loop()
+        self._deferred: asyncio.Handle | None = None
+        self.left: asyncio.Future[Sequence[InferResponse]] = self._loop.create_future()
+
+    def write_text(self, name: str, text: bytes) -> bool:
+        """Write the event of one text; False if it has to be put into the stream."""
+        events, now = self._events, self._loop.time()
+        if now == events.sent_at or self._deferred is not None or self.left.done():
+            return False
+        chunk = events.encode_text(name, text)
+        if chunk is None or not self._write(chunk):
+            return False
+        events.sent_at = now
+        return True
+
+    def write_unread(self, *, is_due: bool = False) -> None:
+        """Write what is unread in the stream."""
+        events, stream = self._events, self._stream
+        if is_due:
+            self._deferred = None
+        elif self._deferred is not None:
+            return
+        elif self._loop.time() == events.sent_at and not stream.done:
+            # uvloop's time is that of its turn, in milliseconds.
+            self._deferred = self._loop.call_soon(partial(self.write_unread, is_due=True))
+            return
+        try:
+            while not self.left.done() and (batch := stream.take()) is not None:
+                chunk = events.encode_batch(batch) if batch else None
+                if chunk and self._write(chunk):
+                    events.sent_at = self._loop.time()
+                elif chunk != b"":
+                    self.left.set_result(batch)
+                if not stream.done:
+                    break
+        except Exception as error:  # noqa: BLE001 - ends the request, in its own task
+            self.left.set_exception(error)
+
+
+async def _unwritten(
+    events: EventStream, stream: ResponseStream, write: WritePiece
+) -> Sequence[InferResponse]:
+    """The next batch that could not be written as soon as it came; empty at the end."""
+    writes = _DirectWrites(events, stream, write)
+    stream.listen(writes.write_unread, writes.write_text)
+    return await writes.left
 
 
 class GenerateEvents(EventStream):
@@ -301,6 +277,10 @@ class GenerateEvents(EventStream):
                 # As `event`, without a call for each token.
                 return b"data: %b\n\n" % BETWEEN.join(texts)  # type: ignore[arg-type]
         return None if _is_large(batch) else self._events(batch)
+
+    def encode_text(self, name: str, text: bytes) -> bytes | None:
+        data = self._encoder.encode_element(name, text)
+        return None if data is None else b"data: %b\n\n" % data
 
     async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
         return await self._threads.run(self._events, batch)

@@ -1,16 +1,22 @@
 """The account of one request: counts and durations, once, where its stream ends."""
 
 import asyncio
+import time
+from copy import copy
+from itertools import count
+from typing import Any
 
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse, Usage
+from gateway.messages import InferResponse, Usage, response_of_text
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import (
+    MAX_RESPONSE_ROWS,
     QUEUE_TIMEOUT,
     FailureReason,
     ModelStatistics,
+    statistics_row,
 )
 from tests.builders import (
     ScriptedInstance,
@@ -211,6 +217,46 @@ def test_a_response_without_tokens_between_others_counts_none(
     record.responded(text_response("a tail", final=True))
     assert statistics.completion_tokens == 1
     assert sum(statistics.inter_token.counts) == 0
+
+
+@pytest.mark.parametrize("rows", [[], None], ids=["rows", "no rows"])
+@pytest.mark.parametrize("is_traced", [False, True], ids=["", "traced"])
+def test_a_delivered_text_counts_as_its_response(
+    monkeypatch: pytest.MonkeyPatch, rows: list[Any] | None, is_traced: bool
+) -> None:
+    def counted(*, delivers: bool) -> tuple[ModelStatistics, list[Any]]:
+        clock = (number * number for number in count(1000))
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: next(clock))
+        statistics, seen = ModelStatistics(responses=copy(rows)), list[Any]()
+        record = Record(statistics, 1, 0, lambda record: None)
+        record.started()
+        record.trace = Noting(seen) if is_traced else None  # type: ignore[assignment]
+        for number in range(MAX_RESPONSE_ROWS + 2):
+            text, new = b"%d" % number, number % 3
+            if delivers:
+                record.delivered("OUT", text, new)
+            else:
+                record.responded(response_of_text("OUT", text, new))
+        return statistics, [seen, record.progress_ns]
+
+    first, second = counted(delivers=True), counted(delivers=False)
+    assert statistics_row("m", "1", first[0]) == statistics_row("m", "1", second[0])
+    assert first[0].completion_tokens == second[0].completion_tokens > 0
+    for name in ("inter_token", "first_token", "first_response_ms"):
+        one, other = getattr(first[0], name), getattr(second[0], name)
+        assert (one.counts, one.total) == (other.counts, other.total)
+    assert first[1] == second[1]
+    assert len(first[1][0]) == (MAX_RESPONSE_ROWS + 2 if is_traced else 0)
+
+
+class Noting:
+    """A trace that notes the outputs of responses."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self._seen = seen
+
+    def responded(self, response: InferResponse, ns: int, *, first: bool) -> None:
+        self._seen.append((response.outputs, ns, first))
 
 
 async def test_tokens_for_a_cancelled_reader_are_wasted(serve: Serve) -> None:

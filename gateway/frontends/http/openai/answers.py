@@ -84,11 +84,18 @@ class ChunkEncoder:
             outputs = response.outputs
             if len(outputs) == 1 and not response.parameters and outputs[0].name == RESPONSE:
                 data = outputs[0].data
-                if type(data) is tuple and len(data) == 1 and not LINE_END.search(data[0]):
-                    found += (b"data: ", data[0], b"\n\n")  # most chunks, without further calls
+                chunk = data[0] if type(data) is tuple and len(data) == 1 else b"\n"
+                if b"\n" not in chunk and b"\r" not in chunk:
+                    found += (b"data: ", chunk, b"\n\n")  # most chunks, without further calls
                     continue
             found.append(self._event(response))
         return b"".join(found)
+
+    def text_event(self, name: str, chunk: bytes) -> bytes | None:
+        """The event of a response with one element; None for one that takes several lines."""
+        if name != RESPONSE or b"\n" in chunk or b"\r" in chunk:
+            return None
+        return b"data: %b\n\n" % chunk
 
     def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
         """The same events with their ids."""
@@ -136,6 +143,9 @@ class OpenAiEvents(EventStream):
         if isinstance(self._stream, RecordingReader):
             return self._encoder.numbered_events(self._stream.numbered(batch))
         return self._encoder.events(batch)
+
+    def encode_text(self, name: str, text: bytes) -> bytes | None:
+        return self._encoder.text_event(name, text)
 
     def encode_failure(self, error: InferenceError) -> bytes:
         return self._encoder.failure(error)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,7 +12,7 @@ import pytest
 
 from gateway.errors import InferenceError
 from gateway.generation import TEXT_OUTPUT
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, response_of_text
 from gateway.openai_contract import RESPONSE
 from tests.backends.vllm.conftest import Llama, strings
 from tests.builders import settle, soon
@@ -34,13 +33,15 @@ Step = dict[str, Any]
 class Reader:
     """Takes diverted deltas while it has room, as well as those that the instance yields.
 
-    `error` is the message of the error that the instance yielded.
+    `counts` are vLLM's statistics after each step, `error` is the message of the error that the
+    instance yielded.
     """
 
     rooms: random.Random | None = None
     found: list[InferResponse] = field(default_factory=list)
     put_count: int = 0
     error: str = ""
+    counts: list[Any] = field(default_factory=list)
 
     @property
     def has_room(self) -> bool:
@@ -51,6 +52,9 @@ class Reader:
         self.found.append(response)
         self.put_count += 1
 
+    def put_text(self, name: str, text: bytes, tokens: int) -> None:
+        self.put(response_of_text(name, text, tokens))
+
     def take(self, answer: InferResponse | InferenceError) -> None:
         """Take what the instance yields."""
         assert not self.error
@@ -58,6 +62,13 @@ class Reader:
             self.error = answer.message
         else:
             self.found.append(answer)
+
+    def count(self, step: Any, state: Any) -> None:
+        """Note what vLLM has counted of a step and of its request."""
+        gaps, waits = step.inter_token_latencies_iter, len(step.time_to_first_tokens_iter)
+        of_request = state.stats.num_generation_tokens, state.stats.last_token_ts
+        versions = [*state.weight_version_starts]
+        self.counts.append((step.num_generation_tokens, gaps, waits, of_request, versions))
 
     async def read(self, llama: Llama, request: InferRequest) -> None:
         """Read all responses to a request whose deltas may be diverted."""
@@ -79,6 +90,7 @@ async def answered(
     With `hurry` some steps follow the one before them within a turn of the loop.
     """
     from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.metrics.stats import IterationStats
 
     llm = llama.llm
     added: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -96,11 +108,16 @@ async def answered(
         patch.setattr(CLOCK, lambda: 1.0)
         reading = asyncio.create_task(read())
         request_id = await soon(added)
-        for step in steps:
+        state = llm.output_processor.request_states[request_id]
+        for at, step in enumerate(steps):
             if hurry is None or hurry.random() < 0.5:
                 await settle()
-            output = EngineCoreOutput(request_id, **step)
-            llm.output_processor.process_outputs([output], time.monotonic())
+            # A stop string takes the tokens behind it from the output.
+            own = {**step, "new_token_ids": [*step["new_token_ids"]]}
+            output, counts = EngineCoreOutput(request_id, **own), IterationStats()
+            version = "old" if at < len(steps) // 2 else "new"
+            llm.output_processor.process_outputs([output], float(at), counts, version)
+            reader.count(counts, state)
         await soon(reading)
     return reader
 
@@ -202,6 +219,7 @@ async def compare(
     found = await answered(llama, request, steps, Reader(rooms), diverts=True)
     assert outputs(found.found) == outputs(expected.found)
     assert found.error == expected.error
+    assert found.counts == expected.counts
     for members in ("final", "parameters"):
         assert [getattr(each, members) for each in found.found] == [
             getattr(each, members) for each in expected.found

@@ -60,8 +60,15 @@ TAKEN = {
         *("self", "new_token_ids", "pooling_output", "finish_reason", "stop_reason"),
         *("kv_transfer_params", "ec_transfer_params", "error"),
     ),
+    "vllm.v1.engine.output_processor:OutputProcessor.process_outputs": (
+        *("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
+        "weight_version",
+    ),
     "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.get_next_output_text": (
         *("self", "finished", "delta"),
+    ),
+    "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.update": (
+        *("self", "new_token_ids", "stop_terminated"),
     ),
     "vllm.parser.abstract_parser:DelegatingParser.parse_delta": (
         *("self", "delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),

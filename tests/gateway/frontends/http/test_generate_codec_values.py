@@ -15,7 +15,7 @@ from gateway.frontends.http.generate_codec import (
     GenerateEncoder,
     fit_shape,
 )
-from gateway.messages import InferResponse, SequenceTag
+from gateway.messages import InferResponse, SequenceTag, response_of_text
 from gateway.stream import INTERRUPTED, has_data
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import FLAG, text_response
@@ -262,6 +262,16 @@ def test_an_encoder_serves_many_responses() -> None:
     encoder = GenerateEncoder("m", "1", "")
     found = [encoder.encode(text_response(text)) for text in ("a", "b")]
     assert [json.loads(each)["text_output"] for each in found] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["text_output", "a_text", "model_version"])
+@pytest.mark.parametrize("text", [b"", b'a "word"\n', "😀é".encode(), b"\xf0\x9f", b"x" * 4096])
+def test_an_element_is_encoded_as_its_response(name: str, text: bytes) -> None:
+    encoder = GenerateEncoder("m", "1", "r")
+    found = encoder.encode_element(name, text)
+    assert found == encoder.encode_text(response_of_text(name, text, 1))
+    assert (found is None) == (name != "text_output")
+    assert encoder.encode_element(name, b"x" * 4097) is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.openai.answers import ChunkEncoder
+from gateway.messages import response_of_text
+from gateway.openai_contract import RESPONSE, Endpoint
 from gateway.stream import DEFAULT_LIMIT, INTERRUPTED
 from tests.builders import FLAG, ScriptedInstance, settle, soon
 from tests.conftest import Serve
@@ -153,3 +156,13 @@ async def test_a_slow_client_holds_back_the_model_and_gets_chunks_in_few_writes(
         assert execution.taken <= 3 * DEFAULT_LIMIT, "one write, one batch, one full stream"
         exchange.reads.set()
         assert (await exchange.rest()).count(b"data: ") == total + 1
+
+
+@pytest.mark.parametrize("text", [b"{}", b"", b'{"a": "\xc3\xa9"}', b"{\n}", b"{\r}"])
+def test_the_event_of_a_text_is_that_of_its_response(text: bytes) -> None:
+    encoder = ChunkEncoder("chat", Endpoint.CHAT)
+    found = encoder.text_event(RESPONSE, text)
+    is_one_line = len(text.splitlines()) < 2 and text == text.strip()
+    assert (found is None) == (not is_one_line)
+    assert found in {None, encoder.events([response_of_text(RESPONSE, text, 1)])}
+    assert encoder.text_event("other", text) is None
