@@ -4,6 +4,7 @@ In reading order:
 
 - `server`: services, health, reflection and shutdown behind one transport
 - `servicer`: one method per RPC of the v2 protocol
+- `unary_infer`: ModelInfer
 - `rpc`: calls, methods, status codes and errors; the interface of transports
 - `stream_infer`: ModelStreamInfer, its requests and their cancellation
 - `outbox`: order, limits and sending of its responses
@@ -16,6 +17,7 @@ In reading order:
 - `grpcio_transport`: transport on the grpcio library
 - `hyper_transport`: transport on hyper's HTTP/2 (httpunk), its connections
 - `hyper_call`: one RPC
+- `hyper_begun`: RPCs without a task
 - `hyper_limits`: limits of memory, of time on the event loop, of pings and age
 - `http2_wire`: headers, framing and compression of gRPC over HTTP/2
 """

@@ -27,6 +27,8 @@ DEADLINE = "grpc-timeout"
 DEADLINE_PASSED = "Deadline Exceeded"
 """The text of gRPC's own server, and so of Triton."""
 
+ENCODING = "grpc-encoding"
+
 OWN = frozenset({b"te", b"content-type", b"content-length", b"host"})
 OWN_PREFIX = b"grpc-"
 """Headers of the protocol, which are not metadata."""
@@ -179,12 +181,8 @@ class Deframer:
 
     def feed(self, chunk: bytes) -> Sequence[bytes]:
         """The messages completed by this chunk."""
-        if not self._head and len(chunk) >= HEAD.size:
-            # Usually a chunk is one message.
-            flag, size = HEAD.unpack_from(chunk)
-            if flag == PLAIN and len(chunk) == HEAD.size + size and size <= self._max_bytes:
-                return (chunk[HEAD.size :],)
-        return list(self._cut(chunk))
+        message = None if self._head else only_message(chunk, self._max_bytes)
+        return list(self._cut(chunk)) if message is None else (message,)
 
     def end(self) -> None:
         """The stream has ended; RpcError within a message."""
@@ -271,6 +269,15 @@ class Deframer:
 
     def _malformed(self) -> RpcError:
         return RpcError(StatusCode.INTERNAL, f"a message is not in the form of {self.encoding}")
+
+
+def only_message(chunk: bytes, max_bytes: int) -> bytes | None:
+    """The message of a chunk that is one uncompressed message of a permitted size; else None."""
+    if len(chunk) >= HEAD.size:
+        flag, size = HEAD.unpack_from(chunk)
+        if flag == PLAIN and len(chunk) == HEAD.size + size and size <= max_bytes:
+            return chunk[HEAD.size :]
+    return None
 
 
 def framed(messages: Sequence[bytes]) -> Sequence[bytes]:

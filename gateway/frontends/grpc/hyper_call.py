@@ -16,6 +16,7 @@ from httpunk._backend.asyncio import AsyncioBackend
 from gateway.frontends.grpc.http2_wire import (
     ACCEPTED,
     DEADLINE,
+    ENCODING,
     IDENTITY,
     Deframer,
     compressed_in_thread,
@@ -119,7 +120,7 @@ class HyperCall(RpcCall):
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         headers = BEGUN
         if metadata or self._encoding != IDENTITY:
-            coded = () if self._encoding == IDENTITY else (("grpc-encoding", self._encoding),)
+            coded = () if self._encoding == IDENTITY else ((ENCODING, self._encoding),)
             headers = HeaderMap([*BEGINNING, *coded, *written_metadata(metadata)])
         try:
             self._stream = await self._request.send_response(HTTP_OK, headers=headers)
@@ -160,7 +161,7 @@ class HyperCall(RpcCall):
 
     async def _run(self, method: Method) -> None:
         if method.unary:
-            await self._answer(await method.answer(await self._only(), self))
+            await self.answer(await method.answer(await self._only(), self))
             return
         await method.run(self._messages(), self)
         await self._finish(StatusCode.OK)
@@ -174,7 +175,8 @@ class HyperCall(RpcCall):
         headers = HeaderMap([*BEGINNING, *self._trailers(error.status, error.details)])
         await self._request.respond(http_status, headers=headers)
 
-    async def _answer(self, message: bytes) -> None:
+    async def answer(self, message: bytes) -> None:
+        """End a unary RPC with its message. RpcError if a large one exceeds the budget."""
         if self._stream is None and not self._trailing and self._encoding == IDENTITY:
             body = framed((message,))
             self._count_unsent(body)
@@ -233,7 +235,7 @@ class HyperCall(RpcCall):
         deframer.end()
 
     def _deframer(self) -> Deframer:
-        encoding = self._request.headers.get("grpc-encoding")
+        encoding = self._request.headers.get(ENCODING)
         found = IDENTITY if encoding is None else encoding.decode("latin-1")
         return Deframer(found, MAX_MESSAGE_BYTES)
 
@@ -293,10 +295,14 @@ class HyperEvent:
             self._waiter = self._loop.create_future()
             await self._waiter
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """Call a function when the event is set; immediately if it is."""
+    def hold(self) -> None:
+        """Set the event until `clear`, without a wake-up and a call."""
+        self._set = True
+
+    def listen(self, listener: Callable[[], object] | None) -> None:
+        """Call a function when the event is set, immediately if it is; None ends that."""
         self._listener = listener
-        if self._set:
+        if self._set and listener is not None:
             listener()
 
 
@@ -352,7 +358,7 @@ def is_whole(request: Any) -> bool:
 
 
 def whole_body(request: Any) -> bytes | None:
-    """The body of a request, if `is_whole`; else None."""
+    """The body of a request, if it has been received in one piece; else None."""
     if not is_whole(request):
         return None
     chunk, is_budgeted = request._stream.body_recv.items.pop(0)
@@ -381,6 +387,6 @@ def is_reset(request: Any) -> bool:
     return found
 
 
-def on_reset(request: Any, reset: Callable[[], object]) -> None:
-    """Call a function when the client resets a request."""
+def on_reset(request: Any, reset: Callable[[], object] | None) -> None:
+    """Call a function when the client resets a request; None ends that."""
     request._stream.reset_evt.listen(reset)

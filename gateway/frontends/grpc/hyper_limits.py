@@ -168,6 +168,36 @@ class BoundedConnection(ServerConnection):
         self.turn_bytes = min(TURN_BYTES, TURN_FRAMES * (1 + len(data) // len(frames)))
         return frames
 
+    def send_together(self, send: Callable[[], None]) -> None:
+        """Call a function that sends frames, and write them at once.
+
+        They wait for the writer if other streams are open, since their frames may follow soon, and
+        while the client does not read.
+        """
+        event: Any = self._write_evt
+        if event.is_set():
+            send()  # the writer is about to write
+            return
+        event.hold()
+        try:
+            send()
+        finally:
+            event.clear()
+            if self.has_pending():
+                self._write_pending()
+
+    def _write_pending(self) -> None:
+        stream: Any = self._transport
+        if self.num_streams or self._send_lock.locked() or not stream.may_write:
+            self._write_evt.set()
+            return
+        data, _ = self.take_pending()
+        stream.write(data)
+        data.release()  # the buffer is used again, as by the writer of httpunk
+        written: Any = self.credit_written()
+        for handle in written:
+            handle.window_evt.set()
+
     def recv_headers(self, frame: Any, spare: object | None = None) -> Any:
         """Override of httpunk: the headers or trailers of a request."""
         verdict = super().recv_headers(frame, spare)

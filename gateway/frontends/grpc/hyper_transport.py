@@ -3,15 +3,22 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any
 
 from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
-from gateway.frontends.grpc.http2_wire import DEADLINE, DEADLINE_PASSED, NotGrpc, require_grpc
-from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset, is_whole, on_reset
+from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
+from gateway.frontends.grpc.hyper_begun import BegunCalls
+from gateway.frontends.grpc.hyper_call import (
+    HyperBackend,
+    HyperCall,
+    is_reset,
+    on_reset,
+)
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
 from gateway.frontends.grpc.sockets import HTTP_2, SocketFile, bound, read_certificates, unix_path
@@ -54,9 +61,6 @@ MAPPED = "::ffff:"
 
 SHOWN_CHARS = 256
 """Longest part of the path shown in the error."""
-
-
-Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class HyperTransport(Transport):
@@ -143,6 +147,7 @@ class HyperConnection(H2ServerProtocol):
         self._socket: Any = None
         self._peer = ""
         self._bounds: Any = None
+        self._begun = BegunCalls(self, shared.settings.compression)
         self._rpcs: set[asyncio.Task[None]] = set()
         self._greeting: asyncio.TimerHandle | None = None
 
@@ -178,8 +183,27 @@ class HyperConnection(H2ServerProtocol):
             await stream.drain_future()
         if stream.readable_now():
             await asyncio.sleep(0)
+        else:
+            self._read_waiter = PromptWaiter(self._loop)
+            try:
+                await self._read_waiter
+            finally:
+                self._read_waiter = None
         data: bytes = await stream.receive_some(self._bounds.turn_bytes)
         return data
+
+    def send_together(self, send: Callable[[], None]) -> None:
+        """Call a function that sends frames, and write them at once."""
+        self._bounds.send_together(send)
+
+    @property
+    def may_write(self) -> bool:
+        """Whether the client reads what is sent, as far as is known."""
+        return not (self._writing_paused or self._conn_lost or self._socket.is_closing())
+
+    def write(self, data: memoryview) -> None:
+        """Write at once."""
+        self._socket.write(data)
 
     async def graceful_shutdown(self) -> None:
         """Override of httpunk: refuse new RPCs; drop a client without a preface."""
@@ -214,45 +238,43 @@ class HyperConnection(H2ServerProtocol):
             await server.accept()  # returns when the connection ends
             if self._bounds.is_failed():
                 self._cancel_rpcs()
-            while self._rpcs:
-                await asyncio.wait(self._rpcs)
+            while self._rpcs or self._begun:
+                await self._begun.ended()
+                if self._rpcs:
+                    await asyncio.wait(self._rpcs)
 
     def _cancel_rpcs(self) -> None:
+        self._begun.cancel()
         for task in self._rpcs:
             task.cancel()
 
     def _begin(self, request: Any) -> None:
         if is_reset(request):
             return
-        create: Create = self._loop.create_task
-        if self._is_eager(request):
-            task = self._begin_eagerly(request, create)
-        else:
-            task = create(self.handle(request))
-        if task is not None:
-            self._rpcs.add(task)
-            task.add_done_callback(self._rpcs.discard)
-            on_reset(request, task.cancel)
-
-    def _begin_eagerly(self, request: Any, create: Create) -> "asyncio.Task[None] | None":
-        try:
-            return start_eagerly(self.handle(request), create)
-        except (Exception, asyncio.CancelledError):
-            # Around one request in a frontend: an error would end the reading of the connection.
-            log.exception("request failed unexpectedly")
-            return create(request.reset())
-
-    def _is_eager(self, request: Any) -> bool:
-        """Whether an RPC can start without a task; a deadline needs one."""
         method = self._shared.methods.get(request.path)
-        eager = method is not None and method.eager and is_whole(request)
-        return eager and request.headers.get(DEADLINE) is None
+        if method is None or not self._begun.begin(request, method):
+            self.start(request, self._loop.create_task(self.handle(request)))
+
+    def start(self, request: Any, task: asyncio.Task[None]) -> None:
+        """Own the task of an RPC; a reset cancels it."""
+        self._rpcs.add(task)
+        task.add_done_callback(self._rpcs.discard)
+        on_reset(request, task.cancel)
+
+    def new_call(self, request: Any) -> HyperCall:
+        """The call of a request."""
+        shared = self._shared
+        return HyperCall(request, self._peer, shared.budget, self._loop, shared.threads)
 
     async def handle(self, request: Any) -> None:
         """Serve one RPC until it is answered or its client disconnects."""
-        call = HyperCall(request, self._peer, self._shared.budget, self._loop, self._shared.threads)
+        call = self.new_call(request)
+        await self.until_end(request, call, self._serve_rpc(request, call))
+
+    async def until_end(self, request: Any, call: HyperCall, serving: Awaitable[None]) -> None:
+        """Serve one RPC, send its error if it has one, and end its call."""
         try:
-            await self._serve_rpc(request, call)
+            await self._answered(call, serving)
         except (ClientDisconnected, HTTPunkError):
             await request.reset()  # no-op for an ended stream
         except asyncio.CancelledError as error:
@@ -268,21 +290,90 @@ class HyperConnection(H2ServerProtocol):
             call.end()
 
     async def _serve_rpc(self, request: Any, call: HyperCall) -> None:
+        require_grpc(request)
+        method = self._shared.methods.get(request.path)
+        if method is None:
+            shown = request.path[:SHOWN_CHARS]
+            raise RpcError(StatusCode.UNIMPLEMENTED, f"no method '{shown}' is served here")
+        if method.compresses:
+            call.compress(self._shared.settings.compression)
+        await call.run(method)
+
+    async def _answered(self, call: HyperCall, serving: Awaitable[None]) -> None:
         try:
-            require_grpc(request)
-            method = self._shared.methods.get(request.path)
-            if method is None:
-                shown = request.path[:SHOWN_CHARS]
-                raise RpcError(StatusCode.UNIMPLEMENTED, f"no method '{shown}' is served here")
-            if method.compresses:
-                call.compress(self._shared.settings.compression)
-            await call.run(method)
+            await serving
         except NotGrpc as error:
             await call.refuse(error.http_status, error)
         except RpcError as error:
             await call.fail(error)
         except TimeoutError:
             await call.fail(RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED))
+
+
+class PromptWaiter:
+    """A future with one waiting task, which continues in the call of `set_result`.
+
+    It continues in the next turn of the event loop if that call is made by a task, or before the
+    task waits.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_set", "_wake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._asyncio_future_blocking = False  # how asyncio recognizes a future
+        self._loop = loop
+        self._set = self._cancelled = False
+        self._wake: Callable[[PromptWaiter], object] | None = None
+        self._context: Context | None = None
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the task."""
+        return self._loop
+
+    def done(self) -> bool:
+        """Whether it is set or cancelled."""
+        return self._set or self._cancelled
+
+    def set_result(self, result: None) -> None:
+        """Wake the task."""
+        self._set = True
+        wake, self._wake = self._wake, None
+        if wake is None or self._context is None:
+            return
+        if asyncio.current_task(self._loop) is None:
+            self._context.run(wake, self)
+        else:
+            self._loop.call_soon(wake, self, context=self._context)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel the wait; False if it is over."""
+        if self.done():
+            return False
+        self._cancelled = True
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            self._loop.call_soon(wake, self, context=self._context)
+        return True
+
+    def result(self) -> None:
+        """The outcome for the task; CancelledError after `cancel`."""
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+    def add_done_callback(
+        self, wake: Callable[["PromptWaiter"], object], *, context: Context
+    ) -> None:
+        """For the task: continue by this call."""
+        if self.done():
+            self._loop.call_soon(wake, self, context=context)
+        else:
+            self._wake, self._context = wake, context
+
+    def __await__(self) -> Generator["PromptWaiter", None, None]:
+        if not self.done():
+            self._asyncio_future_blocking = True
+            yield self
+        self.result()
 
 
 def _speaks_http_2(session: Any) -> bool:
@@ -296,47 +387,3 @@ def _peer_name(name: Any) -> str:
         return UNIX
     host, port = name[0].removeprefix(MAPPED), name[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
-def start_eagerly(
-    coroutine: Coroutine[Any, Any, None], create: Create
-) -> "asyncio.Task[None] | None":
-    """Run a coroutine up to its first wait; `create` makes a task for the rest, if any.
-
-    As `asyncio.eager_task_factory` of Python 3.12. Up to the first wait the current task is the
-    caller's, so the coroutine must not use timeouts or task groups there. An error before the
-    first wait is raised here.
-    """
-    try:
-        awaited = coroutine.send(None)
-    except StopIteration:
-        return None
-    return create(_Rest(coroutine, awaited))
-
-
-class _Rest(Coroutine[Any, Any, None]):
-    """The rest of a coroutine that has run up to its first wait."""
-
-    __slots__ = ("_awaited", "_coroutine", "_is_started")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-        self._coroutine = coroutine
-        self._awaited = awaited
-        self._is_started = False
-
-    def send(self, value: None) -> Any:
-        if self._is_started:
-            return self._coroutine.send(value)
-        self._is_started = True
-        awaited, self._awaited = self._awaited, None
-        return awaited
-
-    def throw(self, *error: Any) -> Any:
-        self._is_started, self._awaited = True, None
-        return self._coroutine.throw(*error)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        raise TypeError("the rest of a coroutine can only be run by a task")

@@ -10,7 +10,7 @@ import numpy as np
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.parameters import HeaderForwarding, read_parameters
+from gateway.frontends.grpc.parameters import HeaderForwarding, InferParameters, read_parameters
 from gateway.frontends.grpc.protobuf_wire import (
     LargeMessage,
     Message,
@@ -107,7 +107,8 @@ class RequestDecoder:
         if isinstance(raw, DecodedRequest):
             return raw.request()
         received_ns = time.perf_counter_ns()
-        parameters = read_parameters(message.parameters)
+        given = message.parameters
+        parameters = read_parameters(given) if given else InferParameters()
         if self._forwarding.enabled:
             parameters.custom.update(self._forwarding.select(self._metadata))
         reader = _InputReader(message, raw, config, self._shared_memory, contents)
@@ -119,7 +120,7 @@ class RequestDecoder:
             inputs=tuple([reader.read(tensor) for tensor in message.inputs[:]]),
             outputs=self._outputs(message.outputs[:]),
             parameters=parameters.custom,
-            sequence=parameters.sequence,
+            sequence=parameters.sequence if parameters.sequence_tags else None,
             priority=parameters.priority,
             timeout_us=parameters.timeout_us,
             received_ns=received_ns,

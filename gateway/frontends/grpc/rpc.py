@@ -15,7 +15,8 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -109,6 +110,43 @@ class RpcCall(ABC):
         """Call a function when the RPC has ended: answered, failed or cancelled."""
 
 
+class BegunCall(ABC):
+    """Interface between a method without a task and the transport of its RPC.
+
+    The method ends the RPC by one call of `answer` or `fail`, from any code on the event loop.
+    After a disconnect that call is required, and has no effect.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def metadata(self) -> Metadata:
+        """As `RpcCall.metadata`."""
+
+    @abstractmethod
+    def on_disconnect(self, disconnected: Callable[[], object]) -> None:
+        """Call a function when the client disconnects before the end of the RPC, or this fails."""
+
+    @abstractmethod
+    def answer(self, message: bytes) -> None:
+        """End the RPC with a message."""
+
+    @abstractmethod
+    def fail(self, error: "RpcError") -> None:
+        """End the RPC with an error."""
+
+
+class Beginning(Protocol):
+    """A unary method that needs no task for some messages."""
+
+    def may_begin(self, size_bytes: int) -> bool:
+        """Whether a message of this size can be answered without a task."""
+
+    def begin(self, message: Any, call: BegunCall) -> None:
+        """Answer a message now or later. An exception ends the RPC, as `fail`."""
+
+
 STATUS = {
     Code.UNKNOWN: StatusCode.UNKNOWN,
     Code.INTERNAL: StatusCode.INTERNAL,
@@ -157,11 +195,21 @@ class Transport(ABC):
         """Drop the connections that remain after the grace period; call after `stop`."""
 
 
+def translated(error: BaseException) -> "RpcError":
+    """The RpcError of any error; an unexpected error is logged, and its text is not sent."""
+    if isinstance(error, RpcError):
+        return error
+    if isinstance(error, InferenceError):
+        return rpc_error(error)
+    log.error("request failed unexpectedly", exc_info=error)
+    return rpc_error(unexpected())
+
+
 class _ErrorTranslation:
     """Translates the errors of one RPC in a frontend into RpcError.
 
-    An unexpected error is logged, and its text is not sent. A CancelledError counts as unexpected
-    unless the task of the RPC is being cancelled, because the client still waits.
+    A CancelledError counts as unexpected unless the task of the RPC is being cancelled, because the
+    client still waits.
     """
 
     def __enter__(self) -> None:
@@ -170,13 +218,10 @@ class _ErrorTranslation:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             return
-        if isinstance(error, InferenceError):
-            raise rpc_error(error) from None
         if isinstance(error, PASSED):
             return
         if isinstance(error, Exception) or _is_stray(error):
-            log.error("request failed unexpectedly", exc_info=error)
-            raise rpc_error(unexpected()) from None
+            raise translated(error) from None
 
 
 def _is_stray(error: BaseException) -> bool:
@@ -204,8 +249,8 @@ class Method:
     It returns a message; if the server streams it sends its messages and returns None. It may raise
     InferenceError or RpcError. The iterator also ends when the client disconnects, directly before
     the task is cancelled. `compresses` allows compression of the answers. `parse_large` parses
-    messages above LARGE_BYTES without blocking the event loop. An `eager` method must not ask for
-    the current task before its first wait (see `start_eagerly`).
+    messages above LARGE_BYTES without blocking the event loop. `beginning` is the same method
+    without a task, for messages up to that size.
     """
 
     serve: Serve
@@ -214,7 +259,7 @@ class Method:
     client_streams: bool = False
     server_streams: bool = False
     compresses: bool = False
-    eager: bool = False
+    beginning: Beginning | None = None
     parse_large: ParseLarge | None = None
 
     async def answer(self, message: bytes, call: RpcCall) -> bytes:
@@ -225,6 +270,13 @@ class Method:
             else:
                 asked = await self.parsed_large(self.parse_large(message, call))
             return self.serialize(await self.serve(asked, call))
+
+    def begin(self, beginning: Beginning, message: bytes, call: BegunCall) -> None:
+        """Answer a message of a unary RPC without a task."""
+        try:
+            beginning.begin(self.parsed(message), call)
+        except Exception as error:  # noqa: BLE001 - around one request in a frontend
+            call.fail(translated(error))
 
     async def run(self, messages: AsyncIterable[bytes], call: RpcCall) -> None:
         """Answer a streaming RPC. Raises only RpcError or ClientDisconnected."""
@@ -294,19 +346,22 @@ class ParsedMessages:
             self.is_parsing = False
 
 
+NO_BEGINNINGS: Mapping[str, Beginning] = MappingProxyType({})
+
+
 def methods(
     service: Any,
     servicer: object,
     in_bytes: Mapping[str, Parse] | None = None,
     compressing: Collection[str] = (),
-    eager: Collection[str] = (),
+    beginnings: Mapping[str, Beginning] = NO_BEGINNINGS,
     large: Callable[[str, Parse], ParseLarge] | None = None,
 ) -> Iterator[tuple[str, Method]]:
     """The paths of a service, by its descriptor, with the methods of the servicer.
 
-    The methods named in `in_bytes` use the parsers given there and return bytes. `compressing` and
-    `eager` name the methods with these properties. `large(name, parser)` gives the parser of large
-    messages of a method.
+    The methods named in `in_bytes` use the parsers given there and return bytes. `compressing`
+    names the methods with that property; `beginnings` has those that need no task for some
+    messages. `large(name, parser)` gives the parser of large messages of a method.
     """
     parsers = in_bytes or {}
     for described in service.methods:
@@ -321,7 +376,7 @@ def methods(
                 client_streams=described.client_streaming,
                 server_streams=described.server_streaming,
                 compresses=name in compressing,
-                eager=name in eager,
+                beginning=beginnings.get(name),
                 parse_large=None if large is None else large(name, parse),
             ),
         )

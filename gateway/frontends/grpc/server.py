@@ -20,8 +20,6 @@ from gateway.threads import apart
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
 """Methods with compressed responses, as in Triton (protocol: gRPC transport)."""
-EAGER = ("ModelInfer",)
-"""Methods that start without a task; their code never asks for the current task."""
 TransportFactory = Callable[[Mapping[str, Method], GrpcSettings], Transport]
 """Creates a transport for methods; raises OSError if the address cannot be bound."""
 
@@ -77,7 +75,7 @@ class GrpcServer:
                     self._servicer,
                     self._servicer.parsers,
                     COMPRESSING,
-                    EAGER,
+                    {"ModelInfer": self._servicer.unary},
                     self._servicer.parser_of_large,
                 )
             ),

@@ -7,15 +7,13 @@ from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
+from gateway.frontends.grpc.message_memo import InferMessage
 from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
-from gateway.frontends.grpc.request import LargeMessages, RequestDecoder, begin_trace
-from gateway.frontends.grpc.response import InferResponseEncoder
+from gateway.frontends.grpc.request import LargeMessages, RequestDecoder
 from gateway.frontends.grpc.rpc import Parse, ParseLarge, RpcCall
 from gateway.frontends.grpc.stream_infer import StreamInferRpcs
-from gateway.messages import InferRequest
-from gateway.models.model import Model
+from gateway.frontends.grpc.unary_infer import UnaryInferRpcs
 from gateway.models.model_folder import FILE_PREFIX, Override
 from gateway.observability.log import (
     BOOLEANS,
@@ -24,7 +22,6 @@ from gateway.observability.log import (
     read_log_settings,
     show_log_settings,
 )
-from gateway.observability.trace import Trace
 from gateway.observability.tracer import read_trace_settings, show_trace_settings
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
@@ -50,6 +47,7 @@ class Servicer:
     """Methods of GRPCInferenceService; each raises InferenceError or RpcError.
 
     ModelInfer and ModelStreamInfer take parsed messages and return or send encoded responses.
+    `unary` has the former.
     """
 
     def __init__(
@@ -62,7 +60,8 @@ class Servicer:
         self._dataplane = dataplane
         self._server_id = server_id
         self._forwarding = HeaderForwarding(settings.header_forward_pattern)
-        self._known = MessageMemo()
+        self.unary = UnaryInferRpcs(dataplane, self._forwarding)
+        self.ModelInfer = self.unary.serve
         self._large = LargeMessages(dataplane)
         self._streams = StreamInferRpcs(
             dataplane, recordings or Recordings(), settings.send_timeout_secs
@@ -71,7 +70,7 @@ class Servicer:
     @property
     def parsers(self) -> Mapping[str, Parse]:
         """Parsers of the methods that return bytes."""
-        return {"ModelInfer": self._known.parse, "ModelStreamInfer": parse_request}
+        return {"ModelInfer": self.unary.parse, "ModelStreamInfer": parse_request}
 
     def parser_of_large(self, name: str, parse: Parse) -> ParseLarge:
         """The parser of large messages of a method; it runs in a thread if it would block."""
@@ -133,21 +132,6 @@ class Servicer:
     ) -> pb.ModelStatisticsResponse:
         rows = metadata.statistics(self._dataplane, request.name, request.version)
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
-
-    async def ModelInfer(self, incoming: InferMessage, call: RpcCall) -> bytes:
-        model, infer_request = self._read(incoming, call)
-        trace = begin_trace(self._dataplane.tracer, infer_request)
-        try:
-            with self._dataplane.infer(infer_request, model, trace) as stream:
-                if incoming.known is None and not self._forwarding.enabled:
-                    self._known.add(incoming, infer_request)
-                response = await stream.only()
-        finally:
-            if trace is not None:
-                _trace_sending(trace, call)
-        return InferResponseEncoder(infer_request, model, self._dataplane.shared_memory).encode(
-            response
-        )
 
     def ModelStreamInfer(self, requests: AsyncIterator[Message], call: RpcCall) -> Awaitable[None]:
         return self._streams.serve(requests, self._decoder(call), call)
@@ -255,39 +239,9 @@ class Servicer:
         self._dataplane.shared_memory.unregister(RegionKind.CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def _read(self, incoming: InferMessage, call: RpcCall) -> tuple[Model, InferRequest]:
-        """The model and the request of a message."""
-        if (known := incoming.known) is not None:
-            model = self._dataplane.model(known.asked.model, known.asked.version)
-            _refuse_decoupled(model)
-            return model, known.request(incoming.data)
-        message: Any = incoming.message
-        model = self._dataplane.model(message.model_name, message.model_version)
-        _refuse_decoupled(model)
-        return model, self._decoder(call).decode(message, incoming.raw, model.config)
-
     def _decoder(self, call: RpcCall) -> RequestDecoder:
         metadata = call.metadata if self._forwarding.enabled else ()
         return RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
-
-
-def _refuse_decoupled(model: Model) -> None:
-    if model.decoupled:
-        raise InferenceError(
-            Code.UNSUPPORTED,
-            "ModelInfer RPC doesn't support models with decoupled transaction policy",
-        )
-
-
-def _trace_sending(trace: Trace, call: RpcCall) -> None:
-    """Record when sending the response starts and ends."""
-
-    def sent() -> None:
-        trace.stamp("GRPC_SEND_END")
-        trace.sent()
-
-    trace.stamp("GRPC_SEND_START")
-    call.on_end(sent)
 
 
 def _override(parameters: Parameters) -> Override | None:

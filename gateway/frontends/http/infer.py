@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.begun_request import BegunRequest, begins_without_task
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.frontends.http.body import (
@@ -70,6 +71,7 @@ KEY_HEADER = IDEMPOTENCY_KEY.encode()
 WITH_TASK = frozenset({b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER})
 """The headers of requests whose responses need a task."""
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
+LENGTH = b"content-length"
 AS_JSON = (b"content-type", JSON.encode())
 AS_BINARY = (b"content-type", b"application/octet-stream")
 
@@ -154,7 +156,9 @@ class InferRoute:
         scope: Any = cycle.scope
         receive: Any = cycle.receive
         found = PATH.fullmatch(scope["path"])
-        if found is None or scope["method"] != "POST" or len(cycle.body) > LARGE_BYTES:
+        if found is None or scope["method"] != "POST":
+            return False
+        if not begins_without_task(len(cycle.body), self._dataplane.tracer):
             return False
         (model, version), headers = found.groups(""), dict(scope["headers"])
         if not WITH_TASK.isdisjoint(headers) or (version and not is_version(version)):
@@ -174,7 +178,7 @@ class InferRoute:
         parts = divide(body, header_length(call.headers), self._limit)
         request, forms = self._decode(call, model, parts)
         stream = self._dataplane.infer(request, model)
-        begun = _Begun(self, call, cycle, start, model, request.id, forms, stream)
+        begun = _BegunInfer(stream, self, call, cycle, start, model, request.id, forms)
         cycle.scope["state"][WATCH](stream.cancel)
         stream.listen(begun.look)
 
@@ -248,8 +252,9 @@ class InferRoute:
         accepts = call.headers.get(b"accept-encoding")
         encoding = accepted(accepts.decode("latin-1")) if accepts else IDENTITY
         if encoding != IDENTITY:
-            answer.parts = [await compress(encoding, answer.parts, self._threads)]
-            answer.headers[-1] = _length(answer.parts)
+            compressed = await compress(encoding, answer.parts, self._threads)
+            answer.parts = [compressed]
+            answer.headers[-1] = (LENGTH, b"%d" % len(compressed))
             answer.headers.append((b"content-encoding", encoding.encode()))
         return answer
 
@@ -300,8 +305,8 @@ class InferRoute:
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A request that was begun without a task; `answers` are its responses so far."""
+class _BegunInfer(BegunRequest[ASGIApp]):
+    """A request that was begun without a task."""
 
     route: InferRoute
     call: _Call
@@ -310,21 +315,16 @@ class _Begun:
     model: Model
     request_id: str
     forms: OutputForms
-    stream: ResponseStream
-    answers: list[InferResponse] = field(default_factory=list)
 
-    def look(self) -> None:
-        """Send the response if it is there."""
+    def encode(self, response: InferResponse) -> ASGIApp:
+        answered = Answered(self.model, self.request_id, response, self.forms)
+        return self.route.encode(self.call, answered)
+
+    def failed(self, error: Exception) -> ASGIApp:
+        return _failed(self.call, error)
+
+    def send(self, answer: ASGIApp) -> None:
         cycle = self.cycle
-        try:
-            response = self.stream.take_only(self.answers)
-            if response is None:
-                return
-            answered = Answered(self.model, self.request_id, response, self.forms)
-            answer = self.route.encode(self.call, answered)
-        except Exception as error:  # noqa: BLE001 - around one request in a frontend
-            answer = _failed(self.call, error)
-        self.stream.close()
         cycle.scope["state"][WATCH](None)
         if cycle.disconnected:
             return
@@ -340,12 +340,8 @@ def _answer(encoded: EncodedResponse) -> _Answer:
     if encoded.has_binary:
         headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
     parts: list[Buffer] = [encoded.header, *encoded.blobs]
-    headers.append(_length(parts))
+    headers.append((LENGTH, b"%d" % sum(map(len, parts))))
     return _Answer(headers, parts)
-
-
-def _length(parts: Sequence[Buffer]) -> tuple[bytes, bytes]:
-    return b"content-length", b"%d" % sum(map(len, parts))
 
 
 def _failed(call: _Call, error: Exception) -> Response:

@@ -306,10 +306,8 @@ class TracedApp:
     def __init__(self, app: BeginningApp, tracer: Tracer) -> None:
         self._app = app
         self._tracer = tracer
-
-    def begin(self, cycle: RequestResponseCycle, start: Start) -> bool:
-        """See `Begin`; a traced request needs a task."""
-        return not self._tracer.on and self._app.begin(cycle, start)
+        self.begin = app.begin
+        """See `Begin`."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._traced if self._tracer.on else self._app

@@ -55,6 +55,27 @@ async def test_a_listener_is_called_when_the_event_is_set_or_immediately() -> No
     assert told == ["then", "at once"]
 
 
+async def test_a_held_event_is_set_without_a_call() -> None:
+    told: list[str] = []
+    signal = HyperEvent(asyncio.get_running_loop())
+    signal.listen(lambda: told.append("set"))
+    signal.hold()
+    signal.set()
+    assert (signal.is_set(), told) == (True, [])
+    signal.clear()
+    signal.set()
+    assert told == ["set"]
+
+
+async def test_a_listener_can_be_removed() -> None:
+    told: list[str] = []
+    signal = HyperEvent(asyncio.get_running_loop())
+    signal.listen(lambda: told.append("set"))
+    signal.listen(None)
+    signal.set()
+    assert told == []
+
+
 async def test_a_queue_keeps_the_order_of_its_items() -> None:
     mailbox = HyperQueue(asyncio.get_running_loop())
     mailbox.send(1)

@@ -1,8 +1,8 @@
-"""The end of connections and RPCs on hyper's HTTP/2 after errors; eager start of RPCs."""
+"""The end of connections and RPCs on hyper's HTTP/2 after errors."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 from weakref import ref
 
@@ -13,7 +13,7 @@ from gateway.frontends.grpc import hyper_limits
 from gateway.frontends.grpc.hyper_call import HyperBackend
 from gateway.frontends.grpc.hyper_limits import BufferBudget
 from gateway.frontends.grpc.hyper_transport import HyperConnection as Served
-from gateway.frontends.grpc.hyper_transport import HyperPort, HyperTransport, start_eagerly
+from gateway.frontends.grpc.hyper_transport import HyperPort, HyperTransport
 from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.settings import GrpcSettings
 from tests.builders import settle, soon, uncollected
@@ -177,111 +177,3 @@ async def test_data_read_after_a_disconnect_do_not_count() -> None:
     gone.close_budget()
     gone.receive(PREFACE)
     budget.reserve(1 << 40)
-
-
-Made = list[asyncio.Task[None]]
-
-
-@pytest.fixture
-def made() -> Made:
-    return []
-
-
-@pytest.fixture
-def create(made: Made) -> Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]:
-    def keep(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        made.append(asyncio.get_running_loop().create_task(coroutine))
-        return made[-1]
-
-    return keep
-
-
-async def test_a_coroutine_without_a_wait_needs_no_task(create: Any, made: Made) -> None:
-    done: list[str] = []
-
-    async def work() -> None:
-        done.append("done")
-
-    assert start_eagerly(work(), create) is None
-    assert (done, made) == (["done"], [])
-
-
-async def test_a_waiting_coroutine_continues_as_a_task(create: Any) -> None:
-    steps: list[object] = []
-    gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def work() -> None:
-        steps.append("begun")
-        steps.append(await gate)
-        await asyncio.sleep(0)
-        steps.append(asyncio.current_task())
-
-    task = start_eagerly(work(), create)
-    assert steps == ["begun"]
-    gate.set_result("opened")
-    assert task is not None
-    await soon(task)
-    assert steps == ["begun", "opened", task]
-
-
-@pytest.mark.parametrize("result", ["value", "error"])
-async def test_a_coroutine_may_wait_for_a_future_that_is_done_early(
-    create: Any, result: str
-) -> None:
-    gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    seen: list[str] = []
-
-    async def work() -> None:
-        try:
-            await gate
-            seen.append("value")
-        except ValueError:
-            seen.append("error")
-
-    task = start_eagerly(work(), create)
-    assert task is not None
-    if result == "value":
-        gate.set_result(None)
-    else:
-        gate.set_exception(ValueError())
-    await soon(task)
-    assert seen == [result]
-
-
-@pytest.mark.parametrize("turns", [0, 1, 3])
-async def test_a_started_coroutine_can_be_cancelled(create: Any, turns: int) -> None:
-    seen: list[str] = []
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            seen.append("cancelled")
-            await asyncio.sleep(0)
-            seen.append("cleaned up")
-            raise
-
-    task = start_eagerly(work(), create)
-    assert task is not None
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await soon(task)
-    assert seen == ["cancelled", "cleaned up"]
-
-
-async def test_an_error_reaches_the_awaiting_task(create: Any) -> None:
-    async def early() -> None:
-        raise ValueError("early")
-
-    async def late() -> None:
-        await asyncio.sleep(0)
-        raise ValueError("late")
-
-    with pytest.raises(ValueError, match="early"):
-        start_eagerly(early(), create)
-    task = start_eagerly(late(), create)
-    assert task is not None
-    with pytest.raises(ValueError, match="late"):
-        await soon(task)

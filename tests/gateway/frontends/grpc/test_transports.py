@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +14,15 @@ from hyperframe.frame import DataFrame, RstStreamFrame
 from gateway.errors import unexpected
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import (
+    BegunCall,
     ClientDisconnected,
     Method,
     RpcCall,
     RpcError,
+    Serve,
     StatusCode,
     Transport,
+    translated,
 )
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.settings import GrpcSettings, GrpcTransport
@@ -91,11 +94,14 @@ class Service:
         """Raise CancelledError without a cancellation of the task."""
         raise asyncio.CancelledError
 
-    def methods(self, *, eager: bool = False) -> dict[str, Method]:
+    def methods(self, *, begun: bool = False) -> dict[str, Method]:
         streams = {"client_streams": True, "server_streams": True}
+        without_task = (self.wait, self.tell, self.fail, self.give_up) if begun else ()
         return {
             **{
-                f"/test.Service/{each.__name__}": Method(each, bytes, bytes, eager=eager)
+                f"/test.Service/{each.__name__}": Method(
+                    each, bytes, bytes, beginning=Begun(each) if each in without_task else None
+                )
                 for each in (self.wait, self.tell, self.fail, self.decorate, self.give_up)
             },
             **{
@@ -105,15 +111,44 @@ class Service:
         }
 
 
+class Begun:
+    """A method that is begun without a task of the transport; one of its own runs it."""
+
+    def __init__(self, method: Serve) -> None:
+        self._method = method
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def may_begin(self, size_bytes: int) -> bool:
+        return True
+
+    def begin(self, message: bytes, call: BegunCall) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(message, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        call.on_disconnect(task.cancel)
+
+    async def _run(self, message: bytes, call: BegunCall) -> None:
+        with ExitStack() as ending:
+            known: Any = SimpleNamespace(metadata=call.metadata, on_end=ending.callback)
+            try:
+                answer = await self._method(message, known)
+            except asyncio.CancelledError as error:
+                call.fail(translated(error))  # no effect after a disconnect
+            except RpcError as error:
+                call.fail(error)
+            else:
+                call.answer(answer)
+
+
 @pytest.fixture
 async def service() -> Service:
     return Service()
 
 
-EAGER = "hyper, eager"
+BEGUN = "hyper, without tasks"
 
 
-@pytest.fixture(params=[*GrpcTransport, EAGER])
+@pytest.fixture(params=[*GrpcTransport, BEGUN])
 async def transport(
     request: pytest.FixtureRequest, service: Service, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Transport]:
@@ -299,16 +334,16 @@ async def test_a_text_of_a_status_reaches_the_client_letter_by_letter(
 @asynccontextmanager
 async def serving(service: Service, name: str) -> AsyncIterator[Transport]:
     """A transport by name, with this service."""
-    eager = name == EAGER
-    transport = TRANSPORTS[GrpcTransport.HYPER if eager else GrpcTransport(name)](
-        service.methods(eager=eager), GrpcSettings(address="127.0.0.1", port=0)
+    begun = name == BEGUN
+    transport = TRANSPORTS[GrpcTransport.HYPER if begun else GrpcTransport(name)](
+        service.methods(begun=begun), GrpcSettings(address="127.0.0.1", port=0)
     )
     await transport.start()
     yield transport
     await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
 
 
-@pytest.mark.parametrize("name", [*GrpcTransport, EAGER])
+@pytest.mark.parametrize("name", [*GrpcTransport, BEGUN])
 async def test_a_stray_cancellation_ends_only_its_stream(
     service: Service, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -324,7 +359,7 @@ async def test_a_stray_cancellation_ends_only_its_stream(
 
 
 async def test_an_rpc_reset_before_it_is_read_never_starts(service: Service) -> None:
-    async with serving(service, EAGER) as transport:
+    async with serving(service, BEGUN) as transport:
         with Connection(transport.port) as connection:
             connection.begin()
             headers = connection.headers(1, request("/test.Service/wait"))
@@ -339,7 +374,7 @@ async def test_an_rpc_reset_before_it_is_read_never_starts(service: Service) -> 
 async def test_an_error_outside_a_method_is_logged_and_ends_only_its_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken: Any = SimpleNamespace(eager=False)
+    broken: Any = SimpleNamespace(beginning=None)
     methods = {**Service().methods(), "/test.Service/broken": broken}
     transport = HyperTransport(methods, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()

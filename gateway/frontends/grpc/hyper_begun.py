@@ -1,0 +1,214 @@
+"""RPCs of one connection that begin and end without a task."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, Protocol
+
+from gateway.frontends.grpc.http2_wire import DEADLINE, ENCODING, only_message, require_grpc
+from gateway.frontends.grpc.hyper_call import (
+    HyperCall,
+    HyperEvent,
+    is_whole,
+    on_reset,
+    whole_body,
+)
+from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
+from gateway.frontends.grpc.rpc import BegunCall, Metadata, Method, RpcError
+from gateway.settings import CompressionLevel
+
+log = logging.getLogger("sluice.grpc")
+
+WITH_TASK = frozenset({DEADLINE, ENCODING})
+"""The headers of RPCs that need a task."""
+
+Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class RpcOwner(Protocol):
+    """The connection of the RPCs."""
+
+    def new_call(self, request: Any) -> HyperCall:
+        """The call of a request."""
+
+    def until_end(
+        self, request: Any, call: HyperCall, serving: Awaitable[None]
+    ) -> Coroutine[Any, Any, None]:
+        """Serve one RPC, send its error if it has one, and end its call."""
+
+    def send_together(self, send: Callable[[], None]) -> None:
+        """Call a function that sends frames, and write them at once."""
+
+    def start(self, request: Any, task: "asyncio.Task[None]") -> None:
+        """Own the task of an RPC; a reset cancels it."""
+
+
+class BegunCalls:
+    """The RPCs of one connection that were begun without a task, and have not ended."""
+
+    def __init__(self, owner: RpcOwner, compression: CompressionLevel) -> None:
+        self._owner = owner
+        self._compresses = compression is not CompressionLevel.NONE
+        self._loop = asyncio.get_running_loop()
+        self._calls: set[BegunHyperCall] = set()
+        self._none = HyperEvent(self._loop)
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def begin(self, request: Any, method: Method) -> bool:
+        """Begin an RPC; False if it needs a task.
+
+        That is the case with a deadline, compression, an error in the headers, or a message that is
+        incomplete or large.
+        """
+        beginning = method.beginning
+        if beginning is None or not WITH_TASK.isdisjoint(request.headers.keys()):
+            return False
+        if method.compresses and self._compresses:
+            return False
+        try:
+            require_grpc(request)
+        except RpcError:
+            return False
+        message = _whole_message(request, beginning.may_begin)
+        if message is None:
+            return False
+        call = BegunHyperCall(self, request, self._owner.new_call(request))
+        self._calls.add(call)
+        on_reset(request, call.cancel)
+        method.begin(beginning, message, call)
+        return True
+
+    def end(self, call: "BegunHyperCall", ending: Coroutine[Any, Any, None] | None) -> None:
+        """End an RPC; `ending` sends its end, in a task from its first wait on."""
+        if ending is not None:
+            self._owner.send_together(partial(self._send, call, ending))
+        self._calls.discard(call)
+        if not self._calls:
+            self._none.set()
+
+    def cancel(self) -> None:
+        """End all without an answer."""
+        for call in tuple(self._calls):
+            call.cancel()
+
+    async def ended(self) -> None:
+        """Wait until all have ended, or have a task."""
+        while self._calls:
+            self._none.clear()
+            await self._none.wait()
+
+    def _send(self, call: "BegunHyperCall", ending: Coroutine[Any, Any, None]) -> None:
+        sending = self._owner.until_end(call.request, call.call, ending)
+        try:
+            task = start_eagerly(sending, self._loop.create_task)
+        except (Exception, asyncio.CancelledError):
+            # Around one request in a frontend: an error would reach the model that has answered.
+            log.exception("request failed unexpectedly")
+            task = self._loop.create_task(call.request.reset())
+        if task is not None:
+            self._owner.start(call.request, task)
+
+
+class BegunHyperCall(BegunCall):
+    """An RPC without a task. It is `request`, and `call` once it ends."""
+
+    __slots__ = ("_calls", "_disconnected", "_ended", "call", "request")
+
+    def __init__(self, calls: "BegunCalls", request: Any, call: HyperCall) -> None:
+        self.request = request
+        self.call = call
+        self._calls = calls
+        self._disconnected: Callable[[], object] | None = None
+        self._ended = False
+
+    @property
+    def metadata(self) -> Metadata:
+        return self.call.metadata
+
+    def on_disconnect(self, disconnected: Callable[[], object]) -> None:
+        self._disconnected = disconnected
+
+    def answer(self, message: bytes) -> None:
+        if self._ends():
+            self._calls.end(self, self.call.answer(message))
+
+    def fail(self, error: RpcError) -> None:
+        if self._ends():
+            self._calls.end(self, self.call.fail(error))
+            self._disconnect()
+
+    def cancel(self) -> None:
+        """End the RPC without an answer: its client has disconnected."""
+        if self._ends():
+            self.call.end()
+            self._calls.end(self, None)
+            self._disconnect()
+
+    def _ends(self) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
+        on_reset(self.request, None)
+        return True
+
+    def _disconnect(self) -> None:
+        if self._disconnected is not None:
+            self._disconnected()
+
+
+def _whole_message(request: Any, may_take: Callable[[int], bool]) -> bytes | None:
+    """The message of a request if it `is_whole`, uncompressed, and of a size to take; else None."""
+    if not is_whole(request):
+        return None
+    body = request._stream.body_recv.items[0][0]
+    message = only_message(body, MAX_MESSAGE_BYTES) if may_take(len(body)) else None
+    if message is not None:
+        whole_body(request)
+    return message
+
+
+def start_eagerly(
+    coroutine: Coroutine[Any, Any, None], create: Create
+) -> "asyncio.Task[None] | None":
+    """Run a coroutine up to its first wait; `create` makes a task for the rest, if any.
+
+    As `asyncio.eager_task_factory` of Python 3.12. Up to the first wait the current task is the
+    caller's, so the coroutine must not use timeouts or task groups there. An error before the
+    first wait is raised here.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return create(_Rest(coroutine, awaited))
+
+
+class _Rest(Coroutine[Any, Any, None]):
+    """The rest of a coroutine that has run up to its first wait."""
+
+    __slots__ = ("_awaited", "_coroutine", "_is_started")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+        self._is_started = False
+
+    def send(self, value: None) -> Any:
+        if self._is_started:
+            return self._coroutine.send(value)
+        self._is_started = True
+        awaited, self._awaited = self._awaited, None
+        return awaited
+
+    def throw(self, *error: Any) -> Any:
+        self._is_started, self._awaited = True, None
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise TypeError("the rest of a coroutine can only be run by a task")

@@ -1,0 +1,117 @@
+"""ModelInfer: one request, one response."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.begun_request import BegunRequest, begins_without_task
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
+from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.request import RequestDecoder, begin_trace
+from gateway.frontends.grpc.response import InferResponseEncoder
+from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcError, translated
+from gateway.messages import InferRequest, InferResponse
+from gateway.models.model import Model
+from gateway.observability.trace import Trace
+
+
+class UnaryInferRpcs:
+    """The method ModelInfer, in a task or without one."""
+
+    def __init__(self, dataplane: DataPlane, forwarding: HeaderForwarding) -> None:
+        self._dataplane = dataplane
+        self._forwarding = forwarding
+        self._known = MessageMemo()
+
+    def parse(self, data: bytes) -> InferMessage:
+        """The message; DecodeError for bytes that are not one."""
+        return self._known.parse(data)
+
+    async def serve(self, incoming: InferMessage, call: RpcCall) -> bytes:
+        """Answer a message; raises InferenceError."""
+        model, infer_request = self._read(incoming, call)
+        trace = begin_trace(self._dataplane.tracer, infer_request)
+        try:
+            with self._dataplane.infer(infer_request, model, trace) as stream:
+                self._learn(incoming, infer_request)
+                response = await stream.only()
+        finally:
+            if trace is not None:
+                _trace_sending(trace, call)
+        return self._encoder(infer_request, model).encode(response)
+
+    def may_begin(self, size_bytes: int) -> bool:
+        """Whether a message of this size can be answered without a task."""
+        return begins_without_task(size_bytes, self._dataplane.tracer)
+
+    def begin(self, incoming: InferMessage, call: BegunCall) -> None:
+        """Answer a message without a task; raises InferenceError if it is refused."""
+        model, infer_request = self._read(incoming, call)
+        stream = self._dataplane.infer(infer_request, model)
+        begun = _BegunInfer(stream, self._encoder(infer_request, model), call)
+        call.on_disconnect(stream.cancel)
+        self._learn(incoming, infer_request)
+        stream.listen(begun.look)
+
+    def _read(
+        self, incoming: InferMessage, call: RpcCall | BegunCall
+    ) -> tuple[Model, InferRequest]:
+        """The model and the request of a message."""
+        if (known := incoming.known) is not None:
+            model = self._dataplane.model(known.asked.model, known.asked.version)
+            _refuse_decoupled(model)
+            return model, known.request(incoming.data)
+        message: Any = incoming.message
+        model = self._dataplane.model(message.model_name, message.model_version)
+        _refuse_decoupled(model)
+        metadata = call.metadata if self._forwarding.enabled else ()
+        decoder = RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
+        return model, decoder.decode(message, incoming.raw, model.config)
+
+    def _learn(self, incoming: InferMessage, request: InferRequest) -> None:
+        """Add an accepted message to the memo, unless its metadata are a part of the request."""
+        if incoming.known is None and not self._forwarding.enabled:
+            self._known.add(incoming, request)
+
+    def _encoder(self, request: InferRequest, model: Model) -> InferResponseEncoder:
+        return InferResponseEncoder(request, model, self._dataplane.shared_memory)
+
+
+@dataclass(slots=True)
+class _BegunInfer(BegunRequest[bytes | RpcError]):
+    """A request that was begun without a task."""
+
+    encoder: InferResponseEncoder
+    call: BegunCall
+
+    def encode(self, response: InferResponse) -> bytes | RpcError:
+        return self.encoder.encode(response)
+
+    def failed(self, error: Exception) -> bytes | RpcError:
+        return translated(error)
+
+    def send(self, answer: bytes | RpcError) -> None:
+        if isinstance(answer, RpcError):
+            self.call.fail(answer)
+        else:
+            self.call.answer(answer)
+
+
+def _refuse_decoupled(model: Model) -> None:
+    if model.decoupled:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            "ModelInfer RPC doesn't support models with decoupled transaction policy",
+        )
+
+
+def _trace_sending(trace: Trace, call: RpcCall) -> None:
+    """Record when sending the response starts and ends."""
+
+    def sent() -> None:
+        trace.stamp("GRPC_SEND_END")
+        trace.sent()
+
+    trace.stamp("GRPC_SEND_START")
+    call.on_end(sent)
