@@ -296,6 +296,8 @@ class FixedSizeRequests:
         self._usable = len(self._inputs) == len(config.input) and max(sizes, default=0) > 0
         self._usable = self._usable and max(sizes) <= most_bytes
         self._outputs = frozenset(each.name for each in config.output)
+        # The frontends' memos repeat the same object.
+        self._latest_outputs: Sequence[RequestedOutput] = ()
         self._every = (1 << len(config.input)) - 1
 
     def batch_size(self, request: InferRequest) -> int:
@@ -317,11 +319,15 @@ class FixedSizeRequests:
             if tensor.shape != batch + fixed.shape or len(tensor.data) != rows * fixed.byte_size:
                 return 0
             missing &= ~fixed.bit
-        if missing or (request.outputs and not self._has_outputs(request.outputs)):
+        outputs = request.outputs
+        if missing or (outputs is not self._latest_outputs and not self._has_outputs(outputs)):
             return 0
         return rows
 
     def _has_outputs(self, outputs: Sequence[RequestedOutput]) -> bool:
-        """Whether each is an output of the model, and named once."""
+        """Whether each is an output of the model, and named once; if so, they are the latest."""
         wanted = {output.name for output in outputs}
-        return len(wanted) == len(outputs) and wanted <= self._outputs
+        if len(wanted) < len(outputs) or not wanted <= self._outputs:
+            return False
+        self._latest_outputs = outputs
+        return True

@@ -201,12 +201,11 @@ class HyperCall(RpcCall):
 
     async def _only(self) -> bytes:
         deframer = self._deframer()
-        body = whole_body(self._request)
-        if body is None:
-            messages = await self._first_two(deframer)
-        else:
-            messages = await self._fed(deframer, body)
+        if is_whole(self._request):
+            messages = await self._fed(deframer, whole_body(self._request))
             deframer.end()
+        else:
+            messages = await self._first_two(deframer)
         if len(messages) != 1:
             found = "more than one message" if messages else "no message"
             raise RpcError(StatusCode.UNIMPLEMENTED, f"the client sent {found}, expected one")
@@ -357,10 +356,8 @@ def is_whole(request: Any) -> bool:
     return len(items) == 2 and items[1] is None and type(items[0]) is tuple
 
 
-def whole_body(request: Any) -> bytes | None:
-    """The body of a request, if it has been received in one piece; else None."""
-    if not is_whole(request):
-        return None
+def whole_body(request: Any) -> bytes:
+    """The body of a request that `is_whole`; it is removed."""
     chunk, is_budgeted = request._stream.body_recv.items.pop(0)
     connection, stream_id, size = request._conn, request._stream.id, len(chunk)
     if is_budgeted:

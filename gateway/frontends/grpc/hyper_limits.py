@@ -221,6 +221,8 @@ class BoundedConnection(ServerConnection):
         if self._is_closed:
             return
         unread = self._initial_connection_window_size - self.conn_recv_available
+        if unread <= UNREAD_BYTES and not self._share.reserved:
+            return
         try:
             self._share.change(max(0, unread - UNREAD_BYTES))
         except RpcError as error:

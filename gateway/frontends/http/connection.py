@@ -19,6 +19,8 @@ from gateway.frontends.http.request_scope import (
     WATCH,
     WRITE_PIECE,
     Begin,
+    Parts,
+    RawHeaders,
     send_whole,
 )
 from gateway.process_limits import DescriptorReserve
@@ -191,6 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["state"] = {
             SEND_PIECE: self._send_piece,
             WRITE_PIECE: self._write_piece,
+            SEND_WHOLE: self._send_whole,
             WATCH: self.watch,
             BEGIN_STREAM: self._begin_stream,
         }
@@ -200,7 +203,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_headers_complete()
         self._receiving = self.cycle
-        self.scope["state"][SEND_WHOLE] = partial(send_whole, self.cycle)
         if not self.pipeline:
             self._answered = self.cycle
         if self._on_disconnect is not None:
@@ -226,6 +228,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.message_event.is_set():
             signal.set()
         cycle.message_event = signal  # type: ignore[assignment]
+
+    async def _send_whole(self, headers: RawHeaders, parts: Parts) -> None:
+        """Send a whole response. A function of the request would make a cycle with its scope."""
+        await send_whole(self._answering, headers, parts)
 
     async def _send_piece(self, piece: bytes) -> None:
         """Send a piece of the response body, as ASGI's message would, once there is room for it."""

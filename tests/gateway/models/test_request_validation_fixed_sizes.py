@@ -146,3 +146,18 @@ def test_a_batch_without_a_batch_dimension_is_for_the_checks() -> None:
     config = model(declared("A", dims=()))
     request = InferRequest(model="m", inputs=(tensor("A", Datatype.FP32, ()),))
     assert plain(config, request) == 0
+
+
+def test_outputs_are_checked_again_if_they_differ_from_the_latest() -> None:
+    fast = FixedSizeRequests(TWO, MAX_BYTES)
+    inputs = (tensor("A", Datatype.FP32, (1, 2, 3)), tensor("B", Datatype.INT64, (1, 1)))
+
+    def batch_size(*names: str) -> int:
+        asked = tuple(RequestedOutput(name) for name in names)
+        request = InferRequest(model="m", inputs=inputs, outputs=asked)
+        found = fast.batch_size(request)
+        assert fast.batch_size(request) == found
+        return found
+
+    found = [batch_size(*names) for names in (("Y",), ("X",), (), ("Y", "Z"), ("Y", "Y"), ("Y",))]
+    assert found == [1, 0, 1, 1, 0, 1]

@@ -10,6 +10,7 @@ from sluice_llm.metrics import MetricFamilies, TokenLengths
 from sluice_llm.program import EngineLoop, for_model, parameter
 from sluice_llm.request import Refusal
 from sluice_llm.running import ModelContract
+from sluice_worker.work import worker
 
 from .engine import cache_blocks, import_library, opened, processors, stage, tokens_of
 from .loop import GenerationLoop
@@ -64,5 +65,6 @@ class OpenVinoGenAiModel:
             f"cache blocks={blocks} tokens={blocks * 32} threads={threads} "
             f"text={'bytes' if tokens.by_bytes else 'decoded'}"
         )
+        worker().work.watch()
         self._loop = EngineLoop()
         self._loop.start(self._generations.run(self._service.accept))

@@ -122,9 +122,11 @@ class OpenRequest:
         TritonModelException if a sender has been used before.
         """
         with self._lock:
-            self._check_open()
-            self._check(FINAL, answered=True)
-            self._close()
+            if self._closed or self._sent:
+                self._check_open()
+                self._check(FINAL, answered=True)
+            self._closed = True
+        self._owner.forget(self.number)
 
     def send(self, response: InferenceResponse | None, flags: int) -> None:
         """Send a response, a flag or both; TritonModelException if that breaks a rule."""

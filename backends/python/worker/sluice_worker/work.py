@@ -73,7 +73,7 @@ class WorkSocket:
         self._frames = FrameSplitter()
         self._messages: deque[Message] = deque()
         self._came_soon = False
-        self._waits = False
+        self._waits = self._is_watched = False
 
     def next(self) -> Message | None:
         """The next message; None if the gateway has closed the socket."""
@@ -82,9 +82,13 @@ class WorkSocket:
                 return None
         return self._messages.popleft()
 
+    def watch(self) -> None:
+        """Let the reader wait so that `drained` can be asked: one more system call per message."""
+        self._is_watched = True
+
     @property
     def drained(self) -> bool:
-        """Whether every message that has arrived has been handled; for any thread."""
+        """Whether all arrived messages have been handled; for any thread, after `watch`."""
         return self._waits and not self._connection.has_work()
 
     @property
@@ -113,10 +117,11 @@ class WorkSocket:
         began_ns = time.perf_counter_ns()
         data = self._received_awake(began_ns + AWAKE_NS) if poll and self._came_soon else None
         if data is None:
-            # Bytes stay in the socket until this thread runs, so that `drained` never misses them.
-            self._waits = True
-            self._connection.wait_work()
-            self._waits = False
+            if self._is_watched:
+                # Bytes stay in the socket until this thread runs: `drained` never misses them.
+                self._waits = True
+                self._connection.wait_work()
+                self._waits = False
             data = self._connection.receive_work()
         if poll:
             self._came_soon = time.perf_counter_ns() - began_ns < 2 * AWAKE_NS

@@ -102,6 +102,7 @@ def test_work_is_drained_only_while_its_reader_waits_for_more(
     gateway = pairs[0][0]
     connection = GatewayConnection(*(theirs for _, theirs in pairs))
     work = WorkSocket(connection, GatewayCalls(connection))
+    work.watch()
     assert not work.drained
     found: list[int] = []
     handled = threading.Event()
@@ -122,6 +123,17 @@ def test_work_is_drained_only_while_its_reader_waits_for_more(
     gateway.shutdown(socket.SHUT_WR)
     reading.join(WAIT_SECS)
     assert not reading.is_alive()
+
+
+def test_work_that_is_not_watched_is_read_by_one_system_call(
+    pairs: list[tuple[socket.socket, socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GatewayConnection, "wait_work", lambda _: pytest.fail("waited"))
+    connection = GatewayConnection(*(theirs for _, theirs in pairs))
+    work = WorkSocket(connection, GatewayCalls(connection))
+    pairs[0][0].sendall(frame(json.dumps([ToWorker.FINALIZE]).encode()))
+    assert work.next() is not None
+    assert not work.drained
 
 
 def test_a_worker_polls_for_answers_and_not_for_requests(

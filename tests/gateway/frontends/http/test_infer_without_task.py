@@ -1,6 +1,7 @@
 """Inferences whose request arrives as a whole: they need no task."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from backends.identity import ExecutionGate
 from gateway.dataplane import DataPlane
@@ -17,7 +19,7 @@ from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.request_scope import WATCH, TracedApp
 from gateway.messages import InferResponse
 from gateway.threads import LARGE_BYTES
-from tests.builders import DECOUPLED, LoadedModels, ScriptedInstance, settle, soon
+from tests.builders import DECOUPLED, LoadedModels, ScriptedInstance, settle, soon, uncollected
 from tests.conftest import Serve
 from tests.gateway.frontends.http.connections import Connection
 from tests.gateway.frontends.http.test_infer import (
@@ -136,6 +138,22 @@ async def test_no_task_waits_for_the_response(serve: Serve) -> None:
         assert server.tasks == 1
         writer.write(REQUESTS["json"][-1:])
         await answer_of(reader)
+
+
+async def test_answered_requests_are_freed_without_garbage_collection(serve: Serve) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        with uncollected():
+            before = requests_in_memory()
+            for name in ("json", "compressed", "json", "binary"):
+                writer.write(REQUESTS[name])
+                await answer_of(reader)
+            await settle()
+            assert requests_in_memory() == before + 1  # the latest of the connection
+
+
+def requests_in_memory() -> int:
+    return sum(type(each) is RequestResponseCycle for each in gc.get_objects())
 
 
 async def test_pipelined_requests_are_answered_in_their_order(serve: Serve) -> None:
