@@ -193,15 +193,10 @@ class Record:
             return
         elapsed = now - self._last_ns
         self._last_ns = now
-        infer_ns = max(0, elapsed - output_ns)
         if has_outputs:
-            count_each(
-                (row.compute_infer, infer_ns),
-                (row.compute_output, output_ns),
-                (row.success, elapsed),
-            )
+            row.delivered(elapsed, output_ns)
         else:
-            row.compute_infer.add(infer_ns)
+            row.compute_infer.add(max(0, elapsed - output_ns))
             row.empty_response.add(elapsed)
 
     def _count_completion(self, now: int, tokens: int) -> None:

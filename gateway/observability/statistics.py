@@ -100,10 +100,21 @@ class FailureReason(StrEnum):
 
 @dataclass(slots=True)
 class Duration:
-    """Count and sum of durations; `us` adds each in whole microseconds, as Triton does."""
+    """Count and sum of durations."""
 
     count: int = 0
     ns: int = 0
+
+    def add(self, ns: int) -> None:
+        """Count one duration."""
+        self.count += 1
+        self.ns += ns
+
+
+@dataclass(slots=True)
+class MetricDuration(Duration):
+    """A duration with a metric: `us` adds each in whole microseconds, as Triton does."""
+
     us: int = 0
 
     def add(self, ns: int) -> None:
@@ -118,8 +129,8 @@ class Duration:
         self.us += ns // 1000
 
 
-def count_each(*counted: tuple[Duration, int]) -> None:
-    """Count one duration, in nanoseconds, in each: in one call for a request or a token."""
+def count_each(*counted: tuple[MetricDuration, int]) -> None:
+    """Count one duration, in nanoseconds, in each: in one call for a request."""
     for duration, ns in counted:
         duration.count += 1
         duration.ns += ns
@@ -130,9 +141,9 @@ def count_each(*counted: tuple[Duration, int]) -> None:
 class BatchStatistics:
     """The executions of one batch size."""
 
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
+    compute_input: MetricDuration = field(default_factory=MetricDuration)
+    compute_infer: MetricDuration = field(default_factory=MetricDuration)
+    compute_output: MetricDuration = field(default_factory=MetricDuration)
 
 
 @dataclass(slots=True)
@@ -145,6 +156,16 @@ class ResponseStatistics:
     fail: Duration = field(default_factory=Duration)
     empty_response: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
+
+    def delivered(self, elapsed_ns: int, output_ns: int) -> None:
+        """Count a response with outputs; in one call for a token."""
+        infer, output, success = self.compute_infer, self.compute_output, self.success
+        infer.count += 1
+        infer.ns += max(0, elapsed_ns - output_ns)
+        output.count += 1
+        output.ns += output_ns
+        success.count += 1
+        success.ns += elapsed_ns
 
 
 @dataclass(slots=True)
@@ -182,14 +203,14 @@ class ModelStatistics:
     inference_count: int = 0
     execution_count: int = 0
     pending: int = 0
-    success: Duration = field(default_factory=Duration)
-    fail: Duration = field(default_factory=Duration)
-    queue: Duration = field(default_factory=Duration)
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
-    cache_hit: Duration = field(default_factory=Duration)
-    cache_miss: Duration = field(default_factory=Duration)
+    success: MetricDuration = field(default_factory=MetricDuration)
+    fail: MetricDuration = field(default_factory=MetricDuration)
+    queue: MetricDuration = field(default_factory=MetricDuration)
+    compute_input: MetricDuration = field(default_factory=MetricDuration)
+    compute_infer: MetricDuration = field(default_factory=MetricDuration)
+    compute_output: MetricDuration = field(default_factory=MetricDuration)
+    cache_hit: MetricDuration = field(default_factory=MetricDuration)
+    cache_miss: MetricDuration = field(default_factory=MetricDuration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     responses: list[ResponseStatistics] | None = None
     memory: list[MemoryUsage] = field(default_factory=list)

@@ -23,10 +23,10 @@ from gateway.observability.statistics import (
     RESPONSE_DURATIONS,
     WINDOW_SECS,
     WINDOW_SIZE,
-    Duration,
     FailureReason,
     Histogram,
     MemoryUsage,
+    MetricDuration,
     ModelStatistics,
     Summary,
     failure_reason,
@@ -84,14 +84,14 @@ def test_a_summary_keeps_no_more_than_its_window_holds() -> None:
 
 
 def test_microseconds_are_whole_for_each_duration() -> None:
-    duration = Duration()
+    duration = MetricDuration()
     duration.add(1_999)
     duration.add(1_999)
     assert (duration.count, duration.ns, duration.us) == (2, 3_998, 2)
 
 
 def test_a_duration_grows_without_another_count() -> None:
-    duration = Duration(1, 1000, 1)
+    duration = MetricDuration(1, 1000, 1)
     duration.lengthen(2_500)
     assert (duration.count, duration.ns, duration.us) == (1, 3500, 3)
 
