@@ -1,23 +1,22 @@
 """Frontend process: the listeners, whose calls the server answers."""
 
 import asyncio
+import pickle
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Transport
 from gateway.frontends.http.listener import HttpListener
 from gateway.observability.log import Log
-from gateway.processes.channel import NO_CALL, Channel, Frame, number, read_headed, read_number
+from gateway.processes.channel import NO_CALL, Channel, Frame, number, read_number
 from gateway.processes.grpc import relaying
 from gateway.processes.http import HttpRelay
 from gateway.processes.messages import FrontendKind
 from gateway.processes.relayed_call import RelayedCalls
-from gateway.settings import GrpcSettings, HttpSettings, LogSettings
+from gateway.settings import GrpcSettings, HttpSettings
 
 
 class Frontend:
@@ -43,7 +42,7 @@ class Frontend:
             stopping = tasks.create_task(self._stop_with_server(channel))
             first = await self._commands.get()
             if first.kind == FrontendKind.SETTINGS:
-                await self._start(read_headed(first.payload)[0], RelayedCalls(channel), tasks)
+                await self._start(pickle.loads(first.payload), RelayedCalls(channel), tasks)
                 running = tasks.create_task(self._run_commands(tasks))
                 await asyncio.wait(self._ends)
                 running.cancel()
@@ -53,17 +52,17 @@ class Frontend:
     async def _start(
         self, settings: Mapping[str, Any], calls: RelayedCalls, tasks: asyncio.TaskGroup
     ) -> None:
-        self._log = Log(_log_settings(settings["log"]))
+        self._log = Log(settings["log"])
         self._log.install()
-        if settings["grpc"] is not None:
-            grpc_settings = TypeAdapter(GrpcSettings).validate_python(settings["grpc"])
+        grpc_settings: GrpcSettings | None = settings["grpc"]
+        if grpc_settings is not None:
             methods = relaying(settings["methods"], calls, grpc_settings.send_timeout_secs)
             bound = socket.socket(fileno=settings["grpc_fd"])
             self._grpc = HyperTransport(methods, grpc_settings, bound)
             await self._grpc.start()
             self._ends.append(tasks.create_task(self._end_grpc(self._grpc)))
-        if settings["http"] is not None:
-            http_settings = TypeAdapter(HttpSettings).validate_python(settings["http"])
+        http_settings: HttpSettings | None = settings["http"]
+        if http_settings is not None:
             bound = socket.socket(fileno=settings["http_fd"])
             self._http = HttpListener(
                 HttpRelay(calls),
@@ -96,7 +95,7 @@ class Frontend:
         elif frame.kind == FrontendKind.DROP_HALF and self._http is not None:
             self._http.drop_half_requests()
         elif frame.kind == FrontendKind.LOG:
-            self._log.change(asdict(_log_settings(read_headed(frame.payload)[0])))
+            self._log.change(asdict(pickle.loads(frame.payload)))
         elif frame.kind == FrontendKind.STOP_GRPC and self._grpc is not None:
             self._grpc_stop.set()
         elif frame.kind == FrontendKind.CUT_OFF and self._grpc is not None:
@@ -108,8 +107,3 @@ class Frontend:
         now = number(0)
         for kind in (FrontendKind.STOP_HTTP, FrontendKind.STOP_GRPC, FrontendKind.CUT_OFF):
             self._commands.put_nowait(Frame(kind, NO_CALL, now))
-
-
-def _log_settings(settings: Mapping[str, Any]) -> LogSettings:
-    found: LogSettings = TypeAdapter(LogSettings).validate_python(settings)
-    return found

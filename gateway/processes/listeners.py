@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -34,7 +34,7 @@ class ProcessListeners:
         self._count = count
         self._app: ASGIApp | None = None
         self._methods: Mapping[str, Method] = {}
-        self._settings: dict[str, Any] = {"http": None, "grpc": None, "log": asdict(log.settings)}
+        self._settings: dict[str, Any] = {"http": None, "grpc": None, "log": log.settings}
         self._sockets: dict[str, Sockets] = {}
         self._processes: Sequence[FrontendProcess] = ()
         self._tasks = asyncio.TaskGroup()
@@ -44,7 +44,7 @@ class ProcessListeners:
     def http(self, app: ASGIApp, settings: HttpSettings) -> "ProcessHttpListener":
         """Bind the port of HTTP, for an application."""
         self._app = app
-        self._settings["http"] = asdict(settings)
+        self._settings["http"] = settings
         found = _http_sockets(settings, self._count)
         self._sockets["http_fd"] = found
         return ProcessHttpListener(self, found)
@@ -57,7 +57,7 @@ class ProcessListeners:
                 f"--frontends needs --grpc-transport={GrpcTransport.HYPER}, "
                 f"found {settings.transport}"
             )
-        self._settings |= {"grpc": asdict(settings), "methods": shapes(methods)}
+        self._settings |= {"grpc": settings, "methods": shapes(methods)}
         found = _grpc_sockets(settings, self._count)
         self._sockets["grpc_fd"] = found
         return ProcessGrpcTransport(self, found, settings)
@@ -89,9 +89,9 @@ class ProcessListeners:
         await self._ended.wait()
 
     def _change_log(self, settings: LogSettings) -> None:
-        self._settings["log"] = asdict(settings)
+        self._settings["log"] = settings
         for each in self._processes:
-            each.change_log(self._settings["log"])
+            each.change_log(settings)
 
     def _process(self, index: int) -> FrontendProcess:
         found = {name: sockets[index].fileno() for name, sockets in self._sockets.items()}

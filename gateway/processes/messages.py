@@ -77,7 +77,7 @@ class FrontendKind(FrameKind):
     metadata. ABORT of an HTTP request drops its client.
     """
 
-    SETTINGS = 16  # headed: the first frame to a frontend
+    SETTINGS = 16  # pickled: the first frame to a frontend
     HTTP_CALL = 17  # headed: the request's head, and the first piece of its body
     GRPC_CALL = 18  # headed: path and metadata, and the message of a unary RPC
     HEAD = 19  # headed: status and headers (HTTP), or initial metadata (gRPC)
@@ -87,4 +87,4 @@ class FrontendKind(FrameKind):
     STOP_GRPC = 24  # refuse new RPCs
     CUT_OFF = 25  # drop all RPCs after a number of milliseconds
     WANTED = 26  # the server reads the rest of the request body
-    LOG = 27  # headed: new log settings
+    LOG = 27  # pickled: new log settings

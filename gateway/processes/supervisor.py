@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,12 @@ from gateway.processes.channel import (
     NO_CALL,
     Channel,
     Frame,
-    headed,
     module_command,
     module_environment,
     number,
 )
 from gateway.processes.messages import FrontendKind
+from gateway.settings import LogSettings
 
 log = logging.getLogger("sluice.server")
 
@@ -80,11 +81,11 @@ class FrontendProcess:
         if self._channel is not None:
             self._channel.send(kind, NO_CALL, payload)
 
-    def change_log(self, settings: Mapping[str, Any]) -> None:
+    def change_log(self, settings: LogSettings) -> None:
         """Send new log settings."""
         self._settings = {**self._settings, "log": settings}
         if self._channel is not None:
-            self._channel.send(FrontendKind.LOG, NO_CALL, headed(settings))
+            self._channel.send(FrontendKind.LOG, NO_CALL, pickle.dumps(settings))
 
     async def _run_once(self, on_frame: OnFrame) -> int | str:
         """Run one process; its exit status, or the reason of a kill. OSError if it cannot start."""
@@ -116,7 +117,7 @@ class FrontendProcess:
 
         channel = Channel(received)
         await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=connection)
-        channel.send(FrontendKind.SETTINGS, NO_CALL, headed(self._settings))
+        channel.send(FrontendKind.SETTINGS, NO_CALL, pickle.dumps(self._settings))
         self._channel = channel
         for kind, payload in self._stop_frames:
             channel.send(kind, NO_CALL, payload)

@@ -1,7 +1,7 @@
 """The HTTP applications: all routes of the server, and the page of metrics on its own port."""
 
-from fastapi.exceptions import RequestValidationError
-from fastapi_offline import FastAPIOffline
+from itertools import chain
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
+from gateway.frontends.http.documentation import Documentation, Tagged
 from gateway.frontends.http.errors import error_response, openai_error_body, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
 from gateway.frontends.http.infer import InferRoute
@@ -41,35 +41,30 @@ def build_app(
     playground: PlaygroundRoutes | None = None,
     recordings: Recordings | None = None,
 ) -> ASGIApp:
-    """A FastAPI application, with `infer` and OpenAI's endpoints in front of it.
+    """A Starlette application, with `infer` and OpenAI's endpoints in front of it.
 
-    The page at /docs loads nothing from other servers. Without `playground` there is no page at /.
+    Without `playground` there is no page at /.
     """
-    app = FastAPIOffline(
-        title="Sluice",
-        version=__version__,
-        redirect_slashes=False,
-        exception_handlers={
-            InferenceError: _refused,
-            HTTPException: _not_routed,
-            RequestValidationError: _invalid,
-            Exception: _unexpected,
-        },
-    )
     recordings = recordings or Recordings()
-    app.router.routes.extend(GenerateRoutes(dataplane, settings, recordings).routes())
     openai = OpenAiRoutes(dataplane, settings, recordings)
-    app.router.routes.extend(openai.routes())
-    app.include_router(openai.router(), tags=["OpenAI"])
-    app.include_router(ServerStateRoutes(dataplane).router(), tags=["OpenAI"])
-    app.include_router(ControlRoutes(dataplane, server_id).router(), tags=["server and models"])
-    app.include_router(CancelRoutes(dataplane).router(), tags=["server and models"])
-    app.include_router(RepositoryRoutes(dataplane, settings).router(), tags=["repository"])
-    app.include_router(SharedMemoryRoutes(dataplane, settings).router(), tags=["shared memory"])
-    app.include_router(LogRoutes(dataplane, settings).router(), tags=["log"])
-    app.include_router(TraceRoutes(dataplane, settings).router(), tags=["traces"])
-    if playground is not None:
-        app.router.routes.extend(playground.routes())
+    tagged: Tagged = {
+        "OpenAI": openai.routes() + ServerStateRoutes(dataplane).routes(),
+        "server and models": ControlRoutes(dataplane, server_id).routes()
+        + CancelRoutes(dataplane).routes(),
+        "repository": RepositoryRoutes(dataplane, settings).routes(),
+        "shared memory": SharedMemoryRoutes(dataplane, settings).routes(),
+        "log": LogRoutes(dataplane, settings).routes(),
+        "traces": TraceRoutes(dataplane, settings).routes(),
+    }
+    handlers = {InferenceError: _refused, HTTPException: _not_routed, Exception: _unexpected}
+    routes = [
+        *Documentation(tagged, handlers).routes(),
+        *GenerateRoutes(dataplane, settings, recordings).routes(),
+        *chain.from_iterable(tagged.values()),
+        *(playground.routes() if playground is not None else ()),
+    ]
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
     others = StreamHandover(openai.in_front_of(app))
     return TracedApp(InferRoute(dataplane, settings, others, recordings), dataplane.tracer)
 
@@ -90,10 +85,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         answer = plain_error(error.status_code, error.detail)
     answer.headers.update(error.headers or {})  # 405 has Allow
     return answer
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    return plain_error(400, f"invalid path or query of {request.url.path}")
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

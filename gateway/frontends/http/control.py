@@ -1,16 +1,18 @@
 """Control routes of the v2 protocol: health, metadata, statistics, cancel, logging, traces."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from fastapi import APIRouter, Depends, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError, exiting
 from gateway.frontends.http.body import decoded, read_body
+from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON, plain_error
 from gateway.frontends.http.json_object import (
     ARRAY,
@@ -39,13 +41,6 @@ READERS = {
 }
 
 
-async def _version(request: Request) -> str:
-    return version_of(request)
-
-
-Version = Annotated[str, Depends(_version)]
-
-
 class ControlRoutes:
     """Health, metadata, configuration and statistics of the server and its models."""
 
@@ -53,69 +48,69 @@ class ControlRoutes:
         self._dataplane = dataplane
         self._server_id = server_id
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        for path, endpoint in self._endpoints():
-            router.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
-        return router
-
-    def _endpoints(self) -> list[tuple[str, Any]]:
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes; `stats` of all models stands before the model of that name."""
         return [
-            ("/v2/health/live", self.live),
-            ("/v2/health/ready", self.ready),
-            ("/v2", self.server),
-            ("/v2/models/stats", self.all_statistics),
-            (f"{MODEL}/ready", self.model_ready),
-            (f"{VERSION}/ready", self.model_ready),
-            (f"{MODEL}/config", self.config),
-            (f"{VERSION}/config", self.config),
-            (f"{MODEL}/stats", self.statistics),
-            (f"{VERSION}/stats", self.statistics),
-            (MODEL, self.metadata),
-            (VERSION, self.metadata),
+            DocumentedRoute("GET", "/v2/health/live", self.live),
+            DocumentedRoute("GET", "/v2/health/ready", self.ready),
+            DocumentedRoute("GET", "/v2", self.server),
+            DocumentedRoute("GET", "/v2/models/stats", self.all_statistics),
+            DocumentedRoute("GET", f"{MODEL}/ready", self.model_ready),
+            DocumentedRoute("GET", f"{VERSION}/ready", self.model_ready),
+            DocumentedRoute("GET", f"{MODEL}/config", self.config),
+            DocumentedRoute("GET", f"{VERSION}/config", self.config),
+            DocumentedRoute("GET", f"{MODEL}/stats", self.statistics),
+            DocumentedRoute("GET", f"{VERSION}/stats", self.statistics),
+            DocumentedRoute("GET", MODEL, self.metadata),
+            DocumentedRoute("GET", VERSION, self.metadata),
         ]
 
-    async def live(self) -> Response:
+    async def live(self, request: Request) -> Response:
         """Whether the process serves requests."""
         if self._dataplane.exiting:
             return plain_error(503, exiting().message)
         return Response()
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Whether every model that should be served is ready; if not, 400, as on Triton."""
         if self._dataplane.exiting:
             return plain_error(503, exiting().message)
         return Response(status_code=200 if await self._dataplane.check_ready() else 400)
 
-    async def server(self) -> Response:
+    async def server(self, request: Request) -> Response:
         """Name, version and extensions of the server."""
         return _json(metadata.server_metadata(self._server_id))
 
-    async def metadata(self, model: str, version: Version) -> Response:
+    async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""
-        return _json(metadata.model_metadata(self._dataplane, model, version))
+        return _json(metadata.model_metadata(self._dataplane, *_model_of(request)))
 
-    async def model_ready(self, model: str, version: Version) -> Response:
+    async def model_ready(self, request: Request) -> Response:
         """200 if the model serves requests, else 404 or 503 with the reason."""
+        model, version = _model_of(request)
         found = self._dataplane.model(model, version)
         if not found.ready:
             return plain_error(503, f"model '{model}' is unavailable: {found.trouble}")
         await found.check_ready()
         return Response()
 
-    async def config(self, model: str, version: Version) -> Response:
+    async def config(self, request: Request) -> Response:
         """The model's configuration in force."""
-        return _json(pbtxt.to_json(self._dataplane.model(model, version).config))
+        return _json(pbtxt.to_json(self._dataplane.model(*_model_of(request)).config))
 
-    async def statistics(self, model: str, version: Version) -> Response:
+    async def statistics(self, request: Request) -> Response:
         """Statistics of the model's ready versions."""
-        rows = metadata.statistics(self._dataplane, model, version)
+        rows = metadata.statistics(self._dataplane, *_model_of(request))
         return _json({"model_stats": rows})
 
-    async def all_statistics(self) -> Response:
+    async def all_statistics(self, request: Request) -> Response:
         """Statistics of every ready version of every model."""
         return _json({"model_stats": metadata.statistics(self._dataplane, "", "")})
+
+
+def _model_of(request: Request) -> tuple[str, str]:
+    """The model and the version in the path; see `version_of`."""
+    return request.path_params["model"], version_of(request)
 
 
 class CancelRoutes:
@@ -124,18 +119,16 @@ class CancelRoutes:
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        for path in (MODEL, VERSION):
-            router.add_api_route(
-                f"{path}{CANCEL}", self.cancel, methods=["POST"], response_class=Response
-            )
-        return router
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes, with and without a version."""
+        return [
+            DocumentedRoute("POST", f"{path}{CANCEL}", self.cancel) for path in (MODEL, VERSION)
+        ]
 
-    async def cancel(self, request: Request, model: str, request_id: str) -> Response:
+    async def cancel(self, request: Request) -> Response:
         """Cancel every request with that id on that model; 404 if there is none."""
-        self._dataplane.cancel(RequestName(model, version_of(request), request_id))
+        name = RequestName(*_model_of(request), request.path_params["request_id"])
+        self._dataplane.cancel(name)
         return Response(b"{}", media_type=JSON)
 
 
@@ -147,14 +140,14 @@ class LogRoutes:
         self._threads = dataplane.threads
         self._max_input_size = settings.max_input_size
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        router.add_api_route(LOGGING, self.show, methods=["GET"], response_class=Response)
-        router.add_api_route(LOGGING, self.change, methods=["POST"], response_class=Response)
-        return router
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes that read and change."""
+        return [
+            DocumentedRoute("GET", LOGGING, self.show),
+            DocumentedRoute("POST", LOGGING, self.change),
+        ]
 
-    async def show(self) -> Response:
+    async def show(self, request: Request) -> Response:
         """The settings in force."""
         return Response(orjson.dumps(show_log_settings(self._log.settings)), media_type=JSON)
 
@@ -164,7 +157,7 @@ class LogRoutes:
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         given = {name: value for name, value in members.items() if value is not None}
         self._log.change(read_log_settings(_checked(given), refused_format))
-        return await self.show()
+        return await self.show(request)
 
 
 def refused_format(text: str) -> InferenceError:
@@ -187,13 +180,13 @@ class TraceRoutes:
         self._threads = dataplane.threads
         self._max_input_size = settings.max_input_size
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        for path in ("/v2/trace/setting", f"{MODEL}/trace/setting"):
-            router.add_api_route(path, self.show, methods=["GET"], response_class=Response)
-            router.add_api_route(path, self.change, methods=["POST"], response_class=Response)
-        return router
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes that read and change, of all models and of one."""
+        return [
+            DocumentedRoute(method, path, endpoint)
+            for path in ("/v2/trace/setting", f"{MODEL}/trace/setting")
+            for method, endpoint in (("GET", self.show), ("POST", self.change))
+        ]
 
     async def show(self, request: Request) -> Response:
         """The settings in force."""

@@ -80,7 +80,7 @@ class GenerateRoutes:
         self._recordings = recordings or Recordings()
 
     def routes(self) -> list[Route]:
-        """Starlette routes, without FastAPI's per-request models."""
+        """The routes, with and without a version."""
         return [
             Route(f"{path}/{name}", endpoint, methods=methods)
             for path in (MODEL, VERSION)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
+from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
@@ -40,21 +42,15 @@ class RepositoryRoutes:
         self._dataplane = dataplane
         self._max_input_size = settings.max_input_size
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        for path, endpoint in self._endpoints():
-            router.add_api_route(path, endpoint, methods=["POST"], response_class=Response)
-        return router
-
-    def _endpoints(self) -> list[tuple[str, Any]]:
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes; those with a repository in the path refuse loads and unloads."""
         return [
-            (f"{REPOSITORY}/index", self.index),
-            (f"{NAMED}/index", self.index),
-            (f"{REPOSITORY}/models/{{model}}/load", self.load),
-            (f"{REPOSITORY}/models/{{model}}/unload", self.unload),
-            (f"{NAMED}/models/{{model}}/load", self.refuse_repository),
-            (f"{NAMED}/models/{{model}}/unload", self.refuse_repository),
+            DocumentedRoute("POST", f"{REPOSITORY}/index", self.index),
+            DocumentedRoute("POST", f"{NAMED}/index", self.index),
+            DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/load", self.load),
+            DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/unload", self.unload),
+            DocumentedRoute("POST", f"{NAMED}/models/{{model}}/load", self.refuse_repository),
+            DocumentedRoute("POST", f"{NAMED}/models/{{model}}/unload", self.refuse_repository),
         ]
 
     async def index(self, request: Request) -> Response:
@@ -65,13 +61,13 @@ class RepositoryRoutes:
         rows = await self._dataplane.index(ready=ready)
         return Response(orjson.dumps([_members(row) for row in rows]), media_type=JSON)
 
-    async def load(self, request: Request, model: str) -> Response:
+    async def load(self, request: Request) -> Response:
         """Load or reload a model; it serves when the response is sent."""
         override = await self._read(request, _override_of)
-        await self._dataplane.load(model, override)
+        await self._dataplane.load(request.path_params["model"], override)
         return Response()
 
-    async def unload(self, request: Request, model: str) -> Response:
+    async def unload(self, request: Request) -> Response:
         """Unload a model; when the response is sent, no new request reaches it."""
         found = _parameters(await self._read(request, _members_of)).get("unload_dependents", False)
         if not isinstance(found, bool):
@@ -80,7 +76,7 @@ class RepositoryRoutes:
                 "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
                 "boolean",
             )
-        await self._dataplane.unload(model, unload_dependents=found)
+        await self._dataplane.unload(request.path_params["model"], unload_dependents=found)
         return Response()
 
     async def refuse_repository(self, request: Request) -> Response:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
+from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_json_object
 from gateway.settings import HttpSettings
@@ -29,28 +31,24 @@ class SharedMemoryRoutes:
         self._threads = dataplane.threads
         self._max_input_size = settings.max_input_size
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        for method, path, endpoint in self._endpoints():
-            router.add_api_route(path, endpoint, methods=[method], response_class=Response)
-        return router
-
-    def _endpoints(self) -> list[tuple[str, str, Any]]:
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes of both kinds of regions."""
         system, cuda = PATHS.values()
         return [
-            ("GET", f"{system}/status", self.system_status),
-            ("GET", f"{system}/region/{{region}}/status", self.system_status),
-            ("POST", f"{system}/register", self.register_system),
-            ("POST", f"{system}/region/{{region}}/register", self.register_system),
-            ("POST", f"{system}/unregister", self.unregister_system),
-            ("POST", f"{system}/region/{{region}}/unregister", self.unregister_system),
-            ("GET", f"{cuda}/status", self.cuda_status),
-            ("GET", f"{cuda}/region/{{region}}/status", self.cuda_status),
-            ("POST", f"{cuda}/register", self.register_cuda),
-            ("POST", f"{cuda}/region/{{region}}/register", self.register_cuda),
-            ("POST", f"{cuda}/unregister", self.unregister_cuda),
-            ("POST", f"{cuda}/region/{{region}}/unregister", self.unregister_cuda),
+            DocumentedRoute("GET", f"{system}/status", self.system_status),
+            DocumentedRoute("GET", f"{system}/region/{{region}}/status", self.system_status),
+            DocumentedRoute("POST", f"{system}/register", self.register_system),
+            DocumentedRoute("POST", f"{system}/region/{{region}}/register", self.register_system),
+            DocumentedRoute("POST", f"{system}/unregister", self.unregister_system),
+            DocumentedRoute(
+                "POST", f"{system}/region/{{region}}/unregister", self.unregister_system
+            ),
+            DocumentedRoute("GET", f"{cuda}/status", self.cuda_status),
+            DocumentedRoute("GET", f"{cuda}/region/{{region}}/status", self.cuda_status),
+            DocumentedRoute("POST", f"{cuda}/register", self.register_cuda),
+            DocumentedRoute("POST", f"{cuda}/region/{{region}}/register", self.register_cuda),
+            DocumentedRoute("POST", f"{cuda}/unregister", self.unregister_cuda),
+            DocumentedRoute("POST", f"{cuda}/region/{{region}}/unregister", self.unregister_cuda),
         ]
 
     async def system_status(self, request: Request) -> Response:

@@ -5,15 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, unexpected
+from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.openai.answers import Answer, OpenAiAnswers, openai_refused
 from gateway.frontends.http.openai.request import ServedModels, request_id_header, serves
@@ -24,7 +23,12 @@ from gateway.settings import HttpSettings
 
 log = logging.getLogger("sluice.http")
 
-BODY = {"requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True}}
+OPERATION = {
+    "description": "The body goes to the model that it names; the answer is the model's.",
+    "requestBody": {"content": {JSON: {"schema": {"type": "object"}}}, "required": True},
+}
+"""The documentation of every endpoint (OpenAPI: operation object)."""
+
 V1 = ("/v1", "/openai/v1")
 """The second prefix is KServe's."""
 
@@ -53,12 +57,19 @@ class OpenAiRoutes:
         answers = OpenAiAnswers(dataplane, settings, recordings or Recordings())
         self._answers = {endpoint: answers.of(endpoint) for endpoint in Endpoint}
 
-    def routes(self) -> list[Route]:
-        """Starlette routes of the endpoints, which refuse methods other than POST."""
-        return [
-            Route(path, answer, methods=["POST"])
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes; each is documented once, under its first path."""
+        models = [
+            DocumentedRoute("GET", f"{prefix}/models{rest}", endpoint, shown=prefix == V1[0])
+            for prefix in V1
+            for rest, endpoint in (("", self.models), ("/{model:path}", self.model))
+        ]
+        return models + [
+            DocumentedRoute(
+                "POST", path, answer, name=endpoint, shown=number == 0, operation=OPERATION
+            )
             for endpoint, answer in self._answers.items()
-            for path in paths_of(endpoint)
+            for number, path in enumerate(paths_of(endpoint))
         ]
 
     def in_front_of(self, app: ASGIApp) -> ASGIApp:
@@ -80,38 +91,13 @@ class OpenAiRoutes:
 
         return route
 
-    def router(self) -> APIRouter:
-        """The list of models; the endpoints are here for the page at /docs only."""
-        router = APIRouter()
-        for prefix in V1:
-            shown = prefix == V1[0]
-            router.add_api_route(
-                f"{prefix}/models", self.models, response_class=Response, include_in_schema=shown
-            )
-            router.add_api_route(
-                f"{prefix}/models/{{model:path}}",
-                self.model,
-                response_class=Response,
-                include_in_schema=shown,
-            )
-        for endpoint, answer in self._answers.items():
-            router.add_api_route(
-                paths_of(endpoint)[0],
-                answer,
-                methods=["POST"],
-                response_class=Response,
-                name=endpoint,
-                description="The body goes to the model that it names; the answer is the model's.",
-                openapi_extra=BODY,
-            )
-        return router
-
     async def models(self, request: Request) -> Response:
         """The models that serve the other endpoints."""
         return _json(request, {"object": "list", "data": cards(self._models)})
 
-    async def model(self, request: Request, model: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """One of these models."""
+        model: str = request.path_params["model"]
         for card in cards(self._models):
             if card["id"] == model:
                 return _json(request, card)
@@ -172,29 +158,26 @@ class ServerStateRoutes:
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane
 
-    def router(self) -> APIRouter:
-        """The routes, as FastAPI documents them at /docs."""
-        router = APIRouter()
-        for path, endpoint, method in (
-            ("/health", self.health, "GET"),
-            ("/ping", self.health, "GET"),
-            ("/ping", self.health, "POST"),
-            ("/version", self.version, "GET"),
-            ("/load", self.load, "GET"),
-        ):
-            router.add_api_route(path, endpoint, methods=[method], response_class=Response)
-        return router
+    def routes(self) -> list[DocumentedRoute]:
+        """The routes."""
+        return [
+            DocumentedRoute("GET", "/health", self.health),
+            DocumentedRoute("GET", "/ping", self.health),
+            DocumentedRoute("POST", "/ping", self.health),
+            DocumentedRoute("GET", "/version", self.version),
+            DocumentedRoute("GET", "/load", self.load),
+        ]
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """200 if the server is ready, as by `/v2/health/ready`, else 503; the body is empty."""
         ready = not self._dataplane.exiting and await self._dataplane.check_ready()
         return Response(status_code=READY if ready else NOT_READY)
 
-    async def version(self) -> Response:
+    async def version(self, request: Request) -> Response:
         """The version of this server."""
         return _plain_json({"version": __version__})
 
-    async def load(self) -> Response:
+    async def load(self, request: Request) -> Response:
         """The number of requests in flight on the models that serve OpenAI's endpoints."""
         counted = [
             len(model.requests)
