@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.config import InstanceGroup, ModelConfig
 from gateway.errors import InferenceError
@@ -36,15 +36,37 @@ Answer = tuple[int, InferResponse | InferenceError | Note]
 
 
 class ExportedMetric(Protocol):
-    """A family of metrics, such as `prometheus_client.core.Metric`.
+    """A family of metrics: a `MetricReading`, or a `prometheus_client.core.Metric`.
 
-    `samples` are named tuples with `name`, `labels` and `value`.
+    `type` is that of Prometheus' text format. `samples` have the members of `MetricSample`.
     """
 
     name: str
     documentation: str
     type: str
     samples: list[Any]
+
+
+class MetricSample(NamedTuple):
+    """One value; its name is that of the family, or has a suffix such as `_bucket`."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(slots=True)
+class MetricReading:
+    """A family of metrics and its values, without prometheus_client, which takes 1 MiB."""
+
+    name: str
+    documentation: str
+    type: str
+    samples: list[MetricSample] = field(default_factory=list)
+
+    def add_sample(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Add a value."""
+        self.samples.append(MetricSample(name, labels, value))
 
 
 class ModelControl(Protocol):

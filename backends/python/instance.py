@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import orjson
-from prometheus_client.core import Metric
 
 from backends.python.codec import CODES, RequestEncoder, to_json
 from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
@@ -29,7 +28,7 @@ from backends.python.worker_process import (
     describe_exit,
     watch_exit,
 )
-from gateway.backend import Answer, Instance
+from gateway.backend import Answer, Instance, MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.messages import Cancellation, InferRequest
 
@@ -47,7 +46,7 @@ class Services(Protocol):
     def handle(self, kind: int, found: list[Any], body: memoryview) -> None:
         """Handle a message that is about no request; raises what a broken frame raises."""
 
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[MetricReading]:
         """The metrics to expose for the worker's instance."""
 
     def waits_for(self) -> Iterable[str]:
@@ -296,7 +295,7 @@ class PythonInstance(Instance):
         return self._worker.alive
 
     @property
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[MetricReading]:
         return self._worker.services.metrics()
 
     @property

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client.core import Metric
-
 from backends.python.codec import to_json
 from backends.python.connection import FrameSocket
 from backends.python.worker.sluice_worker.protocol import ToGateway, ToWorker
+from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -112,15 +111,15 @@ class MetricStore:
         if not family.holders:
             self._families.pop(family.name, None)
 
-    def exposed_for(self, holder: object) -> Iterator[Metric]:
+    def exposed_for(self, holder: object) -> Iterator[MetricReading]:
         """The series with this first holder: all holders together show each series once."""
         for family in self._families.values():
             if shown := [s for s in family.series.values() if s.holders[0] is holder]:
                 yield _metric(family, shown)
 
 
-def _metric(family: Family, series: Iterable[Series]) -> Metric:
-    metric = Metric(family.name, family.description, family.kind)
+def _metric(family: Family, series: Iterable[Series]) -> MetricReading:
+    metric = MetricReading(family.name, family.description, family.kind)
     for each in series:
         labels = dict(each.labels)
         if family.kind == "histogram":
@@ -130,7 +129,9 @@ def _metric(family: Family, series: Iterable[Series]) -> Metric:
     return metric
 
 
-def _add_histogram(metric: Metric, name: str, series: Series, labels: dict[str, str]) -> None:
+def _add_histogram(
+    metric: MetricReading, name: str, series: Series, labels: dict[str, str]
+) -> None:
     total = 0
     for bound, count in zip((*series.buckets, float("inf")), series.counts, strict=True):
         total += count
@@ -165,7 +166,7 @@ class MetricCalls:
             case _:
                 raise ValueError(f"message of kind {kind}")
 
-    def exposed(self) -> Iterable[Metric]:
+    def exposed(self) -> Iterable[MetricReading]:
         """The metrics to expose for this worker's instance."""
         return tuple(self._store.exposed_for(self))
 

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prometheus_client.core import Metric
-
 from backends.python.business_logic import (
     BusinessLogic,
     ModelCall,
@@ -19,6 +17,7 @@ from backends.python.executions import WorkerExecutions
 from backends.python.metrics import MetricCalls
 from backends.python.worker.sluice_worker.protocol import ToGateway
 from backends.python.worker_process import LineLimit
+from gateway.backend import MetricReading
 
 log = logging.getLogger("sluice.python")
 
@@ -69,7 +68,7 @@ class ServicesOfServer:
             case _:
                 self._metrics.handle(kind, values)
 
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[MetricReading]:
         """The metrics to expose for the worker's instance."""
         return self._metrics.exposed()
 
@@ -123,7 +122,7 @@ class LogOnly:
         if kind == ToGateway.LOG:
             self._lines.write(*found[1:])
 
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[MetricReading]:
         """No metrics."""
         return ()
 

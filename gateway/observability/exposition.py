@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client.core import Metric
-from prometheus_client.samples import Sample
+from gateway.backend import ExportedMetric, MetricSample
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -23,7 +22,7 @@ RESERVED_BEGIN = re.compile(r"^__+")
 LAST_LABELS = frozenset({"le", "quantile"})
 
 
-def render(found: Iterable[Metric]) -> bytes:
+def render(found: Iterable[ExportedMetric]) -> bytes:
     """The families as text; one without samples is left out.
 
     Labels are sorted, `le` and `quantile` last. Whole numbers have no fraction.
@@ -54,13 +53,13 @@ def number(value: Any) -> str:
     return str(int(found)) if found.is_integer() else repr(found)
 
 
-def _exposed_name(family: Metric) -> str:
+def _exposed_name(family: ExportedMetric) -> str:
     if family.type in ("counter", "info") and family.samples:
         return str(family.samples[0].name)
     return str(family.name)
 
 
-def _line(sample: Sample) -> str:
+def _line(sample: MetricSample) -> str:
     ordered = sorted(sample.labels.items(), key=_label_order)
     labels = ",".join(f'{key}="{_escape(value)}"' for key, value in ordered)
     braces = f"{{{labels}}}" if labels else ""

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.core import Metric
-
+from gateway.backend import MetricReading
 from gateway.settings import MetricsSettings
 
 log = logging.getLogger("sluice.metrics")
@@ -56,7 +55,7 @@ class Machine:
         self._proc = proc
         self.gpus = GpuMetrics.found() if settings.gpu else None
 
-    def families(self, now: float | None = None) -> list[Metric]:
+    def families(self, now: float | None = None) -> list[MetricReading]:
         """The gauges of CPUs and memory; `now` is in seconds of the monotonic clock."""
         values = dict.fromkeys(PINNED, 0.0)
         if self._cpu is not None:
@@ -119,12 +118,12 @@ class GpuMetrics:
             log.debug("no metrics of GPUs", extra={"reason": str(error)})
             return None
 
-    def families(self) -> list[Metric]:
+    def families(self) -> list[MetricReading]:
         """The metrics of all GPUs; blocks for some milliseconds.
 
         A value that NVML does not support for a GPU has no series.
         """
-        found = {n: Metric(n, text, _gpu_type(n)) for n, text in GPUS.items()}
+        found = {n: MetricReading(n, text, _gpu_type(n)) for n, text in GPUS.items()}
         for uuid, gpu in self._handles.items():
             for name, read in self._readers(uuid, gpu):
                 for value in self._value(read):
@@ -162,8 +161,8 @@ def memory(proc: Path) -> dict[str, float]:
     }
 
 
-def _gauge(name: str, value: float) -> Metric:
-    family = Metric(name, MACHINE[name], "gauge")
+def _gauge(name: str, value: float) -> MetricReading:
+    family = MetricReading(name, MACHINE[name], "gauge")
     family.add_sample(name, {}, value)
     return family
 

@@ -4,10 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client.core import Metric
-from prometheus_client.samples import Sample
-
-from gateway.backend import ExportedMetric
+from gateway.backend import ExportedMetric, MetricReading, MetricSample
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.exposition import number
 from gateway.observability.machine import MACHINE
@@ -163,10 +160,10 @@ def families(
     cache: CacheReading | None = None,
     recordings: RecordingsReading | None = None,
     frontends: FrontendsReading | None = None,
-) -> list[Metric]:
+) -> list[MetricReading]:
     """All families: those of the gateway, then those of runtimes, merged by name."""
     kinds = {name: kind for kind, names in NAMES_BY_KIND.items() for name in names}
-    by_name = {name: Metric(name, DOCUMENTED[name], kinds[name]) for name in PAGE_ORDER}
+    by_name = {name: MetricReading(name, DOCUMENTED[name], kinds[name]) for name in PAGE_ORDER}
     values = (*_cache_values(cache), *_recording_values(recordings), *_frontend_values(frontends))
     for name, value in values:
         by_name[name].add_sample(name, {}, value)
@@ -178,8 +175,10 @@ def families(
     return [family for family in by_name.values() if family.samples]
 
 
-def _merge(by_name: dict[str, Metric], family: ExportedMetric) -> None:
-    known = by_name.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+def _merge(by_name: dict[str, MetricReading], family: ExportedMetric) -> None:
+    known = by_name.setdefault(
+        family.name, MetricReading(family.name, family.documentation, family.type)
+    )
     known.samples.extend(family.samples)
 
 
@@ -218,12 +217,12 @@ def _frontend_values(found: FrontendsReading | None) -> Iterator[tuple[str, floa
 
 def _samples(
     reading: ModelReading, settings: MetricsSettings
-) -> Iterator[tuple[str, Iterable[Sample]]]:
+) -> Iterator[tuple[str, Iterable[MetricSample]]]:
     labels = {**reading.labels, "model": reading.name, "version": reading.version}
     for reason, count in reading.statistics.failures.items():
-        yield FAILURES, (Sample(FAILURES, {**labels, "reason": reason.value}, count),)
+        yield FAILURES, (MetricSample(FAILURES, {**labels, "reason": reason.value}, count),)
     for name, value in _values(reading, settings):
-        yield name, (Sample(name, labels, value),)
+        yield name, (MetricSample(name, labels, value),)
     for name, histogram in _histograms(reading.statistics, settings):
         yield name, _histogram_samples(name, labels, histogram)
     for name, summary in _summaries(reading):
@@ -293,19 +292,19 @@ def _summaries(reading: ModelReading) -> Iterator[tuple[str, Summary]]:
 
 def _histogram_samples(
     name: str, labels: Mapping[str, str], histogram: Histogram
-) -> Iterator[Sample]:
+) -> Iterator[MetricSample]:
     running = 0
     for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
         running += count
-        yield Sample(f"{name}_bucket", {**labels, "le": number(bound)}, running)
-    yield Sample(f"{name}_sum", dict(labels), histogram.total)
-    yield Sample(f"{name}_count", dict(labels), running)
+        yield MetricSample(f"{name}_bucket", {**labels, "le": number(bound)}, running)
+    yield MetricSample(f"{name}_sum", dict(labels), histogram.total)
+    yield MetricSample(f"{name}_count", dict(labels), running)
 
 
 def _summary_samples(
     name: str, labels: Mapping[str, str], summary: Summary, quantiles: Sequence[float]
-) -> Iterator[Sample]:
-    yield Sample(f"{name}_count", dict(labels), summary.count)
-    yield Sample(f"{name}_sum", dict(labels), summary.total)
+) -> Iterator[MetricSample]:
+    yield MetricSample(f"{name}_count", dict(labels), summary.count)
+    yield MetricSample(f"{name}_sum", dict(labels), summary.total)
     for quantile, value in zip(quantiles, summary.quantiles(tuple(quantiles)), strict=True):
-        yield Sample(name, {**labels, "quantile": number(quantile)}, value)
+        yield MetricSample(name, {**labels, "quantile": number(quantile)}, value)

@@ -17,7 +17,7 @@ from typing import Any
 
 from gateway.cuda_driver import CudaFailed, call, gpu_count, load_driver
 
-CORE = ("filelock", "google.protobuf", "numpy", "orjson", "prometheus_client", "rich", "uvloop")
+CORE = ("filelock", "google.protobuf", "numpy", "orjson", "rich", "uvloop")
 """The packages of the gateway inside a program, and of the check itself."""
 WIRES = (
     *("fastapi", "fastapi_offline", "grpc", "grpc_health", "grpc_reflection", "httptools"),
