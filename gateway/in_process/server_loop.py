@@ -100,7 +100,7 @@ class ServerLoop:
         return stream
 
     async def metrics(self) -> str:
-        """The metrics of the server and its machine; their library is imported at the first use."""
+        """The metrics of the server and its machine; their page is imported at the first use."""
         if self._metrics_page is None:
             imported = await asyncio.to_thread(import_module, "gateway.metrics_page")
             served = self.server
