@@ -137,7 +137,7 @@ class IdentityInstance(Instance):
 
 
 class IdentityBackend(Backend):
-    """The entry point `identity`; a gate holds every execution of its instances."""
+    """The backend `identity`; a gate holds every execution of its instances."""
 
     def __init__(self, gate: ExecutionGate | None = None) -> None:
         self._gate = gate

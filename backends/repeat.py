@@ -145,7 +145,7 @@ def _output(request: InferRequest) -> Tensor:
 
 
 class RepeatBackend(Backend):
-    """The entry point `repeat`."""
+    """The backend `repeat`."""
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         if _is_tritons(config):

@@ -90,7 +90,7 @@ def _mistake(tensor: Tensor | None) -> InferenceError | None:
 
 
 class SquareBackend(Backend):
-    """The entry point `square`."""
+    """The backend `square`."""
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         return replace(

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +19,24 @@ GROUP = "sluice.backends"
 PYTHON = "python"
 IN_PYTHON = "model.py"
 """The file of a backend written in Python, and the `runtime` in configs that selects it."""
+
+OWN_BACKENDS = {
+    "fil": "backends.fil.backend:FilBackend",
+    "identity": "backends.identity:IdentityBackend",
+    "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
+    "openvino": "backends.openvino.backend:OpenVinoBackend",
+    "openvino_genai": "backends.openvino_genai.backend:OpenVinoGenAiBackend",
+    "pytorch": "backends.pytorch.backend:PytorchBackend",
+    "python": "backends.python.backend:PythonBackend",
+    "repeat": "backends.repeat:RepeatBackend",
+    "sklearn": "backends.sklearn.backend:SklearnBackend",
+    "square": "backends.square:SquareBackend",
+    "tensorflow": "backends.tensorflow.backend:TensorFlowBackend",
+    "tensorrt": "backends.tensorrt.backend:TensorRtBackend",
+    "tensorrtllm": "backends.tensorrtllm.backend:TensorRtLlmBackend",
+    "vllm": "backends.vllm.backend:VllmBackend",
+}
+"""The backends of this repository, which need no entry points: module and class."""
 
 MOVED_MODULES = {
     "gateway.data_type": "gateway.config",
@@ -58,10 +78,7 @@ REPLACED_METHODS: Mapping[type, Mapping[str, str]] = {
 
 
 class BackendEntryPoint(Protocol):
-    """The part of `importlib.metadata.EntryPoint` that a loader uses.
-
-    That module is imported with the first loader, since its import is slow.
-    """
+    """The part of `importlib.metadata.EntryPoint` that a loader uses."""
 
     name: str
     value: str
@@ -70,8 +87,23 @@ class BackendEntryPoint(Protocol):
         """Import the module, and return its attribute."""
 
 
+@dataclass(slots=True)
+class OwnEntryPoint:
+    """A backend of Sluice; `value` is written as that of an entry point: `module:Class`."""
+
+    name: str
+    value: str
+
+    def load(self) -> Any:
+        """Import the module, and return the class."""
+        module, _, found = self.value.partition(":")
+        return getattr(import_module(module), found)
+
+
 class BackendLoader:
-    """The installed backends, found by the entry-point group `sluice.backends`.
+    """The installed backends: Sluice's own, and those of the entry-point group `sluice.backends`.
+
+    An entry point with the name of an own backend has no effect.
 
     `settings` are those of `--backend-config` by backend; those under "" hold for every backend.
     `kept` is the folder for files that backends keep, None without one. A folder NAME with a
@@ -87,14 +119,12 @@ class BackendLoader:
         self._settings = settings
         self._kept = kept
         self._directory = directory
-        points = import_module("importlib.metadata").entry_points(group=GROUP)
-        self._found: dict[str, BackendEntryPoint] = {point.name: point for point in points}
         self._loaded: dict[tuple[str, Path | None], Backend] = {}
 
     @property
     def names(self) -> list[str]:
         """The names of the installed backends."""
-        return sorted(self._found)
+        return sorted({*OWN_BACKENDS, *self._plugins})
 
     def of(self, config: ModelConfig) -> Backend:
         """The backend of a config: installed, or else a folder with a model.py.
@@ -103,7 +133,7 @@ class BackendLoader:
         folder (Triton: backend library search). Raises InferenceError.
         """
         name, runtime = config.backend, config.runtime
-        if name in self._found and runtime in ("", f"libtriton_{name}.so"):
+        if self._point(name) is not None and runtime in ("", f"libtriton_{name}.so"):
             return self.get(name)
         if runtime in ("", IN_PYTHON) and (home := self._home(name)) is not None:
             return self._get(name, home)
@@ -126,13 +156,13 @@ class BackendLoader:
     def computes_on_gpus(self, name: str) -> bool:
         """Whether the runtime can use GPUs; True if the backend fails, as the load then fails."""
         try:
-            return name not in self._found or self.get(name).computes_on_gpus
+            return self._point(name) is None or self.get(name).computes_on_gpus
         except InferenceError:
             return True
 
     def find(self, name: str) -> BackendEntryPoint:
         """The entry point of a backend, without an import; InferenceError if not installed."""
-        point = self._found.get(name)
+        point = self._point(name)
         if point is None and name in NOT_SERVED:
             text = f"backend '{name}' is not served here: {NOT_SERVED[name]}"
             raise InferenceError(Code.UNSUPPORTED, text)
@@ -142,6 +172,20 @@ class BackendLoader:
                 f"unable to find backend '{name}'; installed backends: {', '.join(self.names)}",
             )
         return point
+
+    @cached_property
+    def _plugins(self) -> Mapping[str, BackendEntryPoint]:
+        """The entry points, read when a name is first used that no own backend has.
+
+        The import of `importlib.metadata` takes 1 MiB, and reading up to 0.1 s.
+        """
+        points = import_module("importlib.metadata").entry_points(group=GROUP)
+        return {point.name: point for point in points}
+
+    def _point(self, name: str) -> BackendEntryPoint | None:
+        if name in OWN_BACKENDS:
+            return OwnEntryPoint(name, OWN_BACKENDS[name])
+        return self._plugins.get(name)
 
     def _home(self, name: str) -> Path | None:
         """The folder of a backend written in Python, if it exists now."""

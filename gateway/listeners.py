@@ -2,19 +2,53 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
+from gateway.frontends.grpc.rpc import Method, Transport
 from gateway.frontends.grpc.server import GrpcServer, local_transport
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.metrics_page import no_reading
-from gateway.processes.listeners import ProcessHttpListener, ProcessListeners
+from gateway.observability.statistics import FrontendsReading
 from gateway.server import Listeners, Server, StartFailed
-from gateway.settings import HttpSettings, Settings
+from gateway.settings import GrpcSettings, HttpSettings, Settings
 
 log = logging.getLogger("sluice.server")
+
+
+class PortOfHttp(Protocol):
+    """A listener of HTTP at one port."""
+
+    port: int
+
+    async def serve(self) -> None:
+        """Serve until every connection has ended, after `stop`."""
+
+    def stop(self, grace_secs: float) -> None:
+        """Stop accepting; drop the remaining connections after the grace period."""
+
+    def drop_half_requests(self) -> None:
+        """Drop the connections with an incomplete request."""
+
+
+class Processes(Protocol):
+    """The part of `ProcessListeners` that is used; few servers import it."""
+
+    def http(self, app: ASGIApp, settings: HttpSettings) -> PortOfHttp:
+        """Bind the port of HTTP, for an application."""
+
+    def grpc(self, methods: Mapping[str, Method], settings: GrpcSettings) -> Transport:
+        """Bind the address of gRPC, for methods."""
+
+    async def run(self) -> None:
+        """Keep the processes running; return when they have ended after the shutdown."""
+
+    def reading(self) -> FrontendsReading:
+        """The metrics of the processes."""
 
 
 class BoundListeners(Listeners):
@@ -25,9 +59,8 @@ class BoundListeners(Listeners):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        count = server.settings.frontends
-        self._processes = ProcessListeners(count, server.dataplane.log) if count else None
-        self._http: list[HttpListener | ProcessHttpListener] = []
+        self._processes = _processes(server) if server.settings.frontends else None
+        self._http: list[PortOfHttp] = []
         self._grpc: GrpcServer | None = None
         self._health: asyncio.Task[None] | None = None
         self.ports: dict[str, int] = {}
@@ -87,6 +120,12 @@ class BoundListeners(Listeners):
             transport = processes.grpc if processes else local_transport
             self._grpc = GrpcServer(dataplane, settings.grpc, settings.id, recordings, transport)
             self.ports["grpc"] = self._grpc.port
+
+
+def _processes(server: Server) -> Processes:
+    from gateway.processes.listeners import ProcessListeners  # 0.2 MiB
+
+    return ProcessListeners(server.settings.frontends, server.dataplane.log)
 
 
 def _listener(app: ASGIApp, settings: HttpSettings) -> HttpListener:

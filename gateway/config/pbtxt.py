@@ -1,6 +1,5 @@
 """Text and JSON forms of a configuration: parsing and formatting."""
 
-import difflib
 import json
 import math
 import re
@@ -160,6 +159,8 @@ def _enum_mistake(error: Exception, text: str) -> SyntaxMistake:
 
 
 def _unknown_field(message: str, name: str) -> str:
+    import difflib  # 0.2 MiB, for this error only
+
     known = POOL.FindMessageTypeByName(f"{PACKAGE}.{message}").fields_by_name
     close = difflib.get_close_matches(name, known, n=1)
     hint = f", such as '{close[0]}'" if close else ""

@@ -4,7 +4,6 @@ The backends read their parameters themselves, and refuse values in the same wor
 these tables with the backends and with their pages.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -295,6 +294,8 @@ def parameter_support(backend: str, key: str, value: str, model: str) -> FieldSu
 
 
 def _unknown(backend: str, key: str, known: Mapping[str, ParameterSupport]) -> FieldSupport:
+    import difflib  # 0.2 MiB, for this remark only
+
     names = {each.lower(): each for each in (*known, *OF_ALL_MODELS)}
     close = difflib.get_close_matches(key.lower(), names, n=1)
     hint = f"; did you mean '{names[close[0]]}'?" if close else ""

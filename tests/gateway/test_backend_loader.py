@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway import backend_loader
 from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.backend_loader import (
     GROUP,
@@ -65,6 +66,7 @@ def loader_of(
         assert group == GROUP
         return points
 
+    monkeypatch.setattr(backend_loader, "OWN_BACKENDS", {})
     monkeypatch.setattr(importlib.metadata, "entry_points", installed)
     return BackendLoader(settings or {}, kept, directory)
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -25,6 +25,7 @@ from gateway.observability.machine import Machine
 from gateway.openai_contract import serves_openai
 from gateway.settings import ControlMode, Settings
 
+ASSETS = Path(__file__).parent / "assets"
 PAGE = "index.html"
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -80,8 +81,7 @@ class Asset:
 
 def read_assets() -> dict[str, Asset]:
     """The files of the page, by name."""
-    folder = files(__package__).joinpath("assets")
-    return {each.name: _asset(each.name, each.read_bytes()) for each in folder.iterdir()}
+    return {each.name: _asset(each.name, each.read_bytes()) for each in ASSETS.iterdir()}
 
 
 def _asset(name: str, content: bytes) -> Asset:
