@@ -28,7 +28,7 @@ from gateway.models.instances import (
     match_slots,
     register_slots,
 )
-from gateway.models.model import Model
+from gateway.models.model import Model, import_scheduler
 from gateway.models.model_folder import Labels, files_folder, read_labels, take_snapshot
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
@@ -199,6 +199,7 @@ class ModelLoader:
         with logged_stage(log, "environment prepared", **about):
             await backend.prepare(config, folder)
         config = await self._threads.run(self._complete, backend, config, folder)
+        await self._threads.run(import_scheduler, config)
         own_labels = await self._threads.run(read_labels, config, source.folder)
         labels = {**_labels_of_members(config, members), **own_labels}
         statistics = ModelStatistics.of(config, summaries=self._settings.summaries)

@@ -92,6 +92,7 @@ UNNEEDED = {
     *("difflib", "importlib.metadata", "importlib.resources", "zipfile"),
     *("fastapi", "fastapi_offline", "prometheus_client", "pydantic", "pydantic_core"),
     *("gateway.processes.listeners", "gateway.processes.supervisor"),
+    *("gateway.schedulers.dynamic", "gateway.sequences.scheduler"),
 }
 
 
