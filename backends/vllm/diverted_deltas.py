@@ -18,6 +18,13 @@ from gateway.messages import Sink
 STEPS = "diverted_steps"
 """The attribute of vLLM's output processor with what is in front of it."""
 
+OF_STATE = (
+    *("request_id", "output_kind", "parent_req", "stream_interval", "streaming_input"),
+    *("is_prefilling", "stats", "weight_version_starts", "sampling_mask_chunks"),
+)
+OF_DETOKENIZER = ("stop", "update", "get_next_output_text")
+"""The names of vLLM's that are used; of another release, the outputs go vLLM's way."""
+
 TakeDelta = Callable[[str, int], None]
 """Takes the text and the number of tokens of a delta."""
 
@@ -40,7 +47,8 @@ class DivertedDeltas:
         self.count = 0
         self._tokens: list[int] = []
         self._state = state
-        self._detokenizer = state.detokenizer
+        self._text = state.detokenizer.get_next_output_text
+        self._update: Any = None
         self._statistics = state.stats
         self._versions = state.weight_version_starts
         self._plain = EngineCoreOutput(state.request_id, [])
@@ -48,10 +56,11 @@ class DivertedDeltas:
         self._steps = steps
         self._take_delta = take
         self._sink = sink
-        if self._detokenizer.stop:
+        if state.detokenizer.stop:
             self._make = state.make_request_output
             state.make_request_output = self._make_request_output
         else:
+            self._update = state.detokenizer.update
             steps.requests[state.request_id] = self
 
     def taken(self) -> list[int]:
@@ -67,7 +76,7 @@ class DivertedDeltas:
             return
         if self._steps.requests.pop(state.request_id, None) is None:
             del state.make_request_output, self._make
-        self._detokenizer = self._statistics = self._versions = self._collector = None
+        self._text = self._update = self._statistics = self._versions = self._collector = None
 
     def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:
         """Divert an output as vLLM's processor would process it; False if it has to.
@@ -79,6 +88,7 @@ class DivertedDeltas:
         plain.new_token_ids = tokens
         if (
             not self._may_take(tokens)
+            or output.routed_experts is not None  # an array, which cannot be compared
             or output != plain
             or (version is not None and (not versions or versions[-1][0] != version))
         ):
@@ -90,7 +100,7 @@ class DivertedDeltas:
             counts.inter_token_latencies_iter.append(at - known.last_token_ts)
             known.num_generation_tokens += count
             known.last_token_ts = at
-        self._divert(tokens, is_decoded=False)
+        self._divert(tokens)
         return True
 
     def _make_request_output(
@@ -104,7 +114,7 @@ class DivertedDeltas:
         """As `RequestState.make_request_output`; None if the delta was diverted."""
         masked = self._state.sampling_mask_chunks
         if finish_reason is None and not masked and self._may_take(new_token_ids):
-            self._divert(new_token_ids, is_decoded=True)
+            self._divert(new_token_ids)
             return None
         return self._make(new_token_ids, pooling_output, finish_reason, *rest, **named)
 
@@ -112,14 +122,13 @@ class DivertedDeltas:
         unread = self._collector.output is not None
         return bool(self.waiting and tokens and not unread and self._sink.has_room)
 
-    def _divert(self, tokens: list[int], *, is_decoded: bool) -> None:
+    def _divert(self, tokens: list[int]) -> None:
         self.count += 1
         self._tokens += tokens
         try:
-            if not is_decoded:
-                self._detokenizer.update(tokens, False)
-            text = self._detokenizer.get_next_output_text(False, True)
-            self._take_delta(text, len(tokens))
+            if self._update is not None:
+                self._update(tokens, False)
+            self._take_delta(self._text(False, True), len(tokens))
         except Exception as error:  # noqa: BLE001 - raised by the task of this request
             self._collector.put(error)
 
@@ -173,15 +182,12 @@ def divert(
     processor = getattr(engine, "output_processor", None)
     states = getattr(processor, "request_states", {})
     state = states.get(collector.request_id)
-    if sink is None or type(state) is not RequestState:
+    if sink is None or type(state) is not RequestState or not _is_known(state):
         return None
-    try:
-        steps = _steps_of(processor)
-        if steps is None or not _is_plain(state):
-            return None
-        return DivertedDeltas(state, collector, steps, take, sink)
-    except AttributeError:
-        return None  # of another release
+    steps = _steps_of(processor)
+    if steps is None or not _is_plain(state):
+        return None
+    return DivertedDeltas(state, collector, steps, take, sink)
 
 
 def _steps_of(processor: Any) -> DivertedSteps | None:
@@ -192,6 +198,14 @@ def _steps_of(processor: Any) -> DivertedSteps | None:
     return found
 
 
+def _is_known(state: Any) -> bool:
+    """Whether a request has what this module uses; without a tokenizer it has no such text."""
+    detokenizer = getattr(state, "detokenizer", None)
+    return all(hasattr(state, name) for name in OF_STATE) and all(
+        hasattr(detokenizer, name) for name in OF_DETOKENIZER
+    )
+
+
 def _is_plain(state: Any) -> bool:
     """Whether its outputs are deltas of one text, each with the tokens of one step."""
     return (
@@ -200,5 +214,4 @@ def _is_plain(state: Any) -> bool:
         and state.stream_interval == 1
         and not state.streaming_input
         and not state.is_prefilling
-        and state.detokenizer is not None
     )

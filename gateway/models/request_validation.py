@@ -325,9 +325,10 @@ class FixedSizeRequests:
         return rows
 
     def _has_outputs(self, outputs: Sequence[RequestedOutput]) -> bool:
-        """Whether each is an output of the model, and named once; if so, they are the latest."""
+        """Whether each is an output of the model, and named once; if so, they may be the latest."""
         wanted = {output.name for output in outputs}
         if len(wanted) < len(outputs) or not wanted <= self._outputs:
             return False
-        self._latest_outputs = outputs
+        if not any(output.region for output in outputs):  # a kept one would not be released
+            self._latest_outputs = outputs
         return True

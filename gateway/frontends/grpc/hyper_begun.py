@@ -83,11 +83,13 @@ class BegunCalls:
 
     def end(self, call: "BegunHyperCall", ending: Coroutine[Any, Any, None] | None) -> None:
         """End an RPC; `ending` sends its end, in a task from its first wait on."""
-        if ending is not None:
-            self._owner.send_together(partial(self._send, call, ending))
-        self._calls.discard(call)
-        if not self._calls:
-            self._none.set()
+        try:
+            if ending is not None:
+                self._owner.send_together(partial(self._send, call, ending))
+        finally:
+            self._calls.discard(call)
+            if not self._calls:
+                self._none.set()
 
     def cancel(self) -> None:
         """End all without an answer."""

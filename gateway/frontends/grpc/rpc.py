@@ -275,7 +275,7 @@ class Method:
         """Answer a message of a unary RPC without a task."""
         try:
             beginning.begin(self.parsed(message), call)
-        except Exception as error:  # noqa: BLE001 - around one request in a frontend
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - around one request
             call.fail(translated(error))
 
     async def run(self, messages: AsyncIterable[bytes], call: RpcCall) -> None:

@@ -139,10 +139,10 @@ def piece_sender(scope: Scope, send: Send) -> SendPiece:
 def piece_writer(scope: Scope) -> WritePiece:
     """The connection's own `WritePiece`; without a connection of ours it writes nothing."""
     state: RequestState = scope.get("state", NO_STATE)
-    return state.get(WRITE_PIECE, _writes_nothing)
+    return state.get(WRITE_PIECE, writes_nothing)
 
 
-def _writes_nothing(piece: bytes) -> bool:
+def writes_nothing(piece: bytes) -> bool:
     return False
 
 

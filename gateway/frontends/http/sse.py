@@ -34,6 +34,7 @@ from gateway.frontends.http.request_scope import (
     piece_sender,
     piece_writer,
     stream_headers,
+    writes_nothing,
 )
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
@@ -167,7 +168,7 @@ class EventStream(Response):
     async def _send_batches(self, put: SendPiece, write: WritePiece) -> None:
         time = asyncio.get_running_loop().time
         next_batch: Callable[[], Awaitable[Sequence[InferResponse]]] = self._stream.batch
-        if isinstance(self._stream, ResponseStream):
+        if isinstance(self._stream, ResponseStream) and write is not writes_nothing:
             next_batch = partial(_unwritten, self, self._stream, write)
         try:
             batch, self._first = self._first, None

@@ -1,6 +1,7 @@
 """The fast check agrees with the full checks."""
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, RequestedOutput
+from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.models.request_validation import MAX_BYTES, FixedSizeRequests, RequestRules
 from gateway.tensor import SIZES, Datatype, Tensor
 
@@ -161,3 +162,16 @@ def test_outputs_are_checked_again_if_they_differ_from_the_latest() -> None:
 
     found = [batch_size(*names) for names in (("Y",), ("X",), (), ("Y", "Z"), ("Y", "Y"), ("Y",))]
     assert found == [1, 0, 1, 1, 0, 1]
+
+
+def test_outputs_in_shared_memory_are_not_kept() -> None:
+    class Memory:
+        pass
+
+    fast, memory = FixedSizeRequests(TWO, MAX_BYTES), Memory()
+    asked = (RequestedOutput("Y", region=SharedRegion("r", 8, memory=memory)),)
+    request = replace(request_for(TWO), outputs=asked)
+    assert [fast.batch_size(request) for _ in range(2)] == [1, 1]
+    left = weakref.ref(memory)
+    del request, asked, memory
+    assert left() is None

@@ -22,7 +22,6 @@ from gateway.frontends.grpc.rpc import (
     Serve,
     StatusCode,
     Transport,
-    translated,
 )
 from gateway.frontends.grpc.server import TRANSPORTS
 from gateway.settings import GrpcSettings, GrpcTransport
@@ -96,11 +95,12 @@ class Service:
 
     def methods(self, *, begun: bool = False) -> dict[str, Method]:
         streams = {"client_streams": True, "server_streams": True}
-        without_task = (self.wait, self.tell, self.fail, self.give_up) if begun else ()
+        begins = {each: Begun(each) for each in (self.wait, self.tell, self.fail) if begun}
+        begins |= {self.give_up: GivingUp(self.give_up)} if begun else {}
         return {
             **{
                 f"/test.Service/{each.__name__}": Method(
-                    each, bytes, bytes, beginning=Begun(each) if each in without_task else None
+                    each, bytes, bytes, beginning=begins.get(each)
                 )
                 for each in (self.wait, self.tell, self.fail, self.decorate, self.give_up)
             },
@@ -132,12 +132,17 @@ class Begun:
             known: Any = SimpleNamespace(metadata=call.metadata, on_end=ending.callback)
             try:
                 answer = await self._method(message, known)
-            except asyncio.CancelledError as error:
-                call.fail(translated(error))  # no effect after a disconnect
             except RpcError as error:
                 call.fail(error)
             else:
                 call.answer(answer)
+
+
+class GivingUp(Begun):
+    """A method that raises CancelledError as it is begun."""
+
+    def begin(self, message: bytes, call: BegunCall) -> None:
+        raise asyncio.CancelledError
 
 
 @pytest.fixture
