@@ -77,6 +77,9 @@ class Documentation:
     def _build(self) -> ASGIApp:
         with IMPORTING:
             library = import_module("fastapi_offline")
+            # Static files need anyio's backend, which anyio imports at its first call.
+            anyio = import_module("anyio")
+            anyio.run(anyio.sleep, 0)
         app = library.FastAPIOffline(
             title="Sluice",
             version=__version__,

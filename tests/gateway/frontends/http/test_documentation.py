@@ -96,6 +96,20 @@ UNNEEDED = {
 }
 
 
+ASK = """
+import asyncio, sys
+from gateway.frontends.http.documentation import Documentation
+
+async def nothing(message=None):
+    pass
+
+scope = {"type": "http", "method": "GET", "path": "/openapi.json", "headers": []}
+asyncio.run(Documentation({}, {})(scope, nothing, nothing))
+print(*sys.modules)
+"""
+"""The modules after the first request for a page, without one for a static file."""
+
+
 @pytest.fixture
 def client(connect: Open) -> httpx.AsyncClient:
     return connect(app_of())
@@ -178,3 +192,8 @@ def test_a_server_starts_without_modules_that_few_requests_need() -> None:
     loaded = set(ended.stdout.split())
     assert {"starlette.applications", "backends.identity"} <= loaded, ended.stderr
     assert loaded.isdisjoint(UNNEEDED)
+
+
+def test_static_files_import_nothing_on_the_event_loop() -> None:
+    ended = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False)
+    assert "anyio._backends._asyncio" in ended.stdout.split(), ended.stderr
