@@ -120,8 +120,7 @@ class MetricDuration(Duration):
     def add(self, ns: int) -> None:
         """Count one duration."""
         self.count += 1
-        self.ns += ns
-        self.us += ns // 1000
+        self.lengthen(ns)
 
     def lengthen(self, ns: int) -> None:
         """Add time to durations that were counted before."""

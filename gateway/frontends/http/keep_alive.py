@@ -19,7 +19,7 @@ class SilenceFiller:
     __slots__ = ("_loop", "_put", "_secs", "_sent_at", "_task", "_timer", "_write")
 
     def __init__(
-        self, put: SendPiece, write: WritePiece, secs: float, sent_at: Callable[[], float]
+        self, put: SendPiece, write: WritePiece | None, secs: float, sent_at: Callable[[], float]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._put = put
@@ -45,7 +45,7 @@ class SilenceFiller:
         left = self._sent_at() + self._secs - self._loop.time()
         if left > 0:
             self._look_in(left)
-        elif self._write(KEEP_ALIVE):
+        elif self._write is not None and self._write(KEEP_ALIVE):
             self._look_in(self._secs)
         else:
             self._task = asyncio.ensure_future(self._put(KEEP_ALIVE))

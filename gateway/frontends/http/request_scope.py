@@ -136,14 +136,10 @@ def piece_sender(scope: Scope, send: Send) -> SendPiece:
     return send_piece
 
 
-def piece_writer(scope: Scope) -> WritePiece:
-    """The connection's own `WritePiece`; without a connection of ours it writes nothing."""
+def piece_writer(scope: Scope) -> WritePiece | None:
+    """The connection's own `WritePiece`; None without a connection of ours."""
     state: RequestState = scope.get("state", NO_STATE)
-    return state.get(WRITE_PIECE, writes_nothing)
-
-
-def writes_nothing(piece: bytes) -> bool:
-    return False
+    return state.get(WRITE_PIECE)
 
 
 async def send_apart(send: Send, headers: RawHeaders, parts: Parts) -> None:

@@ -34,7 +34,6 @@ from gateway.frontends.http.request_scope import (
     piece_sender,
     piece_writer,
     stream_headers,
-    writes_nothing,
 )
 from gateway.messages import InferResponse
 from gateway.resumption.reader import RecordingReader, Responses
@@ -165,10 +164,10 @@ class EventStream(Response):
         headers, self.raw_headers = self.raw_headers, []
         return {"type": "http.response.start", "status": self.status_code, "headers": headers}
 
-    async def _send_batches(self, put: SendPiece, write: WritePiece) -> None:
+    async def _send_batches(self, put: SendPiece, write: WritePiece | None) -> None:
         time = asyncio.get_running_loop().time
         next_batch: Callable[[], Awaitable[Sequence[InferResponse]]] = self._stream.batch
-        if isinstance(self._stream, ResponseStream) and write is not writes_nothing:
+        if write is not None and isinstance(self._stream, ResponseStream):
             next_batch = partial(_unwritten, self, self._stream, write)
         try:
             batch, self._first = self._first, None
