@@ -24,6 +24,8 @@ DROPPED_SECS = 1.0
 LEAST_STEPS = 2
 """The step in progress when a client disconnects, and the step that notices it."""
 LONGEST_SECS = 10.0
+NEXT_SECS = 0.2
+"""Between two looks at a growing number, whose page would take the engine's processor otherwise."""
 
 
 def figures(server: Serving) -> defaultdict[str, float]:
@@ -85,3 +87,13 @@ def wait_in_engine(server: Serving, condition: Callable[[], bool], what: str) ->
 
     wait_until(lambda: condition() or is_over(), what)
     assert condition(), f"not within {DROPPED_SECS:g} s and {LEAST_STEPS} steps: {what}"
+
+
+def wait_generated(server: Serving, tokens: float) -> None:
+    """Wait until the engine has generated more tokens; the time for each further one is limited."""
+    found = figures(server)[GENERATED]
+    while found <= tokens:
+        time.sleep(NEXT_SECS)
+        last = found
+        wait_until(lambda last=last: figures(server)[GENERATED] > last, f"{last:g} tokens grow")
+        found = figures(server)[GENERATED]

@@ -20,6 +20,7 @@ from tests.e2e.figures import (
     diverted,
     figures,
     wait_at_rest,
+    wait_generated,
 )
 from tests.e2e.llama import ENDLESS, Llama
 from tests.leaving import noticed
@@ -153,7 +154,7 @@ def test_a_client_that_reads_slowly_holds_back_only_itself(
         found = [list(texts(body)) for body in answers(server)]
         others = diverted(server) - before
         wanted = generated + most + 2 * A_FEW + OTHERS * FEW_TOKENS
-        wait_until(lambda: figures(server)[GENERATED] > wanted, "the engine has more for it")
+        wait_generated(server, wanted)
         assert server.metric(IN_FLIGHT, "llama") == 1
     server.wait_metric(IN_FLIGHT, "llama", 0)
     assert len({"".join(each) for each in found}) == 1
