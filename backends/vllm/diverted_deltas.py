@@ -13,6 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import RequestState
 
+from gateway.event_loop import WRITES
 from gateway.messages import Sink
 
 STEPS = "diverted_steps"
@@ -140,7 +141,8 @@ def _parameters(function: Any) -> tuple[str, ...]:
 class DivertedSteps:
     """The steps of one engine, in front of its output processor.
 
-    Outputs of `requests`, by their internal ids, are offered to them first.
+    Outputs of `requests`, by their internal ids, are offered to them first. The texts of a step are
+    written once all of them are made.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -160,12 +162,13 @@ class DivertedSteps:
         requests, at = self.requests, engine_core_timestamp or 0.0
         left = engine_core_outputs
         if requests:
-            left = [
-                output
-                for output in engine_core_outputs
-                if (found := requests.get(output.request_id)) is None
-                or not found.take(output, at, iteration_stats, weight_version)
-            ]
+            with WRITES:
+                left = [
+                    output
+                    for output in engine_core_outputs
+                    if (found := requests.get(output.request_id)) is None
+                    or not found.take(output, at, iteration_stats, weight_version)
+                ]
         return self._process(left, engine_core_timestamp, iteration_stats, weight_version)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.event_loop import WRITES
 from gateway.frontends.http.connection_parts import ClientDeadline, Flow, Owed, Pipeline, Signal
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.frontends.http.request_scope import (
@@ -248,7 +249,10 @@ class BoundedProtocol(HttpToolsProtocol):
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         else:
             cycle.expected_content_length -= len(piece)
-        self.transport.write(piece)
+        if WRITES.collected is None:
+            self.transport.write(piece)
+        else:
+            WRITES.collected.append((self.transport, piece))
         return True
 
     @property

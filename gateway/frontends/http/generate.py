@@ -141,7 +141,7 @@ class GenerateRoutes:
     def _pending(
         self, request: Request, stream: Responses, begin: Callable[[First], Response]
     ) -> Response:
-        refuse = partial(refused_stream, request.url.path)
+        refuse = partial(refused_stream, request.scope["path"])
         return PendingEvents(stream, self._settings.first_response_secs, begin, refuse)
 
     def _streamed(self, stream: Responses, encoder: GenerateEncoder, first: First) -> Response:

@@ -81,6 +81,31 @@ def test_an_output_with_any_other_member_is_left() -> None:
     assert deltas.taken() == [5, 6]
 
 
+def test_texts_of_a_step_are_written_behind_the_last_one_of_them() -> None:
+    """And before the outputs that are left: those end a text."""
+    from vllm.v1.engine import EngineCoreOutput
+
+    from gateway.event_loop import WRITES
+
+    events: list[str] = []
+    transport: Any = SimpleNamespace(
+        is_closing=lambda: False, write=lambda data: events.append(f"written {data}")
+    )
+    processor = Processor()
+
+    class Texts(list[str]):
+        def append(self, text: str) -> None:
+            events.append(f"made {text}")
+            assert WRITES.collected is not None
+            WRITES.collected.append((transport, text.encode()))
+
+    steps_of(processor, Texts())
+    left = processor.left
+    processor.process_outputs([EngineCoreOutput(ID, [5]), EngineCoreOutput(ID, [5, 6])])
+    assert events == ["made x", "made xx", "written b'x'", "written b'xx'"]
+    assert left == []
+
+
 def test_outputs_are_left_once_their_request_has_ended() -> None:
     from vllm.v1.engine import EngineCoreOutput
 

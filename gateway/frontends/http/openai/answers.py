@@ -224,7 +224,7 @@ class OpenAiAnswers:
                 body.take()  # as in `_answer`
             return OpenAiEvents(responses, first, encoder, self._settings, headers)
 
-        refuse = partial(_refused, request.url.path, headers)
+        refuse = partial(_refused, request.scope["path"], headers)
         return PendingEvents(responses, self._settings.first_response_secs, begin, refuse)
 
     def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:

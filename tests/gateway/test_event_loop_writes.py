@@ -1,0 +1,66 @@
+"""Batches of writes of connections."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import cast
+
+from gateway.event_loop import WRITES
+
+
+class Transport:
+    """Notes in `log` what is written, and closes after `closes_after`."""
+
+    def __init__(self, name: str, log: list[str], closes_after: str = "") -> None:
+        self._name = name
+        self._log = log
+        self._closes_after = closes_after
+
+    def is_closing(self) -> bool:
+        return bool(self._closes_after) and self._closes_after in self._log
+
+    def write(self, data: bytes) -> None:
+        self._log.append(f"{self._name} {data.decode()}")
+
+    def put(self, data: bytes) -> None:
+        """Add a write to the batch, as a connection does."""
+        assert WRITES.collected is not None
+        WRITES.collected.append((cast("asyncio.WriteTransport", self), data))
+
+
+def test_writes_of_a_batch_are_made_in_order_at_its_end() -> None:
+    log: list[str] = []
+    first, second = Transport("a", log), Transport("b", log)
+    with WRITES:
+        first.put(b"1")
+        second.put(b"2")
+        first.put(b"3")
+        assert log == []
+    assert log == ["a 1", "b 2", "a 3"]
+    assert WRITES.collected is None
+
+
+def test_an_error_loses_no_write_before_it() -> None:
+    log: list[str] = []
+    with suppress(ValueError), WRITES:
+        Transport("a", log).put(b"1")
+        raise ValueError
+    assert log == ["a 1"]
+    with WRITES:
+        pass
+    assert log == ["a 1"]
+
+
+def test_nothing_is_written_to_a_transport_that_closes_meanwhile() -> None:
+    log: list[str] = []
+    first, second = Transport("a", log), Transport("b", log, closes_after="a 1")
+    with WRITES:
+        first.put(b"1")
+        second.put(b"2")
+        first.put(b"3")
+    assert log == ["a 1", "a 3"]
+
+
+def test_another_thread_has_a_batch_of_its_own() -> None:
+    with WRITES, ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: WRITES.collected).result() is None
