@@ -1,30 +1,22 @@
-"""One request in the engine: its prompt, its outputs, and its abort."""
+"""One request in the engine: its outputs, and its abort."""
 
 import asyncio
-import binascii
-from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from io import BytesIO
 from types import TracebackType
 from typing import Any, Self
 
 import orjson
-from PIL import Image, UnidentifiedImageError
-from pydantic import ValidationError
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.exceptions import VLLMError
 from vllm.outputs import EmbeddingRequestOutput, PoolingRequestOutput
-from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.diverted_deltas import DivertedDeltas, TakeDelta, divert
-from backends.vllm.failures import first_mistake
 from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
 from backends.vllm.grammar_time import check_constraint
 from backends.vllm.metrics import OutputCounts
 from gateway.errors import Code, InferenceError
-from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, Delta, GenerationRequest, invalid
+from gateway.generation import Delta
 from gateway.messages import Sink
 
 ABORT_TIMEOUT_SECS = 2.0
@@ -226,71 +218,3 @@ def _logprobs(positions: Any) -> str:
 def _embedding(output: PoolingRequestOutput) -> str:
     vector = EmbeddingRequestOutput.from_base(output).outputs.embedding
     return orjson.dumps(vector).decode()
-
-
-class PromptRenderer:
-    """Renders prompts with vLLM's renderer; templates and tokenizer run in its threads.
-
-    `chat` is the renderer of vLLM's handlers, so both APIs use the same chat template.
-    """
-
-    def __init__(self, engine: Any, chat: Any) -> None:
-        self._model_config = engine.model_config
-        self._renderer = engine.renderer
-        self._chat = chat
-
-    async def render(self, request: GenerationRequest) -> Any:
-        """The engine's input for a request; raises InferenceError, or an error of vLLM."""
-        if request.messages is not None:
-            return await self._render_messages(request)
-        prompt: Any = request.text
-        if request.images:
-            images = await asyncio.to_thread(_decode_images, request.images)
-            prompt = {"prompt": request.text, "multi_modal_data": {"image": images}}
-        return await self.render_prompt(prompt)
-
-    async def render_prompt(self, prompt: Any) -> Any:
-        """The engine's input for a text, a dict with images, or a list of token ids."""
-        parsed = parse_model_prompt(self._model_config, prompt)
-        parameters = self._renderer.default_cmpl_tok_params
-        (rendered,) = await self._renderer.render_cmpl_async([parsed], parameters)
-        return rendered
-
-    async def _render_messages(self, request: GenerationRequest) -> Any:
-        if request.images:
-            raise invalid(
-                f"the input '{IMAGE}' goes with '{TEXT_INPUT}'; in '{MESSAGES}' an "
-                "image is a part of a message"
-            )
-        try:
-            conversation = ChatCompletionRequest(messages=request.messages)
-        except ValidationError as error:
-            raise invalid(
-                f"the input '{MESSAGES}' is no conversation: {first_mistake(error)}"
-            ) from None
-        try:
-            rendered = await self._chat.render_chat(conversation)
-        except RuntimeError as error:
-            # vLLM refuses an image in a file of this host with this error.
-            raise invalid(str(error)) from error
-        if not isinstance(rendered, tuple):
-            raise invalid(rendered.error.message)
-        (prompt,) = rendered[1]
-        return prompt
-
-
-def _decode_images(encoded: Sequence[bytes]) -> list[Image.Image]:
-    return [_decode_image(number, text) for number, text in enumerate(encoded)]
-
-
-def _decode_image(number: int, text: bytes) -> Image.Image:
-    try:
-        with Image.open(BytesIO(b64decode(text, validate=True))) as image:
-            return image.convert("RGB")
-    except binascii.Error as error:
-        raise invalid(f"element {number} of the input '{IMAGE}' is not base64: {error}") from None
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        reason = (
-            "no image of a known format" if isinstance(error, UnidentifiedImageError) else error
-        )
-        raise invalid(f"element {number} of the input '{IMAGE}': {reason}") from None

@@ -14,9 +14,10 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import stop_engine
 from backends.vllm.engine_processes import STOPPED, Watch
-from backends.vllm.engine_request import EngineRequest, PromptRenderer, read_output
+from backends.vllm.engine_request import EngineRequest, read_output
 from backends.vllm.failures import FAILURES, Failures, refusals
 from backends.vllm.metrics import EngineMetrics
+from backends.vllm.prompts import PromptRenderer
 from backends.vllm.sampling import SamplingRules, casts_of
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import OpenAiServing

@@ -11,10 +11,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import MISTAKES, start_engine, stop_engine
 from backends.vllm.engine_processes import Watch
-from backends.vllm.engine_request import EngineRequest, PromptRenderer
+from backends.vllm.engine_request import EngineRequest
 from backends.vllm.failures import REFUSALS, EngineErrors, Failures
 from backends.vllm.instance import RunningEngine, VllmInstance, lora_request
 from backends.vllm.metrics import EngineMetrics
+from backends.vllm.prompts import PromptRenderer, render_short_in_place
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import check_parsers, open_handlers
 from backends.vllm.settings import EngineModel, LoraAdapters
@@ -78,6 +79,7 @@ async def open_engine(
     failures = Failures(model.name, model.folders)
     await _load_adapters(llm, watch, model.adapters, failures)
     state = await watch.unless_ended(_handlers(llm, model, tasks, failures))
+    render_short_in_place(llm.renderer, model.openai.chat_template)
     engine = RunningEngine(
         model=model.name,
         llm=llm,

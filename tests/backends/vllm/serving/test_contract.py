@@ -130,6 +130,17 @@ def test_no_address_has_the_domain_that_stands_for_none() -> None:
             connector.load_from_url(address, found("vllm.multimodal.media:ImageMediaIO")())
 
 
+def test_the_renderer_has_the_functions_that_render_in_threads() -> None:
+    """Without one of these short prompts are rendered in threads, too."""
+    renderer = inspect.getsource(found("vllm.renderers.base:BaseRenderer.__init__"))
+    assert (
+        "self._tokenize_prompt_async = make_async(\n            self._tokenize_prompt," in renderer
+    )
+    chats = inspect.getsource(found("vllm.renderers.hf:HfRenderer.__init__"))
+    assert "self._apply_chat_template_async = make_async(" in chats
+    assert "            safe_apply_chat_template, executor=" in chats
+
+
 def test_diverted_deltas_find_what_they_replace() -> None:
     """Without one of these all outputs go vLLM's way, or a delta would lose a part of it."""
     place = "vllm.v1.engine.output_processor"

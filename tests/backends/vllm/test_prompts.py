@@ -1,0 +1,118 @@
+"""Short prompts are rendered on the event loop, others in threads, with the same result."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.backends.vllm.conftest import Llama, ask, engine_marks, openai
+
+pytestmark = engine_marks
+
+HI = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SHORT_CHARS, SHORT_MESSAGES = 512, 16
+CHATS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "short": ({"messages": [HI]}, []),
+    "a flag of the template": (
+        {"messages": [HI], "chat_template_kwargs": {"enable_thinking": False}},
+        [],
+    ),
+    "messages that are short together": ({"messages": [HI] * SHORT_MESSAGES}, ["tokenize"]),
+    "many messages": ({"messages": [HI] * (SHORT_MESSAGES + 1)}, ["template", "tokenize"]),
+    "a long message": (
+        {"messages": [{"role": "user", "content": "x" * (SHORT_CHARS + 1)}]},
+        ["template", "tokenize"],
+    ),
+    "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, []),
+    "tools": ({"messages": [HI], "tools": [TOOL]}, ["template"]),
+    "a structure for the template": (
+        {"messages": [HI], "chat_template_kwargs": {"found": ["x"]}},
+        ["template"],
+    ),
+}
+"""Bodies of chats, and which of their steps take a thread."""
+
+
+@dataclass(slots=True)
+class Threads:
+    """The calls that vLLM's renderer passes to its threads."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def submit(self, call: Any) -> None:
+        """Note a call by its step."""
+        self.calls.append("tokenize" if "tokenize" in call.func.__name__ else "template")
+
+
+@pytest.fixture
+def threads(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """Those of the engine's renderer."""
+    found, executor = Threads(), llama.llm.renderer._executor  # noqa: SLF001 - vLLM's
+    submit = executor.submit
+
+    def noted(call: Any) -> Any:
+        found.submit(call)
+        return submit(call)
+
+    monkeypatch.setattr(executor, "submit", noted)
+    return found
+
+
+@pytest.mark.parametrize(("members", "wanted"), CHATS.values(), ids=CHATS)
+async def test_a_chat_takes_threads_only_where_it_is_not_short(
+    llama: Llama, threads: Threads, members: dict[str, Any], wanted: list[str]
+) -> None:
+    body = {**members, "max_tokens": 1, "temperature": 0}
+    await llama.whole(openai(body, "chat/completions"))
+    assert threads.calls == wanted
+
+
+@pytest.mark.parametrize(("chars", "wanted"), [(SHORT_CHARS, []), (SHORT_CHARS + 1, ["tokenize"])])
+async def test_a_text_takes_a_thread_above_the_limit(
+    llama: Llama, threads: Threads, chars: int, wanted: list[str]
+) -> None:
+    await llama.say(ask("x " * (chars // 2) + "y" * (chars % 2), max_tokens=1))
+    assert threads.calls == wanted
+
+
+@pytest.mark.parametrize("words", [1, 20, 100, 300])
+async def test_a_prompt_has_the_same_tokens_in_either_place(llama: Llama, words: int) -> None:
+    """Those of vLLM's function without a thread, which the engine counts."""
+    renderer, text = llama.llm.renderer, "Hi you " * words
+    (expected,) = renderer.render_cmpl([{"prompt": text}])
+    answer = await llama.whole(openai({"prompt": text, "max_tokens": 1}, "completions"))
+    assert answer["usage"]["prompt_tokens"] == len(expected["prompt_token_ids"])
+
+
+class Refusing:
+    """Stands for a renderer whose tokenizer refuses each prompt."""
+
+    def __init__(self, *, is_fast: bool) -> None:
+        self.tokenizer = SimpleNamespace(is_fast=is_fast)
+        self.in_thread = self._tokenize_prompt_async = lambda prompt, parameters: None
+
+    def _tokenize_prompt(self, prompt: Any, parameters: Any) -> Any:
+        raise ValueError("no such text")
+
+
+async def test_an_error_of_a_short_prompt_is_raised_where_it_is_awaited(store: Any) -> None:
+    from backends.vllm.prompts import render_short_in_place
+
+    renderer = Refusing(is_fast=True)
+    render_short_in_place(renderer, None)
+    waiting: Any = vars(renderer)["_tokenize_prompt_async"]({"prompt": "x"}, None)
+    with pytest.raises(ValueError, match="no such text"):
+        await waiting
+
+
+@pytest.mark.parametrize("renderer", [Refusing(is_fast=False), SimpleNamespace(tokenizer=None)])
+async def test_a_renderer_without_a_fast_tokenizer_keeps_its_threads(
+    store: Any, renderer: Any
+) -> None:
+    from backends.vllm.prompts import render_short_in_place
+
+    before = dict(vars(renderer))
+    render_short_in_place(renderer, None)
+    assert vars(renderer) == before
