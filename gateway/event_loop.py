@@ -244,8 +244,14 @@ class WriteBatch(threading.local):
     ) -> None:
         collected, self.collected = self.collected or (), None
         for transport, data in collected:
-            if not transport.is_closing():
+            if transport.is_closing():
+                continue
+            try:
                 transport.write(data)
+            except Exception:
+                # Around one connection: the others of the step get their texts.
+                log.exception("write failed")
+                transport.abort()
 
 
 WRITES = WriteBatch()

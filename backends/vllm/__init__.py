@@ -8,7 +8,9 @@ In reading order:
 - `engine`: start and stop of the engine
 - `engine_processes`: their exit with the server, their errors, their end
 - `instance`: requests executed by the engine
-- `engine_request`: one request in the engine: prompt, outputs, abort
+- `prompts`: prompts of requests, rendered by vLLM
+- `engine_request`: one request in the engine: outputs, abort
+- `diverted_deltas`: text deltas from the engine's steps, without vLLM's objects and tasks
 - `sampling`: sampling parameters
 - `grammar_time`: limits on schemas and on the time that grammars take
 - `failures`: errors of vLLM and of pydantic

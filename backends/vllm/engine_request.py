@@ -74,6 +74,10 @@ class EngineRequest:
 
         The options are those of `AsyncLLM.add_request`.
         """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # Before Python 3.12 `wait_for`, in which vLLM renders, returns what is ready instead.
+            raise asyncio.CancelledError
         constraint = getattr(parameters, "structured_outputs", None)
         self._constrained = constraint is not None
         check_constraint(constraint)

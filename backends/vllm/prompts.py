@@ -3,7 +3,7 @@
 import asyncio
 import binascii
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
 from backends.vllm.failures import first_mistake
 from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, GenerationRequest, invalid
@@ -19,8 +20,9 @@ from gateway.generation import IMAGE, MESSAGES, TEXT_INPUT, GenerationRequest, i
 SHORT_CHARS = 512
 SHORT_MESSAGES = 16
 """A fast tokenizer needs less than a millisecond for that many, and a template a tenth of it."""
-PLAIN = frozenset({"role", "content"})
-"""The members of a message whose length is that of its text."""
+TURN_CHARS = 4096
+"""Characters that are rendered in place in one turn of the event loop; further ones in threads."""
+FEW_OPTIONS = 16
 
 
 def render_short_in_place(renderer: Any, template: str | None) -> None:
@@ -28,66 +30,99 @@ def render_short_in_place(renderer: Any, template: str | None) -> None:
 
     Its threads cost more: a wake-up and twice the interpreter lock, 0.7 ms for a short conversation
     that is ready after 0.1 ms. Only the model's own template, `template` or that of its tokenizer,
-    is known to be quick. What has a tokenizer in Python stays in the threads, as all of a renderer
-    with other names than that of vLLM 0.32.
+    is known to be quick. Tokenizers in Python, and those that a thread and the event loop must not
+    use at the same time, stay in the threads.
     """
-    if not getattr(getattr(renderer, "tokenizer", None), "is_fast", False):
-        return
-    if hasattr(renderer, "_tokenize_prompt_async"):
-        renderer._tokenize_prompt_async = _in_place_if(  # noqa: SLF001 - the documented seam
-            lambda prompt, *_: len(prompt["prompt"]) <= SHORT_CHARS,
-            renderer._tokenize_prompt,  # noqa: SLF001
-            renderer._tokenize_prompt_async,  # noqa: SLF001
-        )
-    if isinstance(renderer, HfRenderer) and hasattr(renderer, "_apply_chat_template_async"):
-        renderer._apply_chat_template_async = _in_place_if(  # noqa: SLF001
-            lambda _, __, conversation, **options: (
-                _is_short(conversation) and _is_quick(options, template)
-            ),
-            safe_apply_chat_template,
-            renderer._apply_chat_template_async,  # noqa: SLF001
-        )
+    tokenizer = getattr(renderer, "tokenizer", None)
+    if isinstance(tokenizer, ThreadSafeHFTokenizerMixin) and getattr(tokenizer, "is_fast", False):
+        ShortPrompts(renderer, template)
 
 
-def _in_place_if(
-    is_short: Callable[..., bool], render: Callable[..., Any], in_thread: Callable[..., Any]
-) -> Callable[..., Awaitable[Any]]:
-    """The function `in_thread`, with calls of `render` in its place where `is_short` holds."""
+class ShortPrompts:
+    """Stands in front of the functions of a renderer that render in threads."""
 
-    def rendered(*arguments: Any, **options: Any) -> Awaitable[Any]:
-        if not is_short(*arguments, **options):
-            awaitable: Awaitable[Any] = in_thread(*arguments, **options)
-            return awaitable
-        found = asyncio.get_running_loop().create_future()
-        try:
-            found.set_result(render(*arguments, **options))
-        except Exception as error:  # noqa: BLE001 - raised where the future is awaited
-            found.set_exception(error)
-        return found
+    def __init__(self, renderer: Any, template: str | None) -> None:
+        self._template = template
+        self._left = TURN_CHARS
+        self._tokenize = renderer._tokenize_prompt  # noqa: SLF001 - the documented seam
+        self._tokenize_in_thread = renderer._tokenize_prompt_async  # noqa: SLF001
+        renderer._tokenize_prompt_async = self.tokenize  # noqa: SLF001
+        if isinstance(renderer, HfRenderer):
+            self._apply_in_thread = renderer._apply_chat_template_async  # noqa: SLF001
+            self._with_timeout = renderer._render_with_timeout  # noqa: SLF001
+            renderer._apply_chat_template_async = self.apply_template  # noqa: SLF001
+            renderer._render_with_timeout = self.with_timeout  # noqa: SLF001
 
-    return rendered
+    def tokenize(self, prompt: Mapping[str, Any], parameters: Any) -> Awaitable[Any]:
+        """As `BaseRenderer._tokenize_prompt_async`; raises the error of a short prompt at once."""
+        awaitable: Awaitable[Any]
+        if self._may_take(len(prompt["prompt"])):
+            awaitable = _ready(self._tokenize(prompt, parameters))
+        else:
+            awaitable = self._tokenize_in_thread(prompt, parameters)
+        return awaitable
+
+    def apply_template(
+        self,
+        model_config: Any,
+        tokenizer: Any,
+        conversation: Sequence[Mapping[str, Any]],
+        **options: Any,
+    ) -> Awaitable[Any]:
+        """As `HfRenderer._apply_chat_template_async`; raises as `tokenize`."""
+        awaitable: Awaitable[Any]
+        arguments = (model_config, tokenizer, conversation)
+        if _is_quick(options, self._template) and self._may_take(_length(conversation)):
+            awaitable = _ready(safe_apply_chat_template(*arguments, **options))
+        else:
+            awaitable = self._apply_in_thread(*arguments, **options)
+        return awaitable
+
+    async def with_timeout(self, rendering: Awaitable[Any]) -> Any:
+        """As `HfRenderer._render_with_timeout`, without a timer for what is ready."""
+        if isinstance(rendering, asyncio.Future) and rendering.done():
+            return rendering.result()
+        return await self._with_timeout(rendering)
+
+    def _may_take(self, chars: int) -> bool:
+        if chars > min(SHORT_CHARS, self._left):
+            return False
+        if self._left == TURN_CHARS:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._left -= max(1, chars)
+        return True
+
+    def _next_turn(self) -> None:
+        self._left = TURN_CHARS
 
 
-def _is_short(conversation: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation has few short messages of text."""
+def _ready(result: Any) -> asyncio.Future[Any]:
+    found = asyncio.get_running_loop().create_future()
+    found.set_result(result)
+    return found
+
+
+def _length(conversation: Sequence[Mapping[str, Any]]) -> int:
+    """The characters of a conversation with few messages of text; of others more than is short."""
     if len(conversation) > SHORT_MESSAGES:
-        return False
-    texts = [message.get("content") for message in conversation if message.keys() <= PLAIN]
-    return (
-        len(texts) == len(conversation)
-        and all(isinstance(text, str) for text in texts)
-        and sum(map(len, texts)) <= SHORT_CHARS  # type: ignore[arg-type]
-    )
+        return SHORT_CHARS + 1
+    texts = [text for message in conversation for text in message.values()]
+    return sum([len(text) if isinstance(text, str) else SHORT_CHARS + 1 for text in texts])
 
 
 def _is_quick(options: Mapping[str, Any], template: str | None) -> bool:
-    """Whether the options of a template are those of a request without structures of its own."""
-    return options.get("chat_template") == template and all(
-        value is None
-        or isinstance(value, bool)
-        or (isinstance(value, str) and len(value) <= SHORT_CHARS)
-        for name, value in options.items()
-        if name != "chat_template"
+    """Whether the options of a template are few, short and without structures."""
+    return (
+        len(options) <= FEW_OPTIONS
+        and options.get("chat_template") == template
+        and not options.get("tokenize")
+        and all(
+            value is None
+            or isinstance(value, bool)
+            or (isinstance(value, str) and len(value) <= SHORT_CHARS)
+            for name, value in options.items()
+            if name != "chat_template"
+        )
     )
 
 

@@ -11,15 +11,23 @@ from gateway.event_loop import WRITES
 class Transport:
     """Notes in `log` what is written, and closes after `closes_after`."""
 
-    def __init__(self, name: str, log: list[str], closes_after: str = "") -> None:
+    def __init__(
+        self, name: str, log: list[str], closes_after: str = "", *, fails: bool = False
+    ) -> None:
         self._name = name
+        self._fails = fails
         self._log = log
         self._closes_after = closes_after
 
     def is_closing(self) -> bool:
         return bool(self._closes_after) and self._closes_after in self._log
 
+    def abort(self) -> None:
+        self._log.append(f"{self._name} aborted")
+
     def write(self, data: bytes) -> None:
+        if self._fails:
+            raise MemoryError
         self._log.append(f"{self._name} {data.decode()}")
 
     def put(self, data: bytes) -> None:
@@ -59,6 +67,14 @@ def test_nothing_is_written_to_a_transport_that_closes_meanwhile() -> None:
         second.put(b"2")
         first.put(b"3")
     assert log == ["a 1", "a 3"]
+
+
+def test_a_write_that_fails_drops_its_connection_only() -> None:
+    log: list[str] = []
+    with WRITES:
+        Transport("a", log, fails=True).put(b"1")
+        Transport("b", log).put(b"2")
+    assert log == ["a aborted", "b 2"]
 
 
 def test_another_thread_has_a_batch_of_its_own() -> None:

@@ -1,6 +1,7 @@
 """The end of a request in an engine that does not answer."""
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +71,25 @@ async def test_a_cancelled_request_ends_though_the_engine_does_not_answer_its_ab
     await soon(asyncio.wait((task,)))
     assert task.cancelled()
     assert (engine.aborted, engine.ended) == (["inside"], 1)
+
+
+async def test_a_cancellation_that_a_wait_before_has_lost_is_noticed() -> None:
+    """As `asyncio.wait_for` loses one before Python 3.12, if what it waits for is ready."""
+    engine = Engine()
+
+    async def late(begun: asyncio.Event) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        await request(engine, begun)
+
+    begun = asyncio.Event()
+    task = asyncio.create_task(late(begun))
+    await asyncio.sleep(0)
+    task.cancel()
+    await soon(asyncio.wait((task,)))
+    assert task.cancelled()
+    assert not begun.is_set()
+    assert engine.aborted == []
 
 
 async def test_an_abort_that_is_cancelled_again_leaves_no_task() -> None:

@@ -12,7 +12,7 @@ pytestmark = engine_marks
 
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-SHORT_CHARS, SHORT_MESSAGES = 512, 16
+SHORT_CHARS, SHORT_MESSAGES, TURN_CHARS = 512, 16, 4096
 CHATS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "short": ({"messages": [HI]}, []),
     "a flag of the template": (
@@ -27,8 +27,16 @@ CHATS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "parts": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, []),
     "tools": ({"messages": [HI], "tools": [TOOL]}, ["template"]),
+    "a long role": (
+        {"messages": [HI, {"role": "x" * SHORT_CHARS, "content": "x"}]},
+        ["template", "tokenize"],
+    ),
     "a structure for the template": (
         {"messages": [HI], "chat_template_kwargs": {"found": ["x"]}},
+        ["template"],
+    ),
+    "many options of the template": (
+        {"messages": [HI], "chat_template_kwargs": dict.fromkeys(map("o{}".format, range(17)))},
         ["template"],
     ),
 }
@@ -37,7 +45,7 @@ CHATS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @dataclass(slots=True)
 class Threads:
-    """The calls that vLLM's renderer passes to its threads."""
+    """The calls of vLLM's renderer in its threads."""
 
     calls: list[str] = field(default_factory=list)
 
@@ -77,6 +85,14 @@ async def test_a_text_takes_a_thread_above_the_limit(
     assert threads.calls == wanted
 
 
+async def test_few_of_many_short_texts_are_tokenized_in_one_turn(
+    llama: Llama, threads: Threads
+) -> None:
+    body = {"prompt": ["x" * (SHORT_CHARS // 2)] * 40, "max_tokens": 1}
+    await llama.whole(openai(body, "completions"))
+    assert threads.calls == ["tokenize"] * (40 - TURN_CHARS // (SHORT_CHARS // 2))
+
+
 @pytest.mark.parametrize("words", [1, 20, 100, 300])
 async def test_a_prompt_has_the_same_tokens_in_either_place(llama: Llama, words: int) -> None:
     """Those of vLLM's function without a thread, which the engine counts."""
@@ -86,33 +102,37 @@ async def test_a_prompt_has_the_same_tokens_in_either_place(llama: Llama, words:
     assert answer["usage"]["prompt_tokens"] == len(expected["prompt_token_ids"])
 
 
-class Refusing:
-    """Stands for a renderer whose tokenizer refuses each prompt."""
+class Renderer:
+    """Stands for a renderer; its tokenizer refuses each prompt."""
 
-    def __init__(self, *, is_fast: bool) -> None:
-        self.tokenizer = SimpleNamespace(is_fast=is_fast)
-        self.in_thread = self._tokenize_prompt_async = lambda prompt, parameters: None
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
 
     def _tokenize_prompt(self, prompt: Any, parameters: Any) -> Any:
         raise ValueError("no such text")
 
+    async def _tokenize_prompt_async(self, prompt: Any, parameters: Any) -> str:
+        return "in a thread"
 
-async def test_an_error_of_a_short_prompt_is_raised_where_it_is_awaited(store: Any) -> None:
+
+def rendered(renderer: Renderer) -> Any:
+    """The result of the renderer's function for a short prompt."""
     from backends.vllm.prompts import render_short_in_place
 
-    renderer = Refusing(is_fast=True)
     render_short_in_place(renderer, None)
-    waiting: Any = vars(renderer)["_tokenize_prompt_async"]({"prompt": "x"}, None)
+    return renderer._tokenize_prompt_async({"prompt": "x"}, None)  # noqa: SLF001 - vLLM's
+
+
+async def test_an_error_of_a_short_prompt_is_raised(store: Any) -> None:
+    from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
+
+    class Pool(ThreadSafeHFTokenizerMixin):
+        is_fast = True
+
     with pytest.raises(ValueError, match="no such text"):
-        await waiting
+        rendered(Renderer(Pool()))
 
 
-@pytest.mark.parametrize("renderer", [Refusing(is_fast=False), SimpleNamespace(tokenizer=None)])
-async def test_a_renderer_without_a_fast_tokenizer_keeps_its_threads(
-    store: Any, renderer: Any
-) -> None:
-    from backends.vllm.prompts import render_short_in_place
-
-    before = dict(vars(renderer))
-    render_short_in_place(renderer, None)
-    assert vars(renderer) == before
+@pytest.mark.parametrize("tokenizer", [None, SimpleNamespace(is_fast=True)])
+async def test_a_tokenizer_that_one_thread_may_use_stays_there(store: Any, tokenizer: Any) -> None:
+    assert await rendered(Renderer(tokenizer)) == "in a thread"

@@ -139,6 +139,11 @@ def test_the_renderer_has_the_functions_that_render_in_threads() -> None:
     chats = inspect.getsource(found("vllm.renderers.hf:HfRenderer.__init__"))
     assert "self._apply_chat_template_async = make_async(" in chats
     assert "            safe_apply_chat_template, executor=" in chats
+    rendered = inspect.getsource(found("vllm.renderers.hf:HfRenderer.render_messages_async"))
+    assert (
+        "await self._render_with_timeout(\n            self._apply_chat_template_async(" in rendered
+    )
+    assert found("vllm.tokenizers.hf:ThreadSafeHFTokenizerMixin")
 
 
 def test_diverted_deltas_find_what_they_replace() -> None:
