@@ -25,6 +25,11 @@ from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettin
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 STATUS = {code.value[0]: code for code in grpc.StatusCode}
+MAX_METADATA_BYTES = 64 << 10
+"""As for the other transport. Of RPCs with more gRPC's core refuses a few of a thousand, by chance.
+
+Its own limit, 8 KiB, is that of many tokens of authorization.
+"""
 RUNNERS = logging.getLogger("grpc._cython.cygrpc")
 """The logger of grpc.aio for the tasks of methods."""
 
@@ -149,6 +154,8 @@ def _options(settings: GrpcSettings) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.so_reuseport", int(settings.reuse_port)),
         ("grpc.default_compression_level", LEVELS[settings.compression]),
         *_keepalive_options(settings.keepalive),

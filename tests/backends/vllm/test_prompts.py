@@ -36,7 +36,10 @@ CHATS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["template"],
     ),
     "many options of the template": (
-        {"messages": [HI], "chat_template_kwargs": dict.fromkeys(map("o{}".format, range(17)))},
+        {
+            "messages": [HI],
+            "chat_template_kwargs": dict.fromkeys(map("o{}".format, range(17)), True),
+        },
         ["template"],
     ),
 }
