@@ -236,12 +236,7 @@ class WriteBatch(threading.local):
     def __enter__(self) -> None:
         self.collected = []
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         collected, self.collected = self.collected or (), None
         for transport, data in collected:
             if transport.is_closing():

@@ -74,10 +74,8 @@ class EngineRequest:
 
         The options are those of `AsyncLLM.add_request`.
         """
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            # Before Python 3.12 `wait_for`, in which vLLM renders, returns what is ready instead.
-            raise asyncio.CancelledError
+        # Before Python 3.12 `wait_for`, in which vLLM renders, returns what is ready instead.
+        raise_if_cancelled()
         constraint = getattr(parameters, "structured_outputs", None)
         self._constrained = constraint is not None
         check_constraint(constraint)
@@ -161,6 +159,13 @@ class EngineRequest:
                 await asyncio.wait((abort,))
         if not abort.cancelled() and not isinstance(abort.exception(), VLLMError):
             abort.result()
+
+
+def raise_if_cancelled() -> None:
+    """Raise the cancellation of the current task that a function has caught and not raised."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def read_output(output: Any, *, logprobs: bool) -> list[Delta]:

@@ -18,6 +18,7 @@ from vllm.renderers import ChatParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from backends.vllm.engine_request import raise_if_cancelled
 from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import chunk_template
 from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
@@ -111,9 +112,7 @@ class OpenAiServing:
             handler.engine_client = exchange
             exchange.divert_to(sink, chunk_template(service, handler, body))
         answer = await service.method(handler, body, None)
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # handlers treat it as a disconnect, and return
+        raise_if_cancelled()  # handlers treat it as a disconnect, and return
         if hasattr(answer, "error"):
             raise self._refusals.written(answer)
         return answer

@@ -100,10 +100,9 @@ def test_texts_of_a_step_are_written_behind_the_last_one_of_them() -> None:
             WRITES.collected.append((transport, text.encode()))
 
     steps_of(processor, Texts())
-    left = processor.left
     processor.process_outputs([EngineCoreOutput(ID, [5]), EngineCoreOutput(ID, [5, 6])])
     assert events == ["made x", "made xx", "written b'x'", "written b'xx'"]
-    assert left == []
+    assert processor.left == []
 
 
 def test_outputs_are_left_once_their_request_has_ended() -> None:

@@ -1,6 +1,5 @@
 """Short prompts are rendered on the event loop, others in threads, with the same result."""
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,25 +45,14 @@ CHATS: dict[str, tuple[dict[str, Any], list[str]]] = {
 """Bodies of chats, and which of their steps take a thread."""
 
 
-@dataclass(slots=True)
-class Threads:
-    """The calls of vLLM's renderer in its threads."""
-
-    calls: list[str] = field(default_factory=list)
-
-    def submit(self, call: Any) -> None:
-        """Note a call by its step."""
-        self.calls.append("tokenize" if "tokenize" in call.func.__name__ else "template")
-
-
 @pytest.fixture
-def threads(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> Threads:
-    """Those of the engine's renderer."""
-    found, executor = Threads(), llama.llm.renderer._executor  # noqa: SLF001 - vLLM's
+def in_threads(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps of the engine's renderer in its threads."""
+    found, executor = list[str](), llama.llm.renderer._executor  # noqa: SLF001 - vLLM's
     submit = executor.submit
 
     def noted(call: Any) -> Any:
-        found.submit(call)
+        found.append("tokenize" if "tokenize" in call.func.__name__ else "template")
         return submit(call)
 
     monkeypatch.setattr(executor, "submit", noted)
@@ -73,27 +61,27 @@ def threads(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> Threads:
 
 @pytest.mark.parametrize(("members", "wanted"), CHATS.values(), ids=CHATS)
 async def test_a_chat_takes_threads_only_where_it_is_not_short(
-    llama: Llama, threads: Threads, members: dict[str, Any], wanted: list[str]
+    llama: Llama, in_threads: list[str], members: dict[str, Any], wanted: list[str]
 ) -> None:
     body = {**members, "max_tokens": 1, "temperature": 0}
     await llama.whole(openai(body, "chat/completions"))
-    assert threads.calls == wanted
+    assert in_threads == wanted
 
 
 @pytest.mark.parametrize(("chars", "wanted"), [(SHORT_CHARS, []), (SHORT_CHARS + 1, ["tokenize"])])
 async def test_a_text_takes_a_thread_above_the_limit(
-    llama: Llama, threads: Threads, chars: int, wanted: list[str]
+    llama: Llama, in_threads: list[str], chars: int, wanted: list[str]
 ) -> None:
     await llama.say(ask("x " * (chars // 2) + "y" * (chars % 2), max_tokens=1))
-    assert threads.calls == wanted
+    assert in_threads == wanted
 
 
 async def test_few_of_many_short_texts_are_tokenized_in_one_turn(
-    llama: Llama, threads: Threads
+    llama: Llama, in_threads: list[str]
 ) -> None:
     body = {"prompt": ["x" * (SHORT_CHARS // 2)] * 40, "max_tokens": 1}
     await llama.whole(openai(body, "completions"))
-    assert threads.calls == ["tokenize"] * (40 - TURN_CHARS // (SHORT_CHARS // 2))
+    assert in_threads == ["tokenize"] * (40 - TURN_CHARS // (SHORT_CHARS // 2))
 
 
 @pytest.mark.parametrize("words", [1, 20, 100, 300])

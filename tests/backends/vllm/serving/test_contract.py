@@ -131,7 +131,7 @@ def test_no_address_has_the_domain_that_stands_for_none() -> None:
 
 
 def test_the_renderer_has_the_functions_that_render_in_threads() -> None:
-    """Without one of these short prompts are rendered in threads, too."""
+    """`backends.vllm.prompts` stands in front of them."""
     renderer = inspect.getsource(found("vllm.renderers.base:BaseRenderer.__init__"))
     assert (
         "self._tokenize_prompt_async = make_async(\n            self._tokenize_prompt," in renderer
