@@ -1,6 +1,7 @@
 """Clients of diverted streams of the real engine: they disconnect at each event, or read slowly."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -43,7 +44,6 @@ OUTBOX_BYTES = 64 << 20
 A_FEW = 4
 """Outputs of a stream that vLLM's handlers get, or that merge on a busy machine."""
 OTHERS = 4
-SLOW_BYTES = 30
 
 
 def test_a_client_may_disconnect_at_each_event(server: Serving, llama: Llama) -> None:
@@ -99,7 +99,7 @@ def leave_rpc(rpc: StreamRpc, events: int) -> None:
 @contextmanager
 def reads_a_byte_a_second(server: Serving, door: Door, request_id: str) -> Iterator[None]:
     """A client of an endless stream of events; it disconnects after the block."""
-    read, ended = bytearray(), threading.Event()
+    read, ended, began = bytearray(), threading.Event(), time.monotonic()
     with Connection(server.ports["http"], SMALL_BUFFER) as client:
         if door is GENERATE:
             client.ask(door.path, {**door.body(**ENDLESS), "id": request_id})
@@ -119,7 +119,7 @@ def reads_a_byte_a_second(server: Serving, door: Door, request_id: str) -> Itera
         finally:
             ended.set()
             thread.join(WAIT_SECS)
-    assert len(read) < SLOW_BYTES
+    assert len(read) <= 1 + time.monotonic() - began
 
 
 @contextmanager
