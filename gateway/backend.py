@@ -135,6 +135,39 @@ class Fact:
     fix: str = ""
 
 
+class Reader(Protocol):
+    """The reader of an execution of one request without a task."""
+
+    def take(self, answer: InferResponse | InferenceError | Note) -> None:
+        """Take an answer that does not go to the request's sink."""
+
+    def over(self, error: Exception | None) -> None:
+        """Called once, when the instance can take another execution.
+
+        The error is what the generator of `execute` would raise.
+        """
+
+
+class Begun(Protocol):
+    """An execution of one request without a task."""
+
+    def abandon(self) -> None:
+        """Cancel it, as closing the generator of `execute` does; its end calls its reader."""
+
+
+class SingleExecutions(Protocol):
+    """The executions of an instance without a task and a generator: a tenth of a small one."""
+
+    def take(self, request: InferRequest) -> bool:
+        """Whether `begin` can execute this request now, instead of `Instance.execute`."""
+
+    def begin(self, request: InferRequest, reader: Reader) -> Begun:
+        """Execute one request; the reader is called on the event loop, maybe before this returns.
+
+        An exception of this call is that of the execution, which has not begun then.
+        """
+
+
 class Instance(ABC):
     """One loaded, runnable copy of a model.
 
@@ -143,7 +176,8 @@ class Instance(ABC):
     `death` soon becomes the reason; None if it never dies by itself. `adapters` are further model
     names for OpenAI clients. `max_model_len` is the limit of tokens of prompt and answer together,
     None without a limit. Within `sharing`, executions take as long as concurrent ones: the
-    scheduler measures them so. It `has_process` if another process executes.
+    scheduler measures them so. It `has_process` if another process executes. `singles` execute
+    single requests without a task; None if all need one.
 
     A runtime implements `execute` and `close`; the others have defaults.
     """
@@ -155,6 +189,7 @@ class Instance(ABC):
     adapters: Sequence[str] = ()
     max_model_len: int | None = None
     sharing: AbstractContextManager[object] = nullcontext()
+    singles: SingleExecutions | None = None
 
     @property
     def metrics(self) -> Iterable[ExportedMetric]:

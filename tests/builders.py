@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.backend import Answer, Instance
+from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
@@ -136,7 +136,12 @@ class Execution:
 
 
 class ScriptedInstance(Instance):
-    """An instance that does what the test tells its executions."""
+    """An instance that does what the test tells its executions.
+
+    If it `has_singles`, schedulers need no task for a single request.
+    """
+
+    has_singles = False
 
     def __init__(self, concurrency: int | None = None) -> None:
         self.concurrency = concurrency
@@ -146,6 +151,8 @@ class ScriptedInstance(Instance):
         self._begun: asyncio.Queue[Execution] = asyncio.Queue()
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.death = self._death
+        if self.has_singles:
+            self.singles = ScriptedSingles(self)
 
     @property
     def asked(self) -> list[str]:
@@ -181,6 +188,41 @@ class ScriptedInstance(Instance):
     async def close(self) -> None:
         self.closes += 1
         self.closed.set()
+
+
+class ScriptedSingles:
+    """Executes single requests without a task of their scheduler."""
+
+    def __init__(self, instance: ScriptedInstance) -> None:
+        self._instance = instance
+
+    def take(self, request: InferRequest) -> bool:
+        return True
+
+    def begin(self, request: InferRequest, reader: Reader) -> Begun:
+        return ScriptedBegun(self._instance.execute([request]), reader)
+
+
+class ScriptedBegun:
+    """Passes on the answers of an execution: a task of the instance stands for its process."""
+
+    def __init__(self, answers: AsyncGenerator[Answer, None], reader: Reader) -> None:
+        self._reader = reader
+        self._task = asyncio.create_task(self._pass_on(answers))
+        self._task.add_done_callback(self._ended)
+
+    def abandon(self) -> None:
+        self._task.cancel()
+
+    async def _pass_on(self, answers: AsyncGenerator[Answer, None]) -> None:
+        async with aclosing(answers):
+            async for _, answer in answers:
+                self._reader.take(answer)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        assert error is None or isinstance(error, Exception)
+        self._reader.over(error)
 
 
 class StoppableInstance(ScriptedInstance):

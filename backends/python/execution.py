@@ -1,7 +1,7 @@
-"""One execution of a worker, and the backlog of unread answers."""
+"""One execution of a worker, the backlog of unread answers, and prefetched executions."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from backends.python.codec import to_json
 from backends.python.connection import WorkerConnection
@@ -20,6 +20,10 @@ SHARES = 16
 """Divisor: one execution may fill this fraction of the free room."""
 FEW_BYTES, FEW_SEGMENTS = HOLD_BYTES // 2, HELD_SEGMENTS // SHARES // 2
 """With less unread in all, no execution can be at its limit."""
+SHORT_NS = 500_000
+AT_ONCE = 4
+NEWEST = 0.25
+"""Weight of the newest execution in the moving average."""
 
 
 class WorkerExecution:
@@ -30,7 +34,8 @@ class WorkerExecution:
     until `execute` of model.py has returned.
 
     The answers of a single request go to its sink while the task waits for them; the task reads
-    the others, errors among them.
+    the others, errors among them. Instead of a task `listener` may be called when it would wake.
+    `failure` is an exception of the reader of a sink.
 
     `number` counts the executions of the worker. Its requests are numbered from `first` on;
     `indexes` are the scheduler's indexes of them. It has `returned` once `execute` has, or never
@@ -40,14 +45,15 @@ class WorkerExecution:
 
     __slots__ = (
         "_backlog",
-        "_failure",
         "_first",
         "_freed",
         "_open",
         "_sink",
         "_waiter",
         "aborted",
+        "failure",
         "held",
+        "listener",
         "number",
         "released",
         "requests",
@@ -82,7 +88,8 @@ class WorkerExecution:
         self._sink = requests[0].sink if len(requests) == 1 else None
         self.unread: list[Answer] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        self.listener: Callable[[], None] | None = None
 
     @property
     def over(self) -> bool:
@@ -92,7 +99,7 @@ class WorkerExecution:
     @property
     def has_more(self) -> bool:
         """Whether there are answers to read, or may be later."""
-        return bool(self.unread) or self._failure is not None or not self.over
+        return bool(self.unread) or self.failure is not None or not self.over
 
     @property
     def numbers(self) -> range:
@@ -113,13 +120,19 @@ class WorkerExecution:
 
         Raises the exception of a reader that took an answer from the sink.
         """
-        while not self.unread or self._backlog.has_earlier(self):
-            if self._failure is not None:
-                raise self._failure
+        while not (answers := self.take()):
+            if self.failure is not None:
+                raise self.failure
             if self.over and not self.unread:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        return answers
+
+    def take(self) -> list[Answer]:
+        """All arrived answers; none while those of an earlier execution are unread."""
+        if not self.unread or self._backlog.has_earlier(self):
+            return []
         answers, self.unread = self.unread, []
         self._backlog.read(self)
         return answers
@@ -147,14 +160,14 @@ class WorkerExecution:
         if (
             sink is not None
             and isinstance(answer, InferResponse)
-            and waiter is not None
-            and not (waiter.done() or backlog.unread)
+            and (self.listener is not None or (waiter is not None and not waiter.done()))
+            and not backlog.unread
             and sink.has_room
         ):
             try:
                 sink.put(answer)
             except Exception as error:  # noqa: BLE001 - of the reader; raised by the task
-                self._failure = error
+                self.failure = error
                 self.wake()
         else:
             backlog.add(self, size_bytes, segments)
@@ -219,7 +232,9 @@ class WorkerExecution:
 
     def wake(self) -> None:
         """Wake the reader."""
-        if self._waiter is not None and not self._waiter.done():
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _add(self, index: int, answer: InferResponse | InferenceError | Note) -> None:
@@ -266,7 +281,7 @@ class Backlog:
         if self.unread_bytes < HELD_BYTES:
             self._link.work.resume()
         if self._ordered:
-            for each in self.unread:
+            for each in tuple(self.unread):  # readers without a task read at once
                 each.wake()
 
     def added(self, executions: Iterable[WorkerExecution]) -> None:
@@ -293,3 +308,28 @@ class Backlog:
     def _send(self, kind: ToWorker, execution: WorkerExecution) -> None:
         if numbers := execution.open:
             self._link.control.send(to_json([kind, *numbers]))
+
+
+class Prefetch:
+    """Allows one more execution in a busy worker, if executions are short and few wait there.
+
+    The way to a worker and back takes longer than a small model: with the next request already
+    there, the worker need not wait for it. It still executes one after the other. `allowed` is
+    False for models whose executions must not be formed early.
+    """
+
+    __slots__ = ("_typical_ns", "allowed")
+
+    def __init__(self, *, allowed: bool) -> None:
+        self.allowed = allowed
+        self._typical_ns: float | None = None
+
+    def measured(self, infer_ns: int) -> None:
+        """Add the duration of an `execute`."""
+        typical = infer_ns if self._typical_ns is None else self._typical_ns
+        self._typical_ns = typical + NEWEST * (infer_ns - typical)
+
+    def room(self, busy: int) -> bool:
+        """Whether a worker with `busy` executions may get one more."""
+        typical = self._typical_ns
+        return self.allowed and typical is not None and typical < SHORT_NS and busy < AT_ONCE

@@ -17,47 +17,17 @@ from backends.python.codec import (
     write_in_thread,
 )
 from backends.python.connection import WorkerConnection
-from backends.python.execution import Backlog, WorkerExecution
+from backends.python.execution import Backlog, Prefetch, WorkerExecution
 from backends.python.loading import WorkerLimits
 from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import NotSent
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse, Phases
-
-SHORT_NS = 500_000
-AT_ONCE = 4
-NEWEST = 0.25
-"""Weight of the newest execution in the moving average."""
+from gateway.messages import Cancellation, InferRequest, InferResponse, Phases
 
 log = logging.getLogger("sluice.python")
 
 ANSWER_BYTES = 64 << 10
 """The weight of an answer besides its tensors."""
-
-
-class Prefetch:
-    """Allows one more execution in a busy worker, if executions are short and few wait there.
-
-    The way to a worker and back takes longer than a small model: with the next request already
-    there, the worker need not wait for it. It still executes one after the other. `allowed` is
-    False for models whose executions must not be formed early.
-    """
-
-    __slots__ = ("_typical_ns", "allowed")
-
-    def __init__(self, *, allowed: bool) -> None:
-        self.allowed = allowed
-        self._typical_ns: float | None = None
-
-    def measured(self, infer_ns: int) -> None:
-        """Add the duration of an `execute`."""
-        typical = infer_ns if self._typical_ns is None else self._typical_ns
-        self._typical_ns = typical + NEWEST * (infer_ns - typical)
-
-    def room(self, busy: int) -> bool:
-        """Whether a worker with `busy` executions may get one more."""
-        typical = self._typical_ns
-        return self.allowed and typical is not None and typical < SHORT_NS and busy < AT_ONCE
 
 
 class Owner(Protocol):
@@ -108,6 +78,11 @@ class WorkerExecutions:
         return self._encoder.model
 
     @property
+    def decoupled(self) -> bool:
+        """Whether a request may have any number of answers."""
+        return self._encoder.decoupled
+
+    @property
     def busy(self) -> bool:
         """Whether `execute` has not returned."""
         return bool(self._by_number)
@@ -140,21 +115,46 @@ class WorkerExecutions:
 
         Raises InferenceError: INTERNAL without memory, NotSent once the worker has ended.
         """
+        if _size(requests) < MUCH_BYTES:
+            return self.begin_at_once(requests, indexes)
         tensors = TensorWriter(self._link.outgoing)
-        write = self._encoder.write
         try:
-            if _size(requests) < MUCH_BYTES:
-                described = write(requests, tensors)
-            else:
-                described = await write_in_thread(partial(write, requests, tensors), tensors)
+            write = partial(self._encoder.write, requests, tensors)
+            described = await write_in_thread(write, tensors)
         except OSError as error:
-            tensors.give_back()
-            if self._ended is not None:
-                raise self._not_sent(self._ended) from None
-            reason = f"no memory can be shared with its worker: {error.strerror}"
-            raise InferenceError(
-                Code.INTERNAL, f"model '{self._encoder.model}': {reason}"
-            ) from None
+            raise self._unwritten(tensors, error) from None
+        return self._send(requests, indexes, tensors, described)
+
+    def can_begin_at_once(self, request: InferRequest) -> bool:
+        """Whether the request is small, and its answer need not wait for earlier ones."""
+        return not self._backlog.unread and _size([request]) < MUCH_BYTES
+
+    def begin_at_once(
+        self, requests: Sequence[InferRequest], indexes: Sequence[int]
+    ) -> WorkerExecution:
+        """As `begin`, for small requests."""
+        tensors = TensorWriter(self._link.outgoing)
+        try:
+            described = self._encoder.write(requests, tensors)
+        except OSError as error:
+            raise self._unwritten(tensors, error) from None
+        return self._send(requests, indexes, tensors, described)
+
+    def _unwritten(self, tensors: TensorWriter, error: OSError) -> InferenceError:
+        """The error of requests whose tensors cannot be shared with the worker."""
+        tensors.give_back()
+        if self._ended is not None:
+            return self._not_sent(self._ended)
+        reason = f"no memory can be shared with its worker: {error.strerror}"
+        return InferenceError(Code.INTERNAL, f"model '{self._encoder.model}': {reason}")
+
+    def _send(
+        self,
+        requests: Sequence[InferRequest],
+        indexes: Sequence[int],
+        tensors: TensorWriter,
+        described: list[Any],
+    ) -> WorkerExecution:
         if self._ended is not None:
             raise self._not_sent(self._ended)
         # Numbers follow the order of sending: a worker ignores the cancellation of an unknown
@@ -278,8 +278,9 @@ class WorkerExecutions:
 
     def after_read(self) -> None:
         """After the frames of one read: wake readers, and hold the worker back."""
-        self._backlog.added(self._touched)
-        self._touched.clear()
+        # A reader without a task may begin the next execution meanwhile.
+        touched, self._touched = self._touched, {}
+        self._backlog.added(touched)
         self._link.release()
 
     def end(self, error: InferenceError) -> None:
@@ -340,6 +341,43 @@ class WorkerExecutions:
             del self._by_request[number]
         self._disconnected.difference_update(execution.numbers)
         execution.fail(InferenceError(Code.INTERNAL, f"{self._failed}{message}"))
+
+
+class ExecuteCall:
+    """One call of `execute`: cancels its requests in the worker, also before they are sent.
+
+    `cancelled`: at least one is.
+    """
+
+    __slots__ = ("_executions", "_requests", "cancelled")
+
+    def __init__(self, requests: Sequence[InferRequest], executions: WorkerExecutions) -> None:
+        self._requests: list[tuple[InferRequest, Cancellation | None]] = []
+        self._executions = executions
+        self.cancelled = False
+        for request in requests:
+            cancellation = request.cancellation
+            self._requests.append((request, cancellation))
+            if cancellation is not None:
+                cancellation.subscribe(partial(self._cancel, request, cancellation), may_stop=True)
+
+    def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
+        """The indexes of requests whose clients have not disconnected."""
+        found = [(index, self._requests[index][1]) for index in indexes]
+        return [index for index, each in found if each is None or not each.cancelled]
+
+    def catch_up(self) -> None:
+        """Close and cancel requests that ended before they were sent to the worker."""
+        for request, cancellation in self._requests:
+            if cancellation is not None:
+                self._cancel(request, cancellation)
+
+    def _cancel(self, request: InferRequest, cancellation: Cancellation) -> None:
+        self.cancelled = True
+        if cancellation.cancelled:
+            self._executions.close_requests([request])
+        elif cancellation.stopping:
+            self._executions.stop(request)
 
 
 def _size(requests: Sequence[InferRequest]) -> int:

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import orjson
 
 from backends.python.codec import CODES, RequestEncoder, to_json
 from backends.python.connection import NOT_UNDERSTOOD, RETRY_SECS, FrameSocket, WorkerConnection
-from backends.python.executions import WorkerExecutions
+from backends.python.executions import ExecuteCall, WorkerExecutions
 from backends.python.loading import WorkerLimits
 from backends.python.quarantine import Quarantine, one_group
+from backends.python.single_executions import WorkerSingles
 from backends.python.worker.sluice_worker.protocol import (
     SCARCE,
     IncomingSegments,
@@ -30,7 +30,7 @@ from backends.python.worker_process import (
 )
 from gateway.backend import Answer, Instance, MetricReading
 from gateway.errors import Code, InferenceError
-from gateway.messages import Cancellation, InferRequest
+from gateway.messages import InferRequest
 
 log = logging.getLogger("sluice.python")
 
@@ -287,6 +287,8 @@ class PythonInstance(Instance):
         self._worker = worker
         self._executions = worker.executions
         self._quarantine = quarantine
+        if not worker.executions.decoupled:
+            self.singles = WorkerSingles(worker.executions, quarantine)
         self._code = code
         self._checks_readiness = checks_readiness
 
@@ -305,7 +307,7 @@ class PythonInstance(Instance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         known = self._quarantine
         plan = known.plan(self._code, requests) if known.suspects else one_group(len(requests))
-        call = _ExecuteCall(requests, self._executions)
+        call = ExecuteCall(requests, self._executions)
         for refused in plan.refused:
             yield refused
         for group in plan.groups:
@@ -339,40 +341,3 @@ class PythonInstance(Instance):
 
     async def close(self) -> None:
         await self._worker.close()
-
-
-class _ExecuteCall:
-    """One call of `execute`: cancels its requests in the worker, also before they are sent.
-
-    `cancelled`: at least one is.
-    """
-
-    __slots__ = ("_executions", "_requests", "cancelled")
-
-    def __init__(self, requests: Sequence[InferRequest], executions: WorkerExecutions) -> None:
-        self._requests: list[tuple[InferRequest, Cancellation | None]] = []
-        self._executions = executions
-        self.cancelled = False
-        for request in requests:
-            cancellation = request.cancellation
-            self._requests.append((request, cancellation))
-            if cancellation is not None:
-                cancellation.subscribe(partial(self._cancel, request, cancellation), may_stop=True)
-
-    def waited_for(self, indexes: Sequence[int]) -> Sequence[int]:
-        """The indexes of requests whose clients have not disconnected."""
-        found = [(index, self._requests[index][1]) for index in indexes]
-        return [index for index, each in found if each is None or not each.cancelled]
-
-    def catch_up(self) -> None:
-        """Close and cancel requests that ended before they were sent to the worker."""
-        for request, cancellation in self._requests:
-            if cancellation is not None:
-                self._cancel(request, cancellation)
-
-    def _cancel(self, request: InferRequest, cancellation: Cancellation) -> None:
-        self.cancelled = True
-        if cancellation.cancelled:
-            self._executions.close_requests([request])
-        elif cancellation.stopping:
-            self._executions.stop(request)

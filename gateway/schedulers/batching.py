@@ -131,6 +131,13 @@ class WaitHistory:
         self.taken_at_once += 1
         return self.taken_at_once >= TRY_EVERY
 
+    def passes(self) -> bool:
+        """Whether the next batch is taken at once, which is counted; False if it is to wait."""
+        if self.credit or self.taken_at_once + 1 >= TRY_EVERY:
+            return False
+        self.taken_at_once += 1
+        return True
+
     def enough(self, most: int) -> int:
         """The number of rows that ends the next wait; `most` is the largest batch."""
         known = self.credit and self.expected > 1 and self.cut_short < LOOK_AGAIN

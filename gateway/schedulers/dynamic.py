@@ -24,7 +24,8 @@ from gateway.schedulers.batching import (
     WaitHistory,
     most_rows,
 )
-from gateway.schedulers.execution import Entry, Execution, ResponseOrder
+from gateway.schedulers.begun_executions import BegunExecutions, all_ended
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.length_batching import (
     DEFAULT_BUDGET,
     BatchCost,
@@ -34,7 +35,8 @@ from gateway.schedulers.length_batching import (
 )
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, Timer, all_ended
+from gateway.schedulers.response_order import ResponseOrder
+from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, Timer
 
 log = logging.getLogger("sluice.batching")
 
@@ -54,6 +56,10 @@ class DynamicScheduler(Scheduler):
     forms its batch when it runs, so that requests of the same turn of the loop are in it; where
     that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
     waits then for WAITING_NS: the start and the end of a task cost a tenth of a small inference.
+
+    A request that comes alone, as the one before it, is executed at once and without a task, if its
+    instance can.
+
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
@@ -73,6 +79,8 @@ class DynamicScheduler(Scheduler):
         self._fewest_waiting = 0
         self._expiry = Timer(self._expire)
         self._running: dict[Task, tuple[Execution, Batch, Lease]] = {}
+        self._begun = BegunExecutions()
+        self._was_alone = True
         self._delay = Timer(self._consider)
         self._timeout = Timer(self._timed_out)
         self._enough_rows = 0
@@ -80,6 +88,7 @@ class DynamicScheduler(Scheduler):
         self._most_rows = most_rows(config, batching)
         self._delays = bool(batching.max_queue_delay_microseconds)
         self._may_gather = self._most_rows > 1 and not self._delays
+        self._may_begin = self.order is None and not self._delays
 
     def admit(self, request: InferRequest) -> None:
         if self._admission.padded:
@@ -114,18 +123,13 @@ class DynamicScheduler(Scheduler):
         self._free.remove(instance)
         self._batch_rules.forget(instance)
         running = {
-            task: each for task, each in self._running.items() if each[0].instance is instance
+            task: each for task, (each, *_) in self._running.items() if each.instance is instance
         }
-        if error is not None:
-            for execution, batch, _ in running.values():
-                if not execution.refuse():
-                    for waiting in batch:
-                        waiting.entry.stream.abandon(error)
-        return all_ended(running)
+        return all_ended(running | self._begun.of(instance), error)
 
     @property
     def executions(self) -> Iterable[Execution]:
-        return [execution for execution, *_ in self._running.values()]
+        return [*(execution for execution, *_ in self._running.values()), *self._begun]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -139,6 +143,7 @@ class DynamicScheduler(Scheduler):
                 self._expiry.clear()
                 self._delay.clear()
                 self._timeout.clear()
+                await self._begun.cancel()
 
     # Starting tasks.
 
@@ -159,7 +164,7 @@ class DynamicScheduler(Scheduler):
         if self._delays and not self._batch_is_due(self._free.first):
             return
         lease = self._free.take()
-        if lease is None:
+        if lease is None or (self._may_begin and self._was_alone and self._begin_alone(lease)):
             return
         if self._waiting:
             task, waiter = self._waiting.pop()
@@ -178,6 +183,29 @@ class DynamicScheduler(Scheduler):
             self._enough_rows = decision.enough_rows
             self._delay.set(decision.until_ns)
         return bool(decision.batch)
+
+    # Executions without a task.
+
+    def _begin_alone(self, lease: Lease) -> bool:
+        """Begin the only request, if no other is executed; False if it needs a task."""
+        singles = lease.instance.singles
+        if singles is None or self._running or self._begun:
+            return False
+        if len(self._queue) != 1 or self._queue.deadlines:
+            return False
+        batch = tuple(self._queue)
+        if not singles.take(batch[0].entry.request):
+            return False
+        if self._may_gather and not self._waits.passes():
+            return False
+        entries = self._queue.remove(batch)
+        execution = Execution(lease.instance, entries, self._statistics, freed=lease.release)
+        self._begun.begin(singles, execution, partial(self._begun_ended, execution, batch, lease))
+        return True
+
+    def _begun_ended(self, execution: Execution, batch: Batch, lease: Lease) -> None:
+        self._ended(execution, batch)
+        lease.release()
 
     # Tasks.
 
@@ -247,6 +275,7 @@ class DynamicScheduler(Scheduler):
         batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
         execution: Execution | None = None
         if batch:
+            self._was_alone = len(batch) == 1
             if self._delays:
                 self._delay.clear()
             entries = self._queue.remove(batch)

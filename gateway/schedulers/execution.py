@@ -1,15 +1,13 @@
-"""Executions: one call of an instance, its answers, their order, and its cancellation."""
+"""Executions: one call of an instance, its answers, and its cancellation."""
 
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import NamedTuple
 
-from gateway.backend import Answer, Instance, Note, NotSent
+from gateway.backend import Answer, Begun, Instance, Note, NotSent, SingleExecutions
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.request_record import Record, within
@@ -20,8 +18,6 @@ log = logging.getLogger("sluice.execution")
 
 LAG_BYTES = 16 << 20
 """Limit of a batch's unread bytes beyond the limits of its streams, while one stream has room."""
-HELD_LIMIT = 1024
-"""Limit of requests whose responses wait for an earlier one; then no more are executed."""
 ANSWER_BYTES = 64 << 10
 """Size of an unread answer without its tensors."""
 
@@ -66,7 +62,7 @@ def _not_rescheduled(entry: Entry) -> None:
 
 
 class Execution:
-    """One call of an instance with one or more entries; runs once, in one task.
+    """One call of an instance with one or more entries; runs once: in one task, or begun.
 
     Entries whose streams are done are omitted. It stops once every stream is done and a reader has
     disconnected, unless its call runs to the end. Stopping cancels only its own wait: its task
@@ -75,9 +71,12 @@ class Execution:
     """
 
     __slots__ = (
+        "_batch_size",
         "_began_ns",
+        "_begun",
         "_call",
         "_disconnects",
+        "_ended",
         "_freed",
         "_interrupted",
         "_lags",
@@ -113,6 +112,9 @@ class Execution:
         self._lags: dict[ResponseStream, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._began_ns = 0
+        self._batch_size = 0
+        self._begun: Begun | None = None
+        self._ended: Callable[[], None] | None = None
         self._disconnects = False
         self._stopped = False
         self._interrupted = False
@@ -143,30 +145,66 @@ class Execution:
         if not requests:
             return
         self._task = task = asyncio.current_task()
-        self._began_ns = began_ns
+        self._began_ns, self._batch_size = began_ns, batch_size
         phases: Phases | None = None
         try:
             phases = await self._deliver(requests)
         except asyncio.CancelledError:
-            if not self._all_done():
-                self._fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
+            self._fail_stopped()
             if task is None or task.cancelling() > self._interrupted:
                 raise
-        except NotSent:
-            batch_size = self._queue_again()
-        except InferenceError as error:
-            self._fail(error)
-        except Exception:
-            # Around one execution: an exception that a backend does not handle is logged here only.
-            model = self.entries[0].request.model
-            log.exception("execution failed", extra={"model": model})
-            self._fail(InferenceError(Code.INTERNAL, _unexpected(model)))
+        except Exception as error:  # noqa: BLE001 - around one execution
+            self._fail_by(error)
         finally:
-            self._end()
-            if not self._statistics.composed and (batch_size or not self.unsent):
-                elapsed_ns = time.perf_counter_ns() - self._began_ns
-                rows = batch_size + self._call.padding_rows
-                self._statistics.executed(rows, within(phases, elapsed_ns))
+            self._end(phases)
+
+    def begin(self, singles: SingleExecutions, ended: Callable[[], None]) -> None:
+        """Execute the only entry without a task.
+
+        `ended` is called once the instance can take another execution, maybe before this returns.
+        """
+        began_ns = time.perf_counter_ns()
+        requests, self._batch_size = self._begin()
+        if not requests:
+            ended()
+            return
+        self._began_ns, self._ended = began_ns, ended
+        try:
+            begun = singles.begin(requests[0], self)
+        except Exception as error:  # noqa: BLE001 - around one execution
+            self.over(error)
+            return
+        if self._ended is not None:
+            self._begun = begun
+            if self._disconnects and self._all_done():
+                self.stop()
+
+    # As the reader of a begun execution.
+
+    def take(self, answer: InferResponse | InferenceError | Note) -> None:
+        """See `Reader.take`."""
+        if isinstance(answer, Note):
+            self._take_note(0, answer)
+        elif isinstance(answer, InferenceError):
+            self._open[0].stream.fail(answer)
+        else:
+            self._open[0].stream.put(answer)
+
+    def over(self, error: Exception | None) -> None:
+        """See `Reader.over`."""
+        ended, self._ended = self._ended, None
+        self._begun = None
+        if error is not None:
+            self._fail_by(error)
+        entry = self._open.get(0)
+        self._end(None if entry is None else entry.record.phases)
+        if ended is not None:
+            ended()
+
+    def cancel(self) -> None:
+        """Cancel a begun execution; `ended` is still called. Others are cancelled by their task."""
+        self._fail_stopped()
+        self.stop()
 
     def refuse(self) -> bool:
         """Make it `unsent`, if it has not begun; False if it has begun."""
@@ -175,9 +213,12 @@ class Execution:
 
     def stop(self) -> None:
         """Cancel its wait; no effect before its start and after its end."""
-        if self._task is None or self._stopped:
+        if self._stopped or (self._task is None and self._begun is None):
             return
         self._stopped = True
+        if self._begun is not None:
+            self._begun.abandon()
+            return
         if asyncio.current_task() is self._task:
             # The current step continues and may end it: only its next wait is cancelled.
             asyncio.get_running_loop().call_soon(self._interrupt)
@@ -281,7 +322,23 @@ class Execution:
     def _fail(self, error: InferenceError) -> None:
         _fail(self._open.values(), error)
 
-    def _end(self) -> None:
+    def _fail_stopped(self) -> None:
+        if not self._all_done():
+            self._fail(InferenceError(Code.UNAVAILABLE, "the server stopped this execution"))
+
+    def _fail_by(self, error: Exception) -> None:
+        """Fail the entries by the error of an instance, or queue them again."""
+        if isinstance(error, NotSent):
+            self._batch_size = self._queue_again()
+        elif isinstance(error, InferenceError):
+            self._fail(error)
+        else:
+            # An exception that a backend does not handle is logged here only.
+            model = self.entries[0].request.model
+            log.error("execution failed", extra={"model": model}, exc_info=error)
+            self._fail(InferenceError(Code.INTERNAL, _unexpected(model)))
+
+    def _end(self, phases: Phases | None) -> None:
         task, self._task = self._task, None
         if self._interrupted and task is not None:
             task.uncancel()
@@ -289,6 +346,10 @@ class Execution:
             entry.request.cancellation = entry.request.sink = None  # type: ignore[misc]  # as in _begin
             if not (self.unsent or entry.stream.done):
                 entry.stream.end()
+        if not self._statistics.composed and (self._batch_size or not self.unsent):
+            elapsed_ns = time.perf_counter_ns() - self._began_ns
+            rows = self._batch_size + self._call.padding_rows
+            self._statistics.executed(rows, within(phases, elapsed_ns))
 
     def _on_disconnect(self) -> None:
         self._disconnects = True
@@ -297,75 +358,6 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
-
-
-class _Stage(Enum):
-    QUEUED = auto()
-    EXECUTING = auto()
-    ENDED = auto()
-
-
-class ResponseOrder:
-    """Holds each stream until every stream before it has ended.
-
-    Requests that leave the queue without an execution, cancelled or rejected, have no place in the
-    order. A held stream keeps its responses itself, within its own limit.
-    """
-
-    def __init__(self, limit: int = HELD_LIMIT) -> None:
-        self._limit = limit
-        self._stages: OrderedDict[ResponseStream, _Stage] = OrderedDict()
-        self._held = 0
-
-    def arrived(self, stream: ResponseStream) -> None:
-        """Append a stream to the order."""
-        if self._stages:
-            stream.hold()
-        self._stages[stream] = _Stage.QUEUED
-
-    def started(self, streams: Iterable[ResponseStream]) -> None:
-        """Their execution started."""
-        for stream in streams:
-            self._stages[stream] = _Stage.EXECUTING
-
-    def returned(self, stream: ResponseStream) -> None:
-        """Its execution did not begin: the stream is queued again."""
-        self._stages[stream] = _Stage.QUEUED
-
-    def ended(self, streams: Iterable[ResponseStream]) -> None:
-        """Their execution ended."""
-        for stream in streams:
-            self._stages[stream] = _Stage.ENDED
-            self._held += 1
-        self._settle()
-
-    def answered(self, stream: ResponseStream) -> None:
-        """Append the stream of a request that the response cache answers."""
-        self.arrived(stream)
-        self.started((stream,))
-        self.ended((stream,))
-
-    def left(self, stream: ResponseStream) -> None:
-        """The stream left the queue without an execution."""
-        if self._stages.pop(stream, None) is not None:
-            stream.release()
-            self._settle()
-
-    @property
-    def blocked(self) -> bool:
-        """Whether no more may be executed until the first stream has ended."""
-        return self._held >= self._limit and self._first() is _Stage.EXECUTING
-
-    def _settle(self) -> None:
-        while self._first() is _Stage.ENDED:
-            stream, _ = self._stages.popitem(last=False)
-            stream.release()
-            self._held -= 1
-        if self._stages:
-            next(iter(self._stages)).release()
-
-    def _first(self) -> _Stage | None:
-        return next(iter(self._stages.values()), None)
 
 
 def _weight(answer: InferResponse) -> int:

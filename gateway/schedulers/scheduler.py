@@ -12,8 +12,10 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Entry, Execution, ResponseOrder
+from gateway.schedulers.begun_executions import BegunExecutions, all_ended
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
+from gateway.schedulers.response_order import ResponseOrder
 
 NS_PER_MS = 1_000_000
 MS_PER_SECOND = 1000
@@ -46,7 +48,7 @@ class Scheduler(ABC):
     """The preparation of each instance; None if it needs none."""
     sequences: OpenSequences | None = None
     """The open sequences; None if the model has none."""
-    order: "ResponseOrder | None" = None
+    order: ResponseOrder | None = None
     """The order of all responses, which those of the response cache keep too; None without one."""
 
     def admit(self, request: InferRequest) -> None:  # noqa: B027 - optional
@@ -76,11 +78,6 @@ class Scheduler(ABC):
     @abstractmethod
     async def run(self) -> None:
         """Own the tasks of the executions until cancelled."""
-
-
-def all_ended(tasks: Iterable[asyncio.Task[None]]) -> Awaitable[object]:
-    """The end of all tasks, which continue if the wait for it is cancelled."""
-    return asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
 
 
 class FreeInstances:
@@ -215,6 +212,7 @@ class DirectScheduler(Scheduler):
 
     An instance takes as many executions at once as its `concurrency` says. An instance without a
     `concurrency`, such as an engine that batches in flight, takes every request immediately.
+    A request is executed without a task if its instance can.
     """
 
     def __init__(self, statistics: ModelStatistics) -> None:
@@ -222,7 +220,9 @@ class DirectScheduler(Scheduler):
         self._queue: OrderedDict[Entry, None] = OrderedDict()
         self._free = FreeInstances(self._dispatch)
         self._running: dict[asyncio.Task[None], Execution] = {}
+        self._begun = BegunExecutions()
         self._tasks: asyncio.TaskGroup | None = None
+        self._dispatching = False
 
     def submit(self, entry: Entry) -> None:
         self._queue[entry] = None
@@ -237,15 +237,11 @@ class DirectScheduler(Scheduler):
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._free.remove(instance)
         running = {task: each for task, each in self._running.items() if each.instance is instance}
-        if error is not None:
-            for execution in running.values():
-                if not execution.refuse():
-                    execution.entries[0].stream.abandon(error)
-        return all_ended(running)
+        return all_ended(running | self._begun.of(instance), error)
 
     @property
     def executions(self) -> Iterable[Execution]:
-        return tuple(self._running.values())
+        return (*self._running.values(), *self._begun)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -255,6 +251,7 @@ class DirectScheduler(Scheduler):
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None
+                await self._begun.cancel()
 
     def _cancelled(self, entry: Entry) -> None:
         self._queue.pop(entry, None)
@@ -262,18 +259,34 @@ class DirectScheduler(Scheduler):
             self._free.rest()
 
     def _dispatch(self) -> None:
-        while self._tasks is not None and self._queue:
-            lease = self._free.take()
-            if lease is None:
-                return
-            entry, _ = self._queue.popitem(last=False)
-            execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
-            task = self._tasks.create_task(execution.attempt())
-            self._running[task] = execution
-            task.add_done_callback(partial(self._finished, lease))
+        if self._dispatching:
+            return  # an execution ended as it began: the outer call continues
+        self._dispatching = True
+        try:
+            while self._tasks is not None and self._queue:
+                lease = self._free.take()
+                if lease is None:
+                    return
+                entry, _ = self._queue.popitem(last=False)
+                self._execute(self._tasks, lease, entry)
+        finally:
+            self._dispatching = False
+
+    def _execute(self, tasks: asyncio.TaskGroup, lease: Lease, entry: Entry) -> None:
+        instance = lease.instance
+        execution = Execution(instance, [entry], self._statistics, freed=lease.release)
+        singles = instance.singles
+        if singles is not None and singles.take(entry.request):
+            self._begun.begin(singles, execution, partial(self._ended, lease, execution))
+            return
+        task = tasks.create_task(execution.attempt())
+        self._running[task] = execution
+        task.add_done_callback(partial(self._finished, lease))
 
     def _finished(self, lease: Lease, task: asyncio.Task[None]) -> None:
-        execution = self._running.pop(task)
+        self._ended(lease, self._running.pop(task))
+
+    def _ended(self, lease: Lease, execution: Execution) -> None:
         if execution.unsent:
             self._put_back(execution.entries[0])
         lease.release()

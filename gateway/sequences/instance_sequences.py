@@ -9,8 +9,9 @@ from functools import partial
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.execution import Entry, Execution, ResponseOrder
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.response_order import ResponseOrder
 from gateway.schedulers.scheduler import FreeInstances, Lease, Timer
 from gateway.sequences.inputs import ExecutionInputs
 from gateway.sequences.ready_requests import ReadyRequests, Row

@@ -21,10 +21,11 @@ from gateway.config.scheduling import ControlKind, DynamicBatching, SequenceBatc
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag, request_prefix
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
-from gateway.schedulers.execution import Entry, Execution, ResponseOrder
+from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
 from gateway.schedulers.rate_limiter import Registration
-from gateway.schedulers.scheduler import Scheduler, Timer, all_ended
+from gateway.schedulers.response_order import ResponseOrder
+from gateway.schedulers.scheduler import Scheduler, Timer
 from gateway.sequences.inputs import ExecutionInputs, InitialStates, controls_of
 from gateway.sequences.instance_sequences import InstanceSequences, SequenceEvents
 from gateway.sequences.ready_requests import ReadyCandidates, ReadyRequests, ReadySlots, Row
@@ -101,7 +102,7 @@ class SequenceScheduler(Scheduler):
         """
         host = self._hosts.get(instance)
         if host is None:
-            return all_ended(())
+            return asyncio.shield(asyncio.gather())
         self._retire(host)
         if error is not None:
             del self._hosts[instance]

@@ -1,6 +1,6 @@
 """Short executions are handed over before the worker asks for them; others are not."""
 
-from backends.python.executions import AT_ONCE, SHORT_NS, Prefetch
+from backends.python.execution import AT_ONCE, SHORT_NS, Prefetch
 
 
 def after(*infer_ns: int, allowed: bool = True) -> Prefetch:

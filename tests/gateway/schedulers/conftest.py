@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.config import ModelConfig
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import ScriptedInstance, new_entry, soon, text_request
 from tests.gateway.conftest import Start
-from tests.gateway.schedulers.every_scheduler import SCHEDULERS
+from tests.gateway.schedulers.every_scheduler import SCHEDULERS, WITHOUT_TASK
 from tests.gateway.schedulers.executions import Execute, Running
 from tests.gateway.schedulers.queues import Queue
 
@@ -48,9 +47,13 @@ def limiter(request: pytest.FixtureRequest) -> ExecutionLimiter | None:
     return ExecutionLimiter() if request.param else None
 
 
-@pytest.fixture(params=SCHEDULERS)
+@pytest.fixture(params=[*SCHEDULERS, *WITHOUT_TASK])
 async def queue(
-    request: pytest.FixtureRequest, start: Start, limiter: ExecutionLimiter | None
+    request: pytest.FixtureRequest,
+    start: Start,
+    limiter: ExecutionLimiter | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Queue:
-    config: ModelConfig = SCHEDULERS[request.param]
-    return start(config, limiter)
+    scheduler = WITHOUT_TASK.get(request.param, request.param)
+    monkeypatch.setattr(ScriptedInstance, "has_singles", request.param in WITHOUT_TASK)
+    return start(SCHEDULERS[scheduler], limiter)

@@ -27,3 +27,5 @@ SCHEDULERS = {
     "sequences, oldest, in order": oldest(2, max_batch_size=1, preserve_ordering=True),
 }
 """Requests for sequences are sequences of one request each."""
+WITHOUT_TASK = {f"{scheduler}, without tasks": scheduler for scheduler in ("direct", "dynamic")}
+"""Schedulers of instances that execute single requests without a task."""

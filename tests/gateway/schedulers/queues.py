@@ -84,6 +84,7 @@ class Queue:
         self.statistics = ModelStatistics()
         self.limiter = limiter
         self.keeps_sequences = config.sequence_batching is not None
+        self.has_no_tasks = ScriptedInstance.has_singles
         self._sequences = count(1)
         self.scheduler = build_scheduler(config, self.statistics)
         self.task = asyncio.create_task(self.scheduler.run())

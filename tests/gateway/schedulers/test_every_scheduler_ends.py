@@ -174,7 +174,18 @@ async def test_a_queued_request_is_never_handed_to_an_instance_that_has_died(que
     assert await soon(read_all(second.stream)) == ["served"]
 
 
-async def test_a_request_on_its_way_to_an_instance_that_dies_keeps_its_place(queue: Queue) -> None:
+@pytest.fixture
+def on_its_way(queue: Queue) -> Queue:
+    """A queue whose requests reach an instance in a later turn of the event loop."""
+    if queue.has_no_tasks:
+        pytest.skip("a request without a task reaches its instance at once")
+    return queue
+
+
+async def test_a_request_on_its_way_to_an_instance_that_dies_keeps_its_place(
+    on_its_way: Queue,
+) -> None:
+    queue = on_its_way
     dead = ScriptedInstance(concurrency=2)
     queue.add(dead)
     await settle()
@@ -194,8 +205,9 @@ async def test_a_request_on_its_way_to_an_instance_that_dies_keeps_its_place(que
 
 
 async def test_a_request_on_its_way_to_an_instance_that_is_removed_keeps_its_place(
-    queue: Queue,
+    on_its_way: Queue,
 ) -> None:
+    queue = on_its_way
     removed = ScriptedInstance(concurrency=1)
     queue.add(removed)
     await settle()
@@ -209,7 +221,8 @@ async def test_a_request_on_its_way_to_an_instance_that_is_removed_keeps_its_pla
     assert await soon(read_all(entry.stream)) == ["served"]
 
 
-async def test_requests_for_a_dying_instance_execute_on_another(queue: Queue) -> None:
+async def test_requests_for_a_dying_instance_execute_on_another(on_its_way: Queue) -> None:
+    queue = on_its_way
     if queue.keeps_sequences:
         pytest.skip("a sequence waits for the instance that has its slot")
     dead, alive = ScriptedInstance(concurrency=1), ScriptedInstance(concurrency=1)
@@ -245,6 +258,7 @@ async def test_requests_that_an_instance_has_not_taken_are_executed_by_the_next_
         (await replacement.begun()).finish(text)
         assert await soon(read_all(entry.stream)) == [text]
     assert replacement.asked == ["a", "b"]
+    await settle()
     assert queue.statistics.execution_count == 2
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.schedulers.execution import ResponseOrder
+from gateway.schedulers.response_order import ResponseOrder
 from gateway.stream import ResponseStream
 from tests.builders import read_all, settle, soon, text_response
 

@@ -1,0 +1,67 @@
+"""Executions without a task, and the end of executions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+
+from gateway.backend import Instance, SingleExecutions
+from gateway.errors import InferenceError
+from gateway.schedulers.execution import Execution
+
+
+class BegunExecutions:
+    """The executions of a scheduler that have no task."""
+
+    def __init__(self) -> None:
+        self._ends: dict[Execution, asyncio.Future[None] | None] = {}
+
+    def __iter__(self) -> Iterator[Execution]:
+        return iter(tuple(self._ends))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def begin(
+        self, singles: SingleExecutions, execution: Execution, ended: Callable[[], None]
+    ) -> None:
+        """Begin an execution with one entry; `ended` is called at its end, maybe at once."""
+        self._ends[execution] = None
+        execution.begin(singles, partial(self._ended, execution, ended))
+
+    def of(self, instance: Instance) -> dict[asyncio.Future[None], Execution]:
+        """Those of an instance, by their ends."""
+        return {self._end(each): each for each in self if each.instance is instance}
+
+    async def cancel(self) -> None:
+        """Cancel all of them, and wait for their ends."""
+        ends = {self._end(each): each for each in self}
+        for execution in ends.values():
+            execution.cancel()
+        await all_ended(ends)
+
+    def _end(self, execution: Execution) -> asyncio.Future[None]:
+        end = self._ends[execution]
+        if end is None:
+            end = self._ends[execution] = asyncio.get_running_loop().create_future()
+        return end
+
+    def _ended(self, execution: Execution, ended: Callable[[], None]) -> None:
+        end = self._ends.pop(execution)
+        ended()
+        if end is not None:
+            end.set_result(None)
+
+
+def all_ended(
+    executions: Mapping[asyncio.Future[None], Execution], error: InferenceError | None = None
+) -> Awaitable[object]:
+    """The end of executions, given with their ends; with an error, it is that of those begun.
+
+    The executions continue if the wait for it is cancelled.
+    """
+    if error is not None:
+        for execution in executions.values():
+            if not execution.refuse():
+                for entry in execution.entries:
+                    entry.stream.abandon(error)
+    return asyncio.shield(asyncio.gather(*executions, return_exceptions=True))

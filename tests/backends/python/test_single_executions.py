@@ -1,0 +1,232 @@
+"""Executions of one request without a task, in real workers."""
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.python.codec import MUCH_BYTES
+from backends.python.execution import Backlog, WorkerExecution
+from backends.python.single_executions import BegunExecution
+from gateway.backend import Instance, Note, NotSent, SingleExecutions
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, InferResponse
+from gateway.stream import ResponseStream
+from tests.backends.python.loading import DECOUPLED, TWICE, Load, request, soon, values
+from tests.backends.python.played import LAST, Ends
+from tests.builders import death_of
+from tests.serving import wait_until
+
+LOOKS = """
+    def execute(self, requests):
+        (request,) = requests
+        (HERE / "begun").touch()
+        deadline = time.monotonic() + 20
+        while not request.is_cancelled() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        (HERE / "told").write_text(str(request.is_cancelled()))
+        return [response(x(request))]
+"""
+
+
+def singles(instance: Instance) -> SingleExecutions:
+    assert instance.singles is not None
+    return instance.singles
+
+
+class Notes:
+    """The reader of an execution: notes its answers, and its end."""
+
+    def __init__(self) -> None:
+        self.answers: list[InferResponse | InferenceError | Note] = []
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def take(self, answer: InferResponse | InferenceError | Note) -> None:
+        assert not self.ended.done()
+        self.answers.append(answer)
+
+    def over(self, error: Exception | None) -> None:
+        self.ended.set_result(error)
+
+
+def asked(stream: ResponseStream, *of: float) -> InferRequest:
+    """A request as an execution passes it on."""
+    return request(*of, sink=stream, cancellation=stream)
+
+
+async def test_the_answer_goes_to_the_sink_before_the_end(load: Load) -> None:
+    instance = await load(TWICE)
+    for number in range(3):
+        notes, stream = Notes(), ResponseStream()
+        asking = asked(stream, number)
+        assert singles(instance).take(asking)
+        singles(instance).begin(asking, notes)
+        assert await soon(notes.ended) is None
+        (answer,) = stream.take() or ()
+        assert answer.final
+        assert values((0, answer)) == [2 * number]
+        assert set(notes.answers) <= {Note.FREED}
+
+
+async def test_an_execution_may_begin_in_the_end_of_the_one_before(load: Load) -> None:
+    instance = await load(TWICE)
+    notes = [Notes() for _ in range(20)]
+    streams = [ResponseStream() for _ in notes]
+    for number, (each, following) in enumerate(pairwise(notes), 1):
+        asking = asked(streams[number], number)
+        each.ended.add_done_callback(
+            lambda _, asking=asking, following=following: singles(instance).begin(asking, following)
+        )
+    singles(instance).begin(asked(streams[0], 0), notes[0])
+    assert await soon(notes[-1].ended) is None
+    found = [answer for stream in streams for answer in stream.take() or ()]
+    assert [values((0, each)) for each in found] == [[2 * number] for number in range(20)]
+
+
+async def test_large_requests_and_those_of_decoupled_models_are_not_begun(load: Load) -> None:
+    instance = await load(TWICE)
+    assert not singles(instance).take(request(*np.zeros(MUCH_BYTES // 4)))
+    decoupled = await load(TWICE, DECOUPLED)
+    assert decoupled.singles is None
+
+
+async def test_no_request_begins_while_another_is_suspected(load: Load) -> None:
+    instance: Any = await load(TWICE)
+    instance._quarantine.died(b"", [request(7)])  # noqa: SLF001 - a crash of another instance
+    assert not singles(instance).take(request(1))
+
+
+async def test_an_error_of_the_model_is_its_answer(load: Load) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        raise ValueError("no such number")
+""")
+    notes = Notes()
+    singles(instance).begin(asked(ResponseStream(), 1), notes)
+    assert await soon(notes.ended) is None
+    (error,) = [each for each in notes.answers if each is not Note.FREED]
+    assert isinstance(error, InferenceError)
+    assert "no such number" in error.message
+
+
+async def test_the_end_of_the_worker_is_its_answer(load: Load) -> None:
+    instance = await load("""
+    def execute(self, requests):
+        os._exit(3)
+""")
+    notes = Notes()
+    singles(instance).begin(asked(ResponseStream(), 1), notes)
+    assert await soon(notes.ended) is None
+    (error,) = notes.answers
+    assert isinstance(error, InferenceError)
+    assert error.code is Code.UNAVAILABLE
+    await soon(death_of(instance))
+    with pytest.raises(NotSent):
+        singles(instance).begin(asked(ResponseStream(), 1), Notes())
+
+
+async def begun(instance: Instance, folder: Path) -> tuple[Any, ResponseStream, Notes]:
+    """An execution that the model has begun."""
+    notes, stream = Notes(), ResponseStream()
+    execution = singles(instance).begin(asked(stream, 1), notes)
+    await asyncio.to_thread(wait_until, (folder / "begun").exists, "execute has begun")
+    return execution, stream, notes
+
+
+async def test_an_abandoned_execution_is_over_once_execute_has_returned(
+    load: Load, tmp_path: Path
+) -> None:
+    instance, folder = await load(LOOKS), tmp_path / "m" / "1"
+    execution, stream, notes = await begun(instance, folder)
+    execution.abandon()
+    execution.abandon()
+    assert not notes.ended.done()
+    assert await soon(notes.ended) is None
+    assert (folder / "told").read_text() == "True"
+    assert (stream.take(), notes.answers) == (None, [])
+
+
+async def test_a_client_that_disconnects_is_seen_by_the_model(load: Load, tmp_path: Path) -> None:
+    instance, folder = await load(LOOKS), tmp_path / "m" / "1"
+    _, stream, notes = await begun(instance, folder)
+    stream.cancel()
+    assert await soon(notes.ended) is None
+    assert (folder / "told").read_text() == "True"
+    assert notes.answers == []
+
+
+async def test_a_request_that_stops_is_answered_by_the_model(load: Load, tmp_path: Path) -> None:
+    instance, folder = await load(LOOKS), tmp_path / "m" / "1"
+    _, stream, notes = await begun(instance, folder)
+    stream.stop()
+    assert await soon(notes.ended) is None
+    assert [values((0, each)) for each in stream.take() or ()] == [[1]]
+
+
+async def test_a_request_cancelled_before_it_begins(load: Load, tmp_path: Path) -> None:
+    instance, folder = await load(LOOKS), tmp_path / "m" / "1"
+    notes, stream = Notes(), ResponseStream()
+    stream.cancel()
+    singles(instance).begin(asked(stream, 1), notes)
+    assert await soon(notes.ended) is None
+    assert (folder / "told").read_text() == "True"
+    assert notes.answers == []
+
+
+async def test_an_error_of_the_sink_is_that_of_the_execution(load: Load) -> None:
+    instance, notes, stream = await load(TWICE), Notes(), ResponseStream()
+    stream.listen(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    singles(instance).begin(asked(stream, 1), notes)
+    assert isinstance(await soon(notes.ended), ZeroDivisionError)
+    following = Notes()
+    singles(instance).begin(asked(ResponseStream(), 1), following)
+    assert await soon(following.ended) is None
+
+
+async def test_an_error_of_the_reader_is_that_of_the_execution(load: Load) -> None:
+    class Fails(Notes):
+        def take(self, answer: InferResponse | InferenceError | Note) -> None:
+            raise LookupError("no place")
+
+    instance, notes = await load(TWICE), Fails()
+    singles(instance).begin(request(1), notes)
+    assert isinstance(await soon(notes.ended), LookupError)
+
+
+async def test_a_request_whose_tensors_cannot_be_shared_does_not_begin(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance: Any = await load(TWICE)
+
+    def fails(*_: object) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(instance._executions._encoder, "write", fails)  # noqa: SLF001
+        with pytest.raises(InferenceError, match="no memory can be shared") as caught:
+            singles(instance).begin(asked(ResponseStream(), 1), Notes())
+    assert caught.value.code is Code.INTERNAL
+    notes = Notes()
+    singles(instance).begin(asked(ResponseStream(), 1), notes)
+    assert await soon(notes.ended) is None
+
+
+async def test_an_answer_waits_for_those_of_an_earlier_execution(ends: Ends) -> None:
+    backlog, notes = Backlog(ends.link, ordered=True), Notes()
+    earlier, later = [
+        WorkerExecution([asked(ResponseStream())], [0], backlog, number=number, first=number)
+        for number in (1, 2)
+    ]
+    BegunExecution(later, WorkerExecution.drop, notes)
+    earlier.answer(1, LAST)
+    later.answer(2, LAST)
+    later.end()
+    backlog.added([earlier, later])
+    assert notes.answers == []
+    assert not notes.ended.done()
+    assert earlier.take() == [(0, LAST)]
+    assert notes.answers == [LAST]
+    assert notes.ended.done()

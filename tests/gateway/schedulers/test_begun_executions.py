@@ -1,0 +1,213 @@
+"""Single requests are executed at once and without a task, by instances that can."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gateway.backend import NotSent, Reader
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.schedulers.batching import TRY_EVERY
+from tests.builders import TEXT, ScriptedInstance, read_all, settle, soon, text_response
+from tests.conftest import tasks_left
+from tests.gateway.conftest import Start
+from tests.gateway.schedulers.dynamic_queues import BROKEN, refused
+from tests.gateway.schedulers.every_scheduler import SLOW
+from tests.gateway.schedulers.queues import Queue, asked, dynamic, finish
+
+pytestmark = pytest.mark.both
+
+CONFIGS = {"direct": TEXT, "dynamic": dynamic(8)}
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """An execution without a task, as the test ends it."""
+
+    request: InferRequest
+    reader: Reader
+    abandoned: int = 0
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+    def finish(self, text: str) -> None:
+        """Answer by the sink, for the last time, and end."""
+        assert self.request.sink is not None
+        self.request.sink.put(text_response(text, final=True))
+        self.reader.over(None)
+
+
+class PromptInstance(ScriptedInstance):
+    """Begins each request, answers `at_once`, or raises `refusal` instead."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.singles = self
+        self.all_begun: list[Begun] = []
+        self.at_once: InferenceError | None = None
+        self.refusal: Exception | None = None
+
+    def take(self, request: InferRequest) -> bool:
+        return True
+
+    def begin(self, request: InferRequest, reader: Reader) -> Begun:
+        if self.refusal is not None:
+            raise self.refusal
+        begun = Begun(request, reader)
+        self.all_begun.append(begun)
+        if self.at_once is not None:
+            reader.take(self.at_once)
+            reader.over(None)
+        return begun
+
+
+@pytest.fixture(params=CONFIGS)
+async def queue(request: pytest.FixtureRequest, start: Start) -> Queue:
+    return start(CONFIGS[request.param])
+
+
+async def prompt(queue: Queue) -> PromptInstance:
+    """The only instance of a queue that runs."""
+    instance = PromptInstance()
+    queue.add(instance)
+    await settle()
+    return instance
+
+
+async def test_a_request_is_begun_and_answered_as_it_is_submitted(queue: Queue) -> None:
+    instance, before = await prompt(queue), set(tasks_left())
+    (entry,) = queue.submit("a")
+    (begun,) = instance.all_begun
+    assert [each.progress_ns > 0 for each in queue.scheduler.executions] == [True]
+    begun.finish("b")
+    assert entry.stream.done
+    assert list(queue.scheduler.executions) == []
+    queue.submit("c")
+    instance.all_begun[1].finish("d")
+    assert set(tasks_left()) == before
+    assert queue.statistics.execution_count == 2
+    assert queue.statistics.batches[1].compute_infer.count == 2
+
+
+async def test_many_requests_that_fail_as_they_begin(queue: Queue) -> None:
+    queue_of_many = queue.submit(*map(str, range(1000)))
+    instance = PromptInstance()
+    instance.at_once = BROKEN
+    queue.add(instance)
+    await settle()
+    if len(instance.executions):
+        for _ in range(1000 // 8):
+            (await instance.begun()).crash(BROKEN)
+    for entry in queue_of_many:
+        assert await refused(entry) is BROKEN
+
+
+async def test_an_error_of_its_start_is_that_of_the_request(queue: Queue) -> None:
+    instance = await prompt(queue)
+    instance.refusal = BROKEN
+    (entry,) = queue.submit("a")
+    assert await refused(entry) is BROKEN
+    instance.refusal = None
+    queue.submit("b")
+    instance.all_begun[0].finish("b")
+
+
+async def test_a_disconnect_abandons_it_once_and_the_instance_stays_busy(queue: Queue) -> None:
+    instance = await prompt(queue)
+    (entry,) = queue.submit("a")
+    (begun,) = instance.all_begun
+    entry.stream.cancel()
+    entry.stream.cancel()
+    (other,) = queue.submit("b")
+    await settle()
+    assert begun.abandoned == len(instance.all_begun) == 1
+    begun.reader.over(None)
+    instance.all_begun[1].finish("b")
+    assert await soon(read_all(other.stream)) == ["b"]
+
+
+async def test_a_reader_that_disconnects_as_its_request_begins(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await prompt(queue)
+    begin = instance.begin
+
+    def begin_and_disconnect(request: InferRequest, reader: Reader) -> Begun:
+        stream: Any = request.cancellation
+        begun = begin(request, reader)
+        stream.cancel()
+        return begun
+
+    monkeypatch.setattr(instance, "begin", begin_and_disconnect)
+    queue.submit("a")
+    (begun,) = instance.all_begun
+    assert begun.abandoned == 1
+    begun.reader.over(None)
+
+
+async def test_a_request_that_was_not_sent_is_executed_by_another_instance(queue: Queue) -> None:
+    instance = await prompt(queue)
+    (entry,) = queue.submit("a")
+    instance.die("gone")
+    instance.all_begun[0].reader.over(NotSent(Code.UNAVAILABLE, "gone"))
+    queue.scheduler.remove(instance, BROKEN)
+    other = await prompt(queue)
+    other.all_begun[0].finish("a")
+    assert await soon(read_all(entry.stream)) == ["a"]
+    assert queue.statistics.execution_count == 1
+
+
+# The dynamic batcher.
+
+
+async def test_requests_that_come_meanwhile_are_a_batch(start: Start) -> None:
+    queue = start(dynamic(8))
+    instance = await prompt(queue)
+    queue.submit("a", "b", "c")
+    await settle()
+    assert (len(instance.all_begun), instance.executions) == (1, [])
+    instance.all_begun[0].finish("a")
+    batch = await instance.begun()
+    assert asked(batch) == ["b", "c"]
+    finish(batch)
+    await settle()
+    queue.submit("d")
+    assert len(instance.all_begun) == 1, "the batch before had two"
+    finish(await instance.begun())
+    await settle()
+    queue.submit("e")
+    instance.all_begun[1].finish("e")
+
+
+async def test_a_batch_waits_now_and_then_for_others(start: Start) -> None:
+    queue = start(dynamic(8))
+    instance = await prompt(queue)
+    for number in range(TRY_EVERY - 1):
+        queue.submit("a")
+        instance.all_begun[number].finish("a")
+    queue.submit("b")
+    queue.submit("c")
+    batch = await instance.begun()
+    assert asked(batch) == ["b", "c"]
+    finish(batch)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_queue_delay_microseconds": 1},
+        {"preserve_ordering": True},
+        {"default_queue_policy": SLOW},
+    ],
+    ids=str,
+)
+async def test_delays_orders_and_deadlines_need_a_task(
+    start: Start, fields: dict[str, object]
+) -> None:
+    queue = start(dynamic(8, **fields))
+    instance = await prompt(queue)
+    queue.submit("a")
+    assert instance.all_begun == []
+    finish(await instance.begun())
