@@ -88,7 +88,7 @@ class DynamicScheduler(Scheduler):
         self._most_rows = most_rows(config, batching)
         self._delays = bool(batching.max_queue_delay_microseconds)
         self._may_gather = self._most_rows > 1 and not self._delays
-        self._may_begin = self.order is None and not self._delays
+        self._may_begin = False
 
     def admit(self, request: InferRequest) -> None:
         if self._admission.padded:
@@ -116,6 +116,7 @@ class DynamicScheduler(Scheduler):
             self._consider()
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._may_begin = bool(instance.singles) and self.order is None and not self._delays
         self._free.add(instance, registration)
         self._consider()
 
@@ -183,8 +184,6 @@ class DynamicScheduler(Scheduler):
             self._enough_rows = decision.enough_rows
             self._delay.set(decision.until_ns)
         return bool(decision.batch)
-
-    # Executions without a task.
 
     def _begin_alone(self, lease: Lease) -> bool:
         """Begin the only request, if no other is executed; False if it needs a task."""
