@@ -136,7 +136,7 @@ class Fact:
 
 
 class Reader(Protocol):
-    """The reader of an execution of one request without a task."""
+    """The reader of an execution of one request without a task; its methods do not raise."""
 
     def take(self, answer: InferResponse | InferenceError | Note) -> None:
         """Take an answer that does not go to the request's sink."""
@@ -156,9 +156,9 @@ class Begun(Protocol):
 
 
 class SingleExecutions(Protocol):
-    """The executions of an instance without a task and a generator: a tenth of a small one."""
+    """Executions of one request without a task and a generator, a tenth of a small one's cost."""
 
-    def take(self, request: InferRequest) -> bool:
+    def accepts(self, request: InferRequest) -> bool:
         """Whether `begin` can execute this request now, instead of `Instance.execute`."""
 
     def begin(self, request: InferRequest, reader: Reader) -> Begun:

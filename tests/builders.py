@@ -196,7 +196,7 @@ class ScriptedSingles:
     def __init__(self, instance: ScriptedInstance) -> None:
         self._instance = instance
 
-    def take(self, request: InferRequest) -> bool:
+    def accepts(self, request: InferRequest) -> bool:
         return True
 
     def begin(self, request: InferRequest, reader: Reader) -> Begun:

@@ -288,7 +288,7 @@ class PythonInstance(Instance):
         self._executions = worker.executions
         self._quarantine = quarantine
         if not worker.executions.decoupled:
-            self.singles = WorkerSingles(worker.executions, quarantine)
+            self.singles = WorkerSingles(worker.executions, quarantine, code)
         self._code = code
         self._checks_readiness = checks_readiness
 

@@ -32,12 +32,14 @@ class BegunExecutions:
         """Those of an instance, by their ends."""
         return {self._end(each): each for each in self if each.instance is instance}
 
-    async def cancel(self) -> None:
-        """Cancel all of them, and wait for their ends."""
-        ends = {self._end(each): each for each in self}
-        for execution in ends.values():
+    def cancel(self) -> None:
+        """Cancel all of them."""
+        for execution in self:
             execution.cancel()
-        await all_ended(ends)
+
+    async def all_ended(self) -> None:
+        """Wait for the ends of all of them."""
+        await all_ended({self._end(each): each for each in self})
 
     def _end(self, execution: Execution) -> asyncio.Future[None]:
         end = self._ends[execution]
@@ -47,17 +49,19 @@ class BegunExecutions:
 
     def _ended(self, execution: Execution, ended: Callable[[], None]) -> None:
         end = self._ends.pop(execution)
-        ended()
-        if end is not None:
-            end.set_result(None)
+        try:
+            ended()
+        finally:
+            if end is not None:
+                end.set_result(None)
 
 
 def all_ended(
     executions: Mapping[asyncio.Future[None], Execution], error: InferenceError | None = None
 ) -> Awaitable[object]:
-    """The end of executions, given with their ends; with an error, it is that of those begun.
+    """The end of executions, given by their ends; they continue if the wait for it is cancelled.
 
-    The executions continue if the wait for it is cancelled.
+    With an error, the requests of those that have begun fail.
     """
     if error is not None:
         for execution in executions.values():

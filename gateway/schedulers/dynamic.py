@@ -29,7 +29,6 @@ from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.length_batching import (
     DEFAULT_BUDGET,
     BatchCost,
-    BatchTime,
     LengthBatching,
     measure,
 )
@@ -44,6 +43,8 @@ MOST_WAITING = 8
 """Tasks of one model that wait for their next lease; each takes a few kilobytes."""
 WAITING_NS = 20_000_000
 """A task that waits ends after this time, or twice as long."""
+ALONE = 8
+"""After that many batches of one request, the next one is not expected to have more."""
 
 Batch = Sequence[QueuedRequest]
 Task = asyncio.Task[None]
@@ -57,7 +58,7 @@ class DynamicScheduler(Scheduler):
     that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
     waits then for WAITING_NS: the start and the end of a task cost a tenth of a small inference.
 
-    A request that comes alone, as the one before it, is executed at once and without a task, if its
+    A request that comes alone, as ALONE before it, is executed at once and without a task, if its
     instance can.
 
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
@@ -80,7 +81,7 @@ class DynamicScheduler(Scheduler):
         self._expiry = Timer(self._expire)
         self._running: dict[Task, tuple[Execution, Batch, Lease]] = {}
         self._begun = BegunExecutions()
-        self._was_alone = True
+        self._alone = 0
         self._delay = Timer(self._consider)
         self._timeout = Timer(self._timed_out)
         self._enough_rows = 0
@@ -133,18 +134,20 @@ class DynamicScheduler(Scheduler):
         return [*(execution for execution, *_ in self._running.values()), *self._begun]
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            try:
-                self._consider()
-                await asyncio.Event().wait()
-            finally:
-                self._tasks = None
-                self._waiting.clear()
-                self._expiry.clear()
-                self._delay.clear()
-                self._timeout.clear()
-                await self._begun.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                try:
+                    self._consider()
+                    await asyncio.Event().wait()
+                finally:
+                    self._tasks = None
+                    self._begun.cancel()
+                    self._waiting.clear()
+                    for timer in (self._expiry, self._delay, self._timeout):
+                        timer.clear()
+        finally:
+            await self._begun.all_ended()
 
     # Starting tasks.
 
@@ -165,7 +168,7 @@ class DynamicScheduler(Scheduler):
         if self._delays and not self._batch_is_due(self._free.first):
             return
         lease = self._free.take()
-        if lease is None or (self._may_begin and self._was_alone and self._begin_alone(lease)):
+        if lease is None or (self._may_begin and self._alone >= ALONE and self._begin_alone(lease)):
             return
         if self._waiting:
             task, waiter = self._waiting.pop()
@@ -193,9 +196,8 @@ class DynamicScheduler(Scheduler):
         if len(self._queue) != 1 or self._queue.deadlines:
             return False
         batch = tuple(self._queue)
-        if not singles.take(batch[0].entry.request):
-            return False
-        if self._may_gather and not self._waits.passes():
+        accepted = singles.accepts(batch[0].entry.request)
+        if not accepted or (self._may_gather and not self._waits.passes()):
             return False
         entries = self._queue.remove(batch)
         execution = Execution(lease.instance, entries, self._statistics, freed=lease.release)
@@ -203,6 +205,8 @@ class DynamicScheduler(Scheduler):
         return True
 
     def _begun_ended(self, execution: Execution, batch: Batch, lease: Lease) -> None:
+        if len(self._queue) > 1:
+            self._alone = 0  # several clients: their requests of one turn are a batch
         self._ended(execution, batch)
         lease.release()
 
@@ -274,7 +278,7 @@ class DynamicScheduler(Scheduler):
         batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
         execution: Execution | None = None
         if batch:
-            self._was_alone = len(batch) == 1
+            self._alone = self._alone + 1 if len(batch) == 1 else 0
             if self._delays:
                 self._delay.clear()
             entries = self._queue.remove(batch)
@@ -378,7 +382,13 @@ class BatchRules:
                 points = await measure(instance, self._config, self.padding)
             cost = BatchCost.measured(points)
             self._measured[instance] = self._by_length(cost)
-            self._log(cost, points)
+            extra = {
+                "model": self._config.name,
+                "token_budget": cost.budget,
+                "overhead_tokens": round(cost.overhead),
+                "tokens_per_second": {each.tokens: round(each.rate) for each in points},
+            }
+            log.info("batches measured", extra=extra)
 
     def forget(self, instance: Instance) -> None:
         """Delete the rules of an instance."""
@@ -386,14 +396,3 @@ class BatchRules:
 
     def _by_length(self, cost: BatchCost) -> Batching:
         return LengthBatching(self._config, self._batching, cost)
-
-    def _log(self, cost: BatchCost, points: Sequence[BatchTime]) -> None:
-        log.info(
-            "batches measured",
-            extra={
-                "model": self._config.name,
-                "token_budget": cost.budget,
-                "overhead_tokens": round(cost.overhead),
-                "tokens_per_second": {each.tokens: round(each.rate) for each in points},
-            },
-        )

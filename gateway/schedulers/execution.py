@@ -194,12 +194,14 @@ class Execution:
         """See `Reader.over`."""
         ended, self._ended = self._ended, None
         self._begun = None
-        if error is not None:
-            self._fail_by(error)
-        entry = self._open.get(0)
-        self._end(None if entry is None else entry.record.phases)
-        if ended is not None:
-            ended()
+        try:
+            if error is not None:
+                self._fail_by(error)
+            entry = self._open.get(0)
+            self._end(None if entry is None else entry.record.phases)
+        finally:
+            if ended is not None:
+                ended()
 
     def cancel(self) -> None:
         """Cancel a begun execution; `ended` is still called. Others are cancelled by their task."""

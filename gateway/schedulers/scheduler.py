@@ -244,14 +244,17 @@ class DirectScheduler(Scheduler):
         return (*self._running.values(), *self._begun)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            try:
-                self._dispatch()
-                await asyncio.Event().wait()
-            finally:
-                self._tasks = None
-                await self._begun.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                try:
+                    self._dispatch()
+                    await asyncio.Event().wait()
+                finally:
+                    self._tasks = None
+                    self._begun.cancel()
+        finally:
+            await self._begun.all_ended()
 
     def _cancelled(self, entry: Entry) -> None:
         self._queue.pop(entry, None)
@@ -276,7 +279,7 @@ class DirectScheduler(Scheduler):
         instance = lease.instance
         execution = Execution(instance, [entry], self._statistics, freed=lease.release)
         singles = instance.singles
-        if singles is not None and singles.take(entry.request):
+        if singles is not None and singles.accepts(entry.request):
             self._begun.begin(singles, execution, partial(self._ended, lease, execution))
             return
         task = tasks.create_task(execution.attempt())

@@ -21,6 +21,7 @@ from gateway.config.scheduling import ControlKind, DynamicBatching, SequenceBatc
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag, request_prefix
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
+from gateway.schedulers.begun_executions import all_ended
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
 from gateway.schedulers.rate_limiter import Registration
@@ -102,7 +103,7 @@ class SequenceScheduler(Scheduler):
         """
         host = self._hosts.get(instance)
         if host is None:
-            return asyncio.shield(asyncio.gather())
+            return all_ended({})
         self._retire(host)
         if error is not None:
             del self._hosts[instance]

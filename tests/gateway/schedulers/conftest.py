@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers import dynamic
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from tests.builders import ScriptedInstance, new_entry, soon, text_request
@@ -56,4 +57,5 @@ async def queue(
 ) -> Queue:
     scheduler = WITHOUT_TASK.get(request.param, request.param)
     monkeypatch.setattr(ScriptedInstance, "has_singles", request.param in WITHOUT_TASK)
+    monkeypatch.setattr(dynamic, "ALONE", 0)
     return start(SCHEDULERS[scheduler], limiter)
