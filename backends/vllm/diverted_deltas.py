@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.output_processor import RequestState
 
 from gateway.event_loop import WRITES
@@ -48,8 +49,11 @@ class DivertedDeltas:
         self.count = 0
         self._tokens: list[int] = []
         self._state = state
-        self._text = state.detokenizer.get_next_output_text
+        detokenizer = state.detokenizer
+        self._text = detokenizer.get_next_output_text
         self._update: Any = None
+        self._decode: Any = None
+        self._ids: list[int] = []
         self._statistics = state.stats
         self._versions = state.weight_version_starts
         self._plain = EngineCoreOutput(state.request_id, [])
@@ -57,11 +61,13 @@ class DivertedDeltas:
         self._steps = steps
         self._take_delta = take
         self._sink = sink
-        if state.detokenizer.stop:
+        if detokenizer.stop:
             self._make = state.make_request_output
             state.make_request_output = self._make_request_output
         else:
-            self._update = state.detokenizer.update
+            self._update = detokenizer.update
+            if isinstance(detokenizer, FastIncrementalDetokenizer):
+                self._decode, self._ids = detokenizer.decode_next, detokenizer.token_ids
             steps.requests[state.request_id] = self
 
     def taken(self) -> list[int]:
@@ -77,7 +83,8 @@ class DivertedDeltas:
             return
         if self._steps.requests.pop(state.request_id, None) is None:
             del state.make_request_output, self._make
-        self._text = self._update = self._statistics = self._versions = self._collector = None
+        self._text = self._update = self._decode = self._statistics = None
+        self._versions = self._collector = None
 
     def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:
         """Divert an output as vLLM's processor would process it; False if it has to.
@@ -127,9 +134,16 @@ class DivertedDeltas:
         self.count += 1
         self._tokens += tokens
         try:
-            if self._update is not None:
-                self._update(tokens, False)
-            self._take_delta(self._text(False, True), len(tokens))
+            decode = self._decode
+            if decode is not None:
+                # As `update` and `get_next_output_text`, which also copy the text so far.
+                self._ids += tokens
+                text = decode(tokens[0]) if len(tokens) == 1 else "".join(map(decode, tokens))
+            else:
+                if self._update is not None:
+                    self._update(tokens, False)
+                text = self._text(False, True)
+            self._take_delta(text, len(tokens))
         except Exception as error:  # noqa: BLE001 - raised by the task of this request
             self._collector.put(error)
 

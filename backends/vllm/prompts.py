@@ -44,6 +44,8 @@ class ShortPrompts:
     def __init__(self, renderer: Any, template: str | None) -> None:
         self._template = template
         self._left = TURN_CHARS
+        end_of_text = renderer.get_eos_token_id()  # looks it up among all tokens each time
+        renderer.get_eos_token_id = lambda: end_of_text
         self._tokenize = renderer._tokenize_prompt  # noqa: SLF001 - the documented seam
         self._tokenize_in_thread = renderer._tokenize_prompt_async  # noqa: SLF001
         renderer._tokenize_prompt_async = self.tokenize  # noqa: SLF001

@@ -6,7 +6,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Protocol
 
-from gateway.frontends.grpc.http2_wire import DEADLINE, ENCODING, only_message, require_grpc
+from gateway.frontends.grpc.http2_wire import (
+    DEADLINE,
+    DEADLINE_PASSED,
+    ENCODING,
+    only_message,
+    require_grpc,
+    timeout_secs,
+)
 from gateway.frontends.grpc.hyper_call import (
     HyperCall,
     HyperEvent,
@@ -15,13 +22,10 @@ from gateway.frontends.grpc.hyper_call import (
     whole_body,
 )
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import BegunCall, Metadata, Method, RpcError
+from gateway.frontends.grpc.rpc import BegunCall, Metadata, Method, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 
 log = logging.getLogger("sluice.grpc")
-
-WITH_TASK = frozenset({DEADLINE, ENCODING})
-"""The headers of RPCs that need a task."""
 
 Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -60,22 +64,27 @@ class BegunCalls:
     def begin(self, request: Any, method: Method) -> bool:
         """Begin an RPC; False if it needs a task.
 
-        That is the case with a deadline, compression, an error in the headers, or a message that is
-        incomplete or large.
+        That is the case with compression, an error in the headers, or a message that is incomplete
+        or large.
         """
         beginning = method.beginning
-        if beginning is None or not WITH_TASK.isdisjoint(request.headers.keys()):
+        if beginning is None or request.headers.get(ENCODING) is not None:
             return False
         if method.compresses and self._compresses:
             return False
+        allowed = request.headers.get(DEADLINE)
         try:
             require_grpc(request)
+            secs = None if allowed is None else timeout_secs(allowed)
         except RpcError:
             return False
         message = _whole_message(request, beginning.may_begin)
         if message is None:
             return False
         call = BegunHyperCall(self, request, self._owner.new_call(request))
+        if secs is not None:
+            late = RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+            call.expiry = self._loop.call_later(secs, call.fail, late)
         self._calls.add(call)
         on_reset(request, call.cancel)
         method.begin(beginning, message, call)
@@ -115,9 +124,12 @@ class BegunCalls:
 
 
 class BegunHyperCall(BegunCall):
-    """An RPC without a task. It is `request`, and `call` once it ends."""
+    """An RPC without a task. It is `request`, and `call` once it ends.
 
-    __slots__ = ("_calls", "_disconnected", "_ended", "call", "request")
+    `expiry` is the timer of the client's deadline; sending an answer that is ready may take longer.
+    """
+
+    __slots__ = ("_calls", "_disconnected", "_ended", "call", "expiry", "request")
 
     def __init__(self, calls: "BegunCalls", request: Any, call: HyperCall) -> None:
         self.request = request
@@ -125,6 +137,7 @@ class BegunHyperCall(BegunCall):
         self._calls = calls
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
+        self.expiry: asyncio.TimerHandle | None = None
 
     @property
     def metadata(self) -> Metadata:
@@ -153,6 +166,8 @@ class BegunHyperCall(BegunCall):
         if self._ended:
             return False
         self._ended = True
+        if self.expiry is not None:
+            self.expiry.cancel()
         on_reset(self.request, None)
         return True
 

@@ -71,14 +71,14 @@ def build_app(
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)  # noqa: S101 - registered for these
-    if is_openai(request.url.path):
+    if is_openai(request.scope["path"]):
         return openai_refused(request, error)
-    return refused(request.url.path, error)
+    return refused(request.scope["path"], error)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
-    if is_openai(request.url.path):
+    if is_openai(request.scope["path"]):
         body = openai_error_body(error.status_code, error.detail)
         answer = openai_error(request, error.status_code, body)
     else:
@@ -89,7 +89,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback where it catches the exception; the client does not get it.
-    if is_openai(request.url.path):
+    if is_openai(request.scope["path"]):
         return openai_refused(request, unexpected())
     return error_response(unexpected())
 

@@ -249,7 +249,7 @@ class OpenAiAnswers:
 
 def openai_refused(request: Request, error: InferenceError) -> Response:
     """Log a failed request, and return its response."""
-    return _refused(request.url.path, request_id_header(request), error)
+    return _refused(request.scope["path"], request_id_header(request), error)
 
 
 def openai_error(request: Request, status: int, body: bytes) -> Response:

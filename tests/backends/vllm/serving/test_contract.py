@@ -70,6 +70,8 @@ TAKEN = {
     "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.update": (
         *("self", "new_token_ids", "stop_terminated"),
     ),
+    "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer.decode_next": ("self", "next_token_id"),
+    "vllm.renderers.base:BaseRenderer.get_eos_token_id": ("self",),
     "vllm.parser.abstract_parser:DelegatingParser.parse_delta": (
         *("self", "delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),
     ),

@@ -56,7 +56,6 @@ MESSAGES = {
     "no message": b"",
 }
 HEADERS: dict[str, list[tuple[str, str]]] = {
-    "a deadline": [("grpc-timeout", "10S")],
     "a malformed deadline": [("grpc-timeout", "soon")],
     "an encoding": [("grpc-encoding", "identity")],
     "an unknown encoding": [("grpc-encoding", "br")],
@@ -142,19 +141,20 @@ async def test_headers_that_need_a_task_have_their_answer(serve: Serve, name: st
         with server.connected() as connection:
             whole(connection, MESSAGES["floats"], *HEADERS[name])
             answer = tasks.create_task(read(connection))
-            if name in ("a deadline", "an encoding"):
+            if name == "an encoding":
                 await soon(gate.reached(1))
                 assert server.tasks == 1
                 gate.open()
             found = await answer
-        assert (found.grpc_status == 0) == (name in ("a deadline", "an encoding"))
+        assert (found.grpc_status == 0) == (name == "an encoding")
 
 
-async def test_no_task_waits_for_the_response(serve: Serve) -> None:
+@pytest.mark.parametrize("headers", [[], [("grpc-timeout", "10S")]], ids=["", "a deadline"])
+async def test_no_task_waits_for_the_response(serve: Serve, headers: list[tuple[str, str]]) -> None:
     gate = ExecutionGate()
     async with served(serve(echo(gate=gate), config=ECHO)) as server:
         with server.connected() as connection:
-            whole(connection, MESSAGES["floats"])
+            whole(connection, MESSAGES["floats"], *headers)
             await soon(gate.reached(1))
             assert server.tasks == 0
             gate.open()
@@ -163,6 +163,22 @@ async def test_no_task_waits_for_the_response(serve: Serve) -> None:
         with server.connected() as connection:
             connection.send(connection.headers(1, request(PATH)))
             await until(lambda: server.tasks == 1)
+
+
+async def test_a_deadline_ends_the_request_without_a_task(serve: Serve) -> None:
+    gate = ExecutionGate()
+    async with served(serve(echo(gate=gate), config=ECHO)) as server:
+        with server.connected() as connection:
+            whole(connection, MESSAGES["floats"], ("grpc-timeout", "100m"))
+            await soon(gate.reached(1))
+            assert server.tasks == 0
+            found = await read(connection)
+            assert found.client_status == "DEADLINE_EXCEEDED"
+            assert found.grpc_message == "Deadline Exceeded"
+            await until(lambda: not server.dataplane.model("echo", "").requests)
+            gate.open()
+            whole(connection, MESSAGES["floats"], stream=3)
+            assert (await read(connection, stream=3)).grpc_status == 0
 
 
 async def test_messages_that_need_a_task_get_one(serve: Serve) -> None:
