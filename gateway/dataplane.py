@@ -1,13 +1,15 @@
 """The data plane: the entry of every request."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 from weakref import ref
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.model_folder import Override
 from gateway.models.registry import IndexRow
@@ -17,7 +19,9 @@ from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
-from gateway.threads import Threads, request_threads
+from gateway.threads import LARGE_BYTES, Threads, request_threads
+
+T = TypeVar("T")
 
 
 def _continues(model: Model, request: InferRequest) -> bool:
@@ -67,6 +71,13 @@ class DataPlane:
         self._ending_sequences = False
         self._running = RunningRequests()
         self._conversations = Conversations()
+
+    def begins_without_task(self, size_bytes: int) -> bool:
+        """Whether a request that has arrived as a whole may begin without a task (`BegunRequest`).
+
+        A large one is decoded in a thread, and a traced one ends when its response is sent.
+        """
+        return size_bytes <= LARGE_BYTES and not self.tracer.on
 
     def infer(
         self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
@@ -240,3 +251,39 @@ class RunningRequests:
         entries = self._names.copy().items()
         found = [stream() for stream, each in entries if name.means(each)]
         return [stream for stream in found if stream is not None]
+
+
+@dataclass(slots=True)
+class BegunRequest(ABC, Generic[T]):
+    """A request that was begun without a task, with the `stream` of its only response.
+
+    The call that puts the response into the stream, or ends the stream, encodes and sends it.
+    `cancel` the stream when the client disconnects.
+    """
+
+    stream: ResponseStream
+    _responses: list[InferResponse] = field(default_factory=list, init=False)
+
+    @abstractmethod
+    def encode(self, response: InferResponse) -> T:
+        """The answer of a response; any exception is passed to `failed`."""
+
+    @abstractmethod
+    def failed(self, error: Exception) -> T:
+        """The answer of a request that failed."""
+
+    @abstractmethod
+    def send(self, answer: T) -> None:
+        """Send the answer, unless the client has disconnected. Must not raise."""
+
+    def look(self) -> None:
+        """Send the answer if it is there. The listener of the stream."""
+        try:
+            response = self.stream.take_only(self._responses)
+            if response is None:
+                return
+            answer = self.encode(response)
+        except Exception as error:  # noqa: BLE001 - around one request in a frontend
+            answer = self.failed(error)
+        self.stream.close()
+        self.send(answer)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
-from gateway.backend import Instance
+from gateway.backend import Instance, SingleExecutions
 from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
@@ -89,7 +89,7 @@ class DynamicScheduler(Scheduler):
         self._most_rows = most_rows(config, batching)
         self._delays = bool(batching.max_queue_delay_microseconds)
         self._may_gather = self._most_rows > 1 and not self._delays
-        self._may_begin = False
+        self._may_begin = self.order is None and not self._delays
 
     def admit(self, request: InferRequest) -> None:
         if self._admission.padded:
@@ -117,7 +117,6 @@ class DynamicScheduler(Scheduler):
             self._consider()
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
-        self._may_begin = bool(instance.singles) and self.order is None and not self._delays
         self._free.add(instance, registration)
         self._consider()
 
@@ -168,8 +167,12 @@ class DynamicScheduler(Scheduler):
         if self._delays and not self._batch_is_due(self._free.first):
             return
         lease = self._free.take()
-        if lease is None or (self._may_begin and self._alone >= ALONE and self._begin_alone(lease)):
+        if lease is None:
             return
+        if self._may_begin and self._alone >= ALONE:
+            singles = lease.instance.singles
+            if singles is not None and self._begin_alone(singles, lease):
+                return
         if self._waiting:
             task, waiter = self._waiting.pop()
             self._fewest_waiting = min(self._fewest_waiting, len(self._waiting))
@@ -188,24 +191,23 @@ class DynamicScheduler(Scheduler):
             self._delay.set(decision.until_ns)
         return bool(decision.batch)
 
-    def _begin_alone(self, lease: Lease) -> bool:
+    def _begin_alone(self, singles: SingleExecutions, lease: Lease) -> bool:
         """Begin the only request, if no other is executed; False if it needs a task."""
-        singles = lease.instance.singles
-        if singles is None or self._running or self._begun:
+        if self._running or self._begun:
             return False
-        if len(self._queue) != 1 or self._queue.deadlines:
+        waiting = self._queue.only
+        if waiting is None or self._queue.deadlines or not singles.accepts(waiting.entry.request):
             return False
-        batch = tuple(self._queue)
-        accepted = singles.accepts(batch[0].entry.request)
-        if not accepted or (self._may_gather and not self._waits.passes()):
+        if self._may_gather and not self._waits.passes():
             return False
+        batch = (waiting,)
         entries = self._queue.remove(batch)
         execution = Execution(lease.instance, entries, self._statistics, freed=lease.release)
         self._begun.begin(singles, execution, partial(self._begun_ended, execution, batch, lease))
         return True
 
     def _begun_ended(self, execution: Execution, batch: Batch, lease: Lease) -> None:
-        if len(self._queue) > 1:
+        if self._queue.rows > 1:
             self._alone = 0  # several clients: their requests of one turn are a batch
         self._ended(execution, batch)
         lease.release()

@@ -136,6 +136,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def only(self) -> QueuedRequest | None:
+        """The only request; None if there is none, or if there are several."""
+        return next(iter(self)) if self._count == 1 else None
+
     def __iter__(self) -> Iterator[QueuedRequest]:
         """All requests in the order of execution; the queue must not change meanwhile."""
         parts: list[OrderedDict[QueuedRequest, None]] = []

@@ -6,31 +6,24 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from gateway.backend import Answer, Instance
+from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.batches.shapes import as_model_sees
 from gateway.batches.stacking import Stacking, with_sequence_tensors
 from gateway.config import ModelConfig
-from gateway.cuda_driver import DeviceMemory, DeviceRegion
 from gateway.errors import InferenceError
-from gateway.messages import (
-    NO_PARAMETERS,
-    InferRequest,
-    InferResponse,
-    Phases,
-    SharedRegion,
-)
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases
 from gateway.tensor import Tensor
+from gateway.tensor_runtime.device_outputs import NONE, delivered, staying
 
 log = logging.getLogger("sluice.tensors")
 HOLD_NS = 500_000
 """Time on the event loop after which the next execution yields a turn first."""
-NONE: Set[str] = frozenset()
 
 
 class TensorInstance(Instance):
@@ -38,7 +31,7 @@ class TensorInstance(Instance):
 
     Subclasses implement `run`, `abort` if a run can be aborted, and `release` if they hold
     memory or handles. With `steady`, executions that are shorter than the switch to the thread
-    run on the event loop (`ShortExecutions`).
+    run on the event loop (`ShortExecutions`), and it has `singles` while they do.
     """
 
     steady = False
@@ -50,6 +43,7 @@ class TensorInstance(Instance):
         self._batching = config.batching
         self._stacking = Stacking(as_model_sees(with_sequence_tensors(config)))
         self._short_executions = ShortExecutions()
+        self._accepted: RowClass | None = None
         self._held_ns = 0
         self._seemed_long = False
         self._executing: Sequence[InferRequest] | None = None
@@ -84,33 +78,53 @@ class TensorInstance(Instance):
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         rows = self._rows(requests)
         self._executing = requests
-        # Runs must not overlap: a cancelled one may be in progress on the thread.
-        thread_is_idle = self._left is None or self._left.done()
-        kind = self._short_executions.on_loop(rows) if self.steady and thread_is_idle else None
+        kind = self._on_loop(rows) if self.steady else None
         if kind is not None:
-            answers = await self._answer_on_loop(requests, kind)
+            if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop
+                self._held_ns = 0
+                await asyncio.sleep(0)
+            self.singles = self
+            answers = self._answer_on_loop(requests, kind)
         else:
+            self.singles = None
             answers = await self._answer_on_thread(requests, rows)
         for answer in answers:
             yield answer
 
+    def accepts(self, request: InferRequest) -> bool:
+        """Whether a single request is executed on the event loop, and that is not held up."""
+        self._accepted = self._on_loop(self._rows((request,)))
+        return self._held_ns <= HOLD_NS and self._accepted is not None
+
+    def begin(self, request: InferRequest, reader: Reader) -> Begun:
+        """Execute the request that was accepted last."""
+        kind, self._accepted = self._accepted, None
+        assert kind is not None  # noqa: S101 - the request was accepted
+        ((_, answer),) = self._answer_on_loop((request,), kind)
+        reader.take(answer)
+        reader.over(None)
+        return ENDED
+
     async def close(self) -> None:
         """Wait for the last run, then release."""
+        self.singles = None
         released = self._thread.call(self.release)
         self._thread.stop()
         await released
 
     def discard(self) -> None:
         """Release instead of `close`, in any thread: the load was cancelled."""
+        self.singles = None
         self._thread.stop()
         self.release()
 
-    async def _answer_on_loop(
-        self, requests: Sequence[InferRequest], kind: "RowClass"
-    ) -> list[Answer]:
-        if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop
-            self._held_ns = 0
-            await asyncio.sleep(0)
+    def _on_loop(self, rows: int) -> "RowClass | None":
+        """The class of an execution on the event loop; None if it has to run on the thread."""
+        # Runs must not overlap: a cancelled one may be in progress on the thread.
+        is_idle = self._left is None or self._left.done()
+        return self._short_executions.on_loop(rows) if is_idle else None
+
+    def _answer_on_loop(self, requests: Sequence[InferRequest], kind: "RowClass") -> list[Answer]:
         # The thread's clock is slow: it is read only after an execution that seemed long, since
         # other threads may have used the processor meanwhile.
         processor_began_ns = time.thread_time_ns() if self._seemed_long else 0
@@ -199,49 +213,6 @@ def _duration_ns(answers: Sequence[Answer]) -> int:
 
 def _nothing() -> None:
     """A call that ends after all earlier calls of the thread."""
-
-
-def staying(gpu: int | None, requests: Sequence[InferRequest]) -> Set[str]:
-    """The names of the outputs requested in regions on that GPU; `gpu` is None on the host.
-
-    Outputs of a single request are copied within the GPU. Those of a batch are split on the host.
-    """
-    if gpu is None or len(requests) > 1:
-        return NONE
-    return {name for name, region in _regions(requests[0]).items() if _is_on(gpu, region)}
-
-
-def delivered(
-    outputs: Mapping[str, Tensor], names: Set[str], request: InferRequest
-) -> Mapping[str, Tensor]:
-    """The outputs, with the named ones copied into the request's regions; blocks.
-
-    An output that is larger than its region is not copied: encoding the response refuses it.
-    """
-    regions = _regions(request)
-    return {
-        name: _placed(tensor, regions[name]) if name in names else tensor
-        for name, tensor in outputs.items()
-    }
-
-
-def _regions(request: InferRequest) -> Mapping[str, SharedRegion]:
-    return {each.name: each.region for each in request.outputs if each.region and not each.classes}
-
-
-def _is_on(gpu: int, region: SharedRegion) -> bool:
-    return isinstance(region.memory, DeviceRegion) and region.memory.gpu == gpu
-
-
-def _placed(tensor: Tensor, region: SharedRegion) -> Tensor:
-    data, memory = tensor.data, region.memory
-    if not isinstance(data, DeviceMemory) or not isinstance(memory, DeviceRegion):
-        return tensor  # the runtime may have computed it on the host
-    if len(data) > region.byte_size:
-        return tensor
-    there = memory.part(region.offset, len(data))
-    there.take(data)
-    return replace(tensor, data=there)
 
 
 T = TypeVar("T")
@@ -336,6 +307,16 @@ def _set_result(future: asyncio.Future[Any], result: object) -> None:
 def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+class Ended:
+    """An execution that has ended in the call that began it."""
+
+    def abandon(self) -> None:
+        """No effect."""
+
+
+ENDED = Ended()
 
 
 class ShortExecutions:

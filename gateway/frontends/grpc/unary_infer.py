@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.begun_request import BegunRequest, begins_without_task
-from gateway.dataplane import DataPlane
+from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
 from gateway.frontends.grpc.parameters import HeaderForwarding
@@ -43,7 +42,7 @@ class UnaryInferRpcs:
 
     def may_begin(self, size_bytes: int) -> bool:
         """Whether a message of this size can be answered without a task."""
-        return begins_without_task(size_bytes, self._dataplane.tracer)
+        return self._dataplane.begins_without_task(size_bytes)
 
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
         """Answer a message without a task; raises InferenceError if it is refused."""

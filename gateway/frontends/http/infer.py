@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.begun_request import BegunRequest, begins_without_task
-from gateway.dataplane import DataPlane
+from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.frontends.http.body import (
     HEADER_LENGTH,
@@ -158,7 +157,7 @@ class InferRoute:
         found = PATH.fullmatch(scope["path"])
         if found is None or scope["method"] != "POST":
             return False
-        if not begins_without_task(len(cycle.body), self._dataplane.tracer):
+        if not self._dataplane.begins_without_task(len(cycle.body)):
             return False
         (model, version), headers = found.groups(""), dict(scope["headers"])
         if not WITH_TASK.isdisjoint(headers) or (version and not is_version(version)):

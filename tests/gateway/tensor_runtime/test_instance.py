@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
 from gateway.tensor import Datatype, Tensor, array_tensor
-from gateway.tensor_runtime.instance import TRIALS, TensorInstance
+from gateway.tensor_runtime.instance import TensorInstance
 from tests.builders import WAIT_SECS, soon
 from tests.conftest import tasks_left
 
@@ -264,112 +263,3 @@ async def test_closing_waits_for_the_last_run_and_releases_on_its_thread() -> No
     assert values((await soon(task))[0])["Y"] == [1]
     await asyncio.to_thread(thread.join, WAIT_SECS)
     assert not thread.is_alive()
-
-
-# Short runs on the loop.
-
-
-class Steady(Runtime):
-    steady = True
-
-
-async def repeated(runtime: Runtime, times: int) -> None:
-    for number in range(times):
-        (answer,) = await answers(runtime, request(number))
-        assert values(answer)["Y"] == [number]
-
-
-async def test_short_runs_of_a_steady_model_move_to_the_loop() -> None:
-    async with closing(Steady()) as runtime:
-        await repeated(runtime, 12)
-    assert runtime.threads[:TRIALS] == ["runtime"] * TRIALS
-    assert runtime.threads[TRIALS:] == ["MainThread"] * (12 - TRIALS)
-    assert runtime.released_on == "runtime"
-
-
-async def test_runs_of_others_stay_on_the_thread() -> None:
-    async with closing(Runtime()) as runtime:
-        await repeated(runtime, 12)
-    assert set(runtime.threads) == {"runtime"}
-
-
-async def test_long_runs_of_a_steady_model_stay_on_the_thread() -> None:
-    def take_a_while(x: np.ndarray) -> np.ndarray:
-        threading.Event().wait(0.002)
-        return x
-
-    async with closing(Steady(take_a_while)) as runtime:
-        await repeated(runtime, 12)
-    assert set(runtime.threads) == {"runtime"}
-
-
-async def test_failures_show_nothing_about_how_long_runs_take() -> None:
-    def fail(x: np.ndarray) -> np.ndarray:
-        raise InferenceError(Code.INTERNAL, "at once")
-
-    async with closing(Steady(fail)) as runtime:
-        for _ in range(12):
-            with pytest.raises(InferenceError):
-                await answers(runtime, request(1))
-    assert set(runtime.threads) == {"runtime"}
-
-
-async def test_a_failure_on_the_loop_is_reported_like_any_other() -> None:
-    def refuse(x: np.ndarray) -> np.ndarray:
-        if (x < 0).any():
-            raise InferenceError(Code.INTERNAL, "negative")
-        return x
-
-    async with closing(Steady(refuse)) as runtime:
-        await repeated(runtime, 10)
-        with pytest.raises(InferenceError, match="negative"):
-            await answers(runtime, request(-1))
-        await repeated(runtime, 1)
-    assert runtime.threads[-2:] == ["MainThread"] * 2
-
-
-async def test_nothing_runs_on_the_loop_during_a_cancelled_run() -> None:
-    began, gate = threading.Event(), threading.Event()
-
-    def hold_large(x: np.ndarray) -> np.ndarray:
-        if len(x) > 1:
-            began.set()
-            gate.wait(WAIT_SECS)
-        return x
-
-    async with closing(Steady(hold_large)) as runtime:
-        await repeated(runtime, 10)
-        task = asyncio.create_task(answers(runtime, request(1, 2)))
-        await asyncio.to_thread(began.wait, WAIT_SECS)
-        task.cancel()
-        await soon(asyncio.wait([task]))
-        next_one = asyncio.create_task(answers(runtime, request(7)))
-        await asyncio.sleep(0)
-        gate.set()
-        assert values((await soon(next_one))[0])["Y"] == [7]
-        await repeated(runtime, 1)
-    assert runtime.threads[-3:] == ["runtime", "runtime", "MainThread"]
-
-
-async def test_a_backlog_of_short_executions_yields_to_the_loop() -> None:
-    def compute(x: np.ndarray) -> np.ndarray:
-        until = time.thread_time_ns() + 50_000
-        while time.thread_time_ns() < until:
-            pass
-        return x
-
-    turns = 0
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        asyncio.get_running_loop().call_soon(turn)
-
-    async with closing(Steady(compute)) as runtime:
-        await repeated(runtime, TRIALS)
-        turn()
-        for number in range(60):
-            async with aclosing(runtime.execute([request(number)])) as found:
-                assert len([answer async for answer in found]) == 1
-    assert runtime.threads[TRIALS:] == ["MainThread"] * 60
-    assert turns >= 6

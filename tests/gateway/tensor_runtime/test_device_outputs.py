@@ -7,7 +7,7 @@ import pytest
 from gateway.cuda_driver import DeviceMemory
 from gateway.messages import InferRequest, RequestedOutput, SharedRegion
 from gateway.tensor import Datatype, Tensor
-from gateway.tensor_runtime.instance import delivered, staying
+from gateway.tensor_runtime.device_outputs import delivered, staying
 from tests.host_gpu import HostGpu, Region
 
 
