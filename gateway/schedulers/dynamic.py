@@ -78,7 +78,7 @@ class DynamicScheduler(Scheduler):
         self._starting: tuple[Task, Lease] | None = None
         self._waiting: list[tuple[Task, asyncio.Future[Lease | None]]] = []
         self._fewest_waiting = 0
-        self._expiry = Timer(self._expire)
+        self._expiry = Timer(self._expire, late=True)
         self._running: dict[Task, tuple[Execution, Batch, Lease]] = {}
         self._begun = BegunExecutions()
         self._alone = 0

@@ -307,12 +307,13 @@ class Timer:
     """Calls back once, at the earliest time that was set.
 
     Event loops wait for whole milliseconds, but batches wait for tens of microseconds: below a
-    millisecond the timer takes one turn of the loop after the other. Times are those of
-    `time.monotonic_ns`.
+    millisecond the timer takes one turn of the loop after the other, unless it may be `late` by
+    that. Times are those of `time.monotonic_ns`.
     """
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, callback: Callable[[], None], *, late: bool = False) -> None:
         self._callback = callback
+        self._late_ns = NS_PER_MS if late else 0
         self._at_ns = 0
         self._handle: asyncio.Handle | None = None
 
@@ -338,7 +339,7 @@ class Timer:
 
     def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        left_ms = (self._at_ns - time.monotonic_ns()) // NS_PER_MS
+        left_ms = (self._at_ns + self._late_ns - time.monotonic_ns()) // NS_PER_MS
         if left_ms > 0:
             self._handle = loop.call_later(left_ms / MS_PER_SECOND, self._ring)
         else:

@@ -22,6 +22,25 @@ async def test_a_timer_calls_back_at_its_time(after_ms: float) -> None:
     assert not alarm.is_set
 
 
+@pytest.mark.parametrize("after_ms", [0.2, 3.5])
+async def test_a_timer_that_may_be_late_takes_no_turn_after_the_other(
+    after_ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rang, waits, wait = asyncio.Event(), list[int](), Timer._wait  # noqa: SLF001 - counted
+
+    def counted(timer: Timer) -> None:
+        waits.append(time.monotonic_ns())
+        wait(timer)
+
+    monkeypatch.setattr(Timer, "_wait", counted)
+    timer = Timer(rang.set, late=True)
+    at_ns = time.monotonic_ns() + int(after_ms * MS)
+    timer.set(at_ns)
+    await soon(rang.wait())
+    assert time.monotonic_ns() >= at_ns
+    assert len(waits) <= 2
+
+
 async def test_the_earliest_time_counts_and_it_rings_once() -> None:
     rang: list[int] = []
     ringing = asyncio.Event()
