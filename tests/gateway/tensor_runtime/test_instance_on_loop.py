@@ -11,6 +11,7 @@ import pytest
 from gateway.backend import Note
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
+from gateway.tensor_runtime import instance
 from gateway.tensor_runtime.instance import HOLD_NS, TRIALS
 from tests.builders import WAIT_SECS, soon
 from tests.gateway.tensor_runtime.test_instance import (
@@ -20,6 +21,15 @@ from tests.gateway.tensor_runtime.test_instance import (
     request,
     values,
 )
+
+SHORT_NS = 20_000_000
+LONG_SECS = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the limit of short runs: on a busy machine each may take a hundred times as long."""
+    monkeypatch.setattr(instance, "LIMIT_NS", SHORT_NS)
 
 
 class Steady(Runtime):
@@ -48,7 +58,7 @@ async def test_runs_of_others_stay_on_the_thread() -> None:
 
 async def test_long_runs_of_a_steady_model_stay_on_the_thread() -> None:
     def take_a_while(x: np.ndarray) -> np.ndarray:
-        threading.Event().wait(0.002)
+        threading.Event().wait(LONG_SECS)
         return x
 
     async with closing(Steady(take_a_while)) as runtime:
@@ -201,6 +211,6 @@ async def test_a_backlog_of_singles_yields_to_the_loop() -> None:
         while runtime.accepts(request(1)):
             begin(runtime, request(1))
             count += 1
-        assert 2 <= count <= 1 + HOLD_NS // 50_000
+        assert 1 <= count <= 1 + HOLD_NS // 50_000
         await repeated(runtime, 1)
         assert runtime.accepts(request(1))
