@@ -66,7 +66,7 @@ class DivertedDeltas:
             state.make_request_output = self._make_request_output
         else:
             self._update = detokenizer.update
-            if isinstance(detokenizer, FastIncrementalDetokenizer):
+            if type(detokenizer) is FastIncrementalDetokenizer:
                 self._decode, self._ids = detokenizer.decode_next, detokenizer.token_ids
             steps.requests[state.request_id] = self
 
@@ -85,6 +85,7 @@ class DivertedDeltas:
             del state.make_request_output, self._make
         self._text = self._update = self._decode = self._statistics = None
         self._versions = self._collector = None
+        self._ids = []
 
     def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:
         """Divert an output as vLLM's processor would process it; False if it has to.

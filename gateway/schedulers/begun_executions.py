@@ -13,19 +13,17 @@ class BegunExecutions:
     """The executions of a scheduler that have no task."""
 
     def __init__(self) -> None:
-        self._ends: dict[Execution, asyncio.Future[None] | None] = {}
+        self.ends: dict[Execution, asyncio.Future[None] | None] = {}
+        """The executions; their ends, where one is waited for."""
 
     def __iter__(self) -> Iterator[Execution]:
-        return iter(tuple(self._ends))
-
-    def __len__(self) -> int:
-        return len(self._ends)
+        return iter(tuple(self.ends))
 
     def begin(
         self, singles: SingleExecutions, execution: Execution, ended: Callable[[], None]
     ) -> None:
         """Begin an execution with one entry; `ended` is called at its end, maybe at once."""
-        self._ends[execution] = None
+        self.ends[execution] = None
         execution.begin(singles, partial(self._ended, execution, ended))
 
     def of(self, instance: Instance) -> dict[asyncio.Future[None], Execution]:
@@ -42,13 +40,13 @@ class BegunExecutions:
         await all_ended({self._end(each): each for each in self})
 
     def _end(self, execution: Execution) -> asyncio.Future[None]:
-        end = self._ends[execution]
+        end = self.ends[execution]
         if end is None:
-            end = self._ends[execution] = asyncio.get_running_loop().create_future()
+            end = self.ends[execution] = asyncio.get_running_loop().create_future()
         return end
 
     def _ended(self, execution: Execution, ended: Callable[[], None]) -> None:
-        end = self._ends.pop(execution)
+        end = self.ends.pop(execution)
         try:
             ended()
         finally:

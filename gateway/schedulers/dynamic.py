@@ -152,9 +152,8 @@ class DynamicScheduler(Scheduler):
 
     def _batch_incomplete(self) -> bool:
         """Whether one more request cannot complete the batch that is waiting."""
-        return (
-            self._delay.is_set and self._admission.uniform and self._queue.rows < self._enough_rows
-        )
+        incomplete = self._queue.rows < self._enough_rows
+        return incomplete and self._delay.is_set and self._admission.uniform
 
     def _consider(self) -> None:
         """Start a task if an instance is free and a batch is due; else look again when one is."""
@@ -193,7 +192,7 @@ class DynamicScheduler(Scheduler):
 
     def _begin_alone(self, singles: SingleExecutions, lease: Lease) -> bool:
         """Begin the only request, if no other is executed; False if it needs a task."""
-        if self._running or self._begun:
+        if self._running or self._begun.ends:
             return False
         waiting = self._queue.only
         if waiting is None or self._queue.deadlines or not singles.accepts(waiting.entry.request):
@@ -207,9 +206,10 @@ class DynamicScheduler(Scheduler):
         return True
 
     def _begun_ended(self, execution: Execution, batch: Batch, lease: Lease) -> None:
-        if self._queue.rows > 1:
+        if self._queue.rows > 1 and len(self._queue) > 1:
             self._alone = 0  # several clients: their requests of one turn are a batch
-        self._ended(execution, batch)
+        if execution.unsent:
+            self._put_back(batch)
         lease.release()
 
     # Tasks.

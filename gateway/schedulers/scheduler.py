@@ -307,8 +307,8 @@ class Timer:
     """Calls back once, at the earliest time that was set.
 
     Event loops wait for whole milliseconds, but batches wait for tens of microseconds: below a
-    millisecond the timer takes one turn of the loop after the other, unless it may be `late` by
-    that. Times are those of `time.monotonic_ns`.
+    millisecond the timer takes one turn of the loop after the other, unless it may be `late` by a
+    millisecond. Times are those of `time.monotonic_ns`.
     """
 
     def __init__(self, callback: Callable[[], None], *, late: bool = False) -> None:

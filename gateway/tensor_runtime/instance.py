@@ -23,7 +23,7 @@ from gateway.tensor_runtime.device_outputs import NONE, delivered, staying
 
 log = logging.getLogger("sluice.tensors")
 HOLD_NS = 500_000
-"""Time on the event loop after which the next execution yields a turn first."""
+"""Time on the event loop after which the next execution waits for another turn."""
 
 
 class TensorInstance(Instance):
@@ -43,9 +43,8 @@ class TensorInstance(Instance):
         self._batching = config.batching
         self._stacking = Stacking(as_model_sees(with_sequence_tensors(config)))
         self._short_executions = ShortExecutions()
-        self._accepted: RowClass | None = None
-        self._held_ns = 0
         self._seemed_long = False
+        self._accepted: RowClass | None = None
         self._executing: Sequence[InferRequest] | None = None
         self._left: asyncio.Future[None] | None = None
         self._thread = OwnThread(name)
@@ -80,30 +79,39 @@ class TensorInstance(Instance):
         self._executing = requests
         kind = self._on_loop(rows) if self.steady else None
         if kind is not None:
-            if self._held_ns > HOLD_NS:  # a backlog of short executions must not block the loop
-                self._held_ns = 0
+            if TURN.spent_ns > HOLD_NS:  # a backlog of short executions must not block the loop
                 await asyncio.sleep(0)
             self.singles = self
+            began_ns = time.perf_counter_ns()
             answers = self._answer_on_loop(requests, kind)
+            TURN.spend(time.perf_counter_ns() - began_ns)
         else:
             self.singles = None
             answers = await self._answer_on_thread(requests, rows)
+        self._executing = None
         for answer in answers:
             yield answer
 
     def accepts(self, request: InferRequest) -> bool:
-        """Whether a single request is executed on the event loop, and that is not held up."""
+        """Whether a single request is executed on the event loop, which has time for it."""
         self._accepted = self._on_loop(self._rows((request,)))
-        return self._held_ns <= HOLD_NS and self._accepted is not None
+        return self._accepted is not None and TURN.spent_ns <= HOLD_NS
 
     def begin(self, request: InferRequest, reader: Reader) -> Begun:
-        """Execute the request that was accepted last."""
-        kind, self._accepted = self._accepted, None
+        """Execute the request that was accepted last, and have its reader take the answer."""
+        began_ns = time.perf_counter_ns()
+        kind = self._accepted
         assert kind is not None  # noqa: S101 - the request was accepted
-        ((_, answer),) = self._answer_on_loop((request,), kind)
-        reader.take(answer)
-        reader.over(None)
-        return ENDED
+        try:
+            ((_, answer),) = self._answer_on_loop((request,), kind)
+            reader.take(answer)
+            reader.over(None)
+        finally:
+            TURN.spend(time.perf_counter_ns() - began_ns)
+        return self
+
+    def abandon(self) -> None:
+        """No effect: what `begin` executes has ended."""
 
     async def close(self) -> None:
         """Wait for the last run, then release."""
@@ -135,7 +143,6 @@ class TensorInstance(Instance):
             spent_ns = time.perf_counter_ns() - began_ns
             if self._seemed_long:
                 spent_ns = min(spent_ns, time.thread_time_ns() - processor_began_ns)
-            self._held_ns += spent_ns
             if self._seemed_long or spent_ns <= LIMIT_NS:
                 kind.ran_on_loop(spent_ns)
             self._seemed_long = spent_ns > LIMIT_NS
@@ -309,14 +316,27 @@ def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
-class Ended:
-    """An execution that has ended in the call that began it."""
+class TurnTime(threading.local):
+    """The time of executions in this turn of the event loop, those of all instances together.
 
-    def abandon(self) -> None:
-        """No effect."""
+    A thread has one loop.
+    """
+
+    def __init__(self) -> None:
+        self.spent_ns = 0
+
+    def spend(self, spent_ns: int) -> None:
+        """Add the time of an execution; it is forgotten in the next turn."""
+        if not self.spent_ns:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self.spent_ns += max(1, spent_ns)
+
+    def _next_turn(self) -> None:
+        self.spent_ns = 0
 
 
-ENDED = Ended()
+TURN = TurnTime()
+"""The time of the running event loop."""
 
 
 class ShortExecutions:

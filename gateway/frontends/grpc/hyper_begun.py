@@ -83,8 +83,7 @@ class BegunCalls:
             return False
         call = BegunHyperCall(self, request, self._owner.new_call(request))
         if secs is not None:
-            late = RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-            call.expiry = self._loop.call_later(secs, call.fail, late)
+            call.expiry = self._loop.call_later(secs, call.expire)
         self._calls.add(call)
         on_reset(request, call.cancel)
         method.begin(beginning, message, call)
@@ -154,6 +153,10 @@ class BegunHyperCall(BegunCall):
         if self._ends():
             self._calls.end(self, self.call.fail(error))
             self._disconnect()
+
+    def expire(self) -> None:
+        """End the RPC at its deadline."""
+        self.fail(RpcError(StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED))
 
     def cancel(self) -> None:
         """End the RPC without an answer: its client has disconnected."""

@@ -117,7 +117,6 @@ class EventStream(Response):
         self._first = first
         self._silence_secs = settings.keep_alive_secs
         self.sent_at = 0.0
-        self._end = b""
 
     @abstractmethod
     def encode_batch(self, batch: Sequence[InferResponse]) -> bytes | None:
@@ -152,14 +151,15 @@ class EventStream(Response):
                 return  # the client has disconnected
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
+        end = b""
         await send(self._head())
         if scope["method"] != "HEAD":
             put, write = piece_sender(scope, send), piece_writer(scope)
             self.sent_at = asyncio.get_running_loop().time()
             with SilenceFiller(put, write, self._silence_secs, lambda: self.sent_at):
                 await self._send_batches(put, write)
-        # The last events and the end of the body are one write.
-        await send({"type": "http.response.body", "body": self._end, "more_body": False})
+            end = self.encode_end()
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _head(self) -> Message:
         """The message with the headers, which are not kept: a stream may live for hours."""
@@ -189,7 +189,6 @@ class EventStream(Response):
             # Around one request in a frontend: the headers are sent, so the error is an event.
             log.exception("request failed unexpectedly")
             await put(self.encode_failure(unexpected()))
-        self._end = self.encode_end()
 
 
 class _DirectWrites:

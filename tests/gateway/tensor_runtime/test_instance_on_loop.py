@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor_runtime import instance
 from gateway.tensor_runtime.instance import HOLD_NS, TRIALS
-from tests.builders import WAIT_SECS, soon
+from tests.builders import TEXT, WAIT_SECS, soon
+from tests.gateway.conftest import Start
 from tests.gateway.tensor_runtime.test_instance import (
     Runtime,
     answers,
@@ -22,6 +24,8 @@ from tests.gateway.tensor_runtime.test_instance import (
     values,
 )
 
+MOST_OF_TURN = 1 + HOLD_NS // 50_000
+"""Executions of 50 us that fit into one turn of the loop."""
 SHORT_NS = 20_000_000
 LONG_SECS = 0.05
 
@@ -106,6 +110,7 @@ async def test_nothing_runs_on_the_loop_during_a_cancelled_run() -> None:
         await asyncio.to_thread(began.wait, WAIT_SECS)
         task.cancel()
         await soon(asyncio.wait([task]))
+        assert not runtime.accepts(request(7))
         next_one = asyncio.create_task(answers(runtime, request(7)))
         await asyncio.sleep(0)
         gate.set()
@@ -207,10 +212,36 @@ async def test_the_failure_of_a_single_is_raised() -> None:
 async def test_a_backlog_of_singles_yields_to_the_loop() -> None:
     async with closing(Steady(compute_for_50_us)) as runtime:
         await repeated(runtime, TRIALS + 1)
-        count = 0
-        while runtime.accepts(request(1)):
-            begin(runtime, request(1))
-            count += 1
-        assert 1 <= count <= 1 + HOLD_NS // 50_000
-        await repeated(runtime, 1)
+        await asyncio.sleep(0)
+        accepted = []
+        for _ in range(MOST_OF_TURN + 1):
+            accepted.append(runtime.accepts(request(1)))
+            if accepted[-1]:
+                begin(runtime, request(1))
+        assert (accepted[0], accepted[-1]) == (True, False)
+        await asyncio.sleep(0)
         assert runtime.accepts(request(1))
+    assert runtime.singles is None
+
+
+@pytest.mark.parametrize("instances", [1, 4])
+async def test_a_turn_of_the_loop_has_one_limit_for_all_instances(
+    start: Start, instances: int
+) -> None:
+    queue = start(TEXT)
+    async with AsyncExitStack() as stack:
+        runtimes = [Steady(compute_for_50_us) for _ in range(instances)]
+        for runtime in runtimes:
+            await stack.enter_async_context(closing(runtime))
+            await repeated(runtime, TRIALS + 1)
+            queue.add(runtime)
+        before = sum(len(each.batches) for each in runtimes)
+        found = [before]
+        entries = [queue.ask(request(1)) for _ in range(200)]
+        while found[-1] < before + len(entries):
+            found.append(sum(len(each.batches) for each in runtimes))
+            await asyncio.sleep(0)
+        for entry in entries:
+            await soon(entry.stream.batch())
+        await queue.stop()
+    assert max(b - a for a, b in pairwise(found)) <= MOST_OF_TURN + instances

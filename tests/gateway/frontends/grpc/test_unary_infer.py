@@ -149,7 +149,9 @@ async def test_headers_that_need_a_task_have_their_answer(serve: Serve, name: st
         assert (found.grpc_status == 0) == (name == "an encoding")
 
 
-@pytest.mark.parametrize("headers", [[], [("grpc-timeout", "10S")]], ids=["", "a deadline"])
+@pytest.mark.parametrize(
+    "headers", [[], [("grpc-timeout", "10S")]], ids=["no deadline", "a deadline"]
+)
 async def test_no_task_waits_for_the_response(serve: Serve, headers: list[tuple[str, str]]) -> None:
     gate = ExecutionGate()
     async with served(serve(echo(gate=gate), config=ECHO)) as server:
