@@ -28,13 +28,17 @@ FEW_OPTIONS = 16
 def render_short_in_place(renderer: Any, template: str | None) -> None:
     """Have vLLM's renderer tokenize short prompts, and fill in short conversations, in place.
 
-    And have it look up its tokenizer's end of text once, not for each request.
+    And have it look up its tokenizer's end of text once, not for each request. No effect on a
+    renderer that does so already.
 
     Its threads cost more: a wake-up and twice the interpreter lock, 0.7 ms for a short conversation
     that is ready after 0.1 ms. Only the model's own template, `template` or that of its tokenizer,
     is known to be quick. Tokenizers in Python, and those that a thread and the event loop must not
     use at the same time, stay in the threads.
     """
+    known = getattr(renderer, "_tokenize_prompt_async", None)
+    if isinstance(getattr(known, "__self__", None), ShortPrompts):
+        return
     tokenizer = getattr(renderer, "tokenizer", None)
     if isinstance(tokenizer, ThreadSafeHFTokenizerMixin) and getattr(tokenizer, "is_fast", False):
         ShortPrompts(renderer, template)

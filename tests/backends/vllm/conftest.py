@@ -272,8 +272,6 @@ async def loaded_before(llama: Llama, context: ModelContext) -> Llama:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{OPENING}.start_engine", start)
-        # Its renderer does so since the first load.
-        patch.setattr(f"{OPENING}.render_short_in_place", lambda *_: None)
         return Llama(await VllmBackend().load(context))
 
 

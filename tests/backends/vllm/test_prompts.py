@@ -99,6 +99,9 @@ class Renderer:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
+    def get_eos_token_id(self) -> int:
+        return 2
+
     def _tokenize_prompt(self, prompt: Any, parameters: Any) -> Any:
         raise ValueError("no such text")
 
@@ -114,14 +117,29 @@ def rendered(renderer: Renderer) -> Any:
     return renderer._tokenize_prompt_async({"prompt": "x"}, None)  # noqa: SLF001 - vLLM's
 
 
-async def test_an_error_of_a_short_prompt_is_raised(store: Any) -> None:
+def of_pool() -> Renderer:
+    """A renderer with a tokenizer that several threads may use."""
     from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 
     class Pool(ThreadSafeHFTokenizerMixin):
         is_fast = True
 
+    return Renderer(Pool())
+
+
+async def test_an_error_of_a_short_prompt_is_raised(store: Any) -> None:
     with pytest.raises(ValueError, match="no such text"):
-        rendered(Renderer(Pool()))
+        rendered(of_pool())
+
+
+async def test_another_load_of_an_engine_has_no_budget_of_its_own(store: Any) -> None:
+    from backends.vllm.prompts import render_short_in_place
+
+    renderer = of_pool()
+    render_short_in_place(renderer, None)
+    first = renderer._tokenize_prompt_async  # noqa: SLF001 - vLLM's
+    render_short_in_place(renderer, None)
+    assert renderer._tokenize_prompt_async == first  # noqa: SLF001 - vLLM's
 
 
 @pytest.mark.parametrize("tokenizer", [None, SimpleNamespace(is_fast=True)])
