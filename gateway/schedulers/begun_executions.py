@@ -10,7 +10,7 @@ from gateway.schedulers.execution import Execution
 
 
 class BegunExecutions:
-    """The executions of a scheduler that have no task."""
+    """The executions of a scheduler that have no task; all have ended after `async with`."""
 
     def __init__(self) -> None:
         self.ends: dict[Execution, asyncio.Future[None] | None] = {}
@@ -35,7 +35,10 @@ class BegunExecutions:
         for execution in self:
             execution.cancel()
 
-    async def all_ended(self) -> None:
+    async def __aenter__(self) -> None:
+        """Nothing to do: they are begun one by one."""
+
+    async def __aexit__(self, *_: object) -> None:
         """Wait for the ends of all of them."""
         await all_ended({self._end(each): each for each in self})
 

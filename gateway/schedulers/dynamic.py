@@ -133,20 +133,17 @@ class DynamicScheduler(Scheduler):
         return [*(execution for execution, *_ in self._running.values()), *self._begun]
 
     async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                try:
-                    self._consider()
-                    await asyncio.Event().wait()
-                finally:
-                    self._tasks = None
-                    self._begun.cancel()
-                    self._waiting.clear()
-                    for timer in (self._expiry, self._delay, self._timeout):
-                        timer.clear()
-        finally:
-            await self._begun.all_ended()
+        async with self._begun, asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self._consider()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+                self._begun.cancel()
+                self._waiting.clear()
+                for timer in (self._expiry, self._delay, self._timeout):
+                    timer.clear()
 
     # Starting tasks.
 

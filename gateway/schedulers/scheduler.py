@@ -244,17 +244,14 @@ class DirectScheduler(Scheduler):
         return (*self._running.values(), *self._begun)
 
     async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                try:
-                    self._dispatch()
-                    await asyncio.Event().wait()
-                finally:
-                    self._tasks = None
-                    self._begun.cancel()
-        finally:
-            await self._begun.all_ended()
+        async with self._begun, asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                self._dispatch()
+                await asyncio.Event().wait()
+            finally:
+                self._tasks = None
+                self._begun.cancel()
 
     def _cancelled(self, entry: Entry) -> None:
         self._queue.pop(entry, None)

@@ -82,9 +82,7 @@ class TensorInstance(Instance):
             if TURN.spent_ns > HOLD_NS:  # a backlog of short executions must not block the loop
                 await asyncio.sleep(0)
             self.singles = self
-            began_ns = time.perf_counter_ns()
             answers = self._answer_on_loop(requests, kind)
-            TURN.spend(time.perf_counter_ns() - began_ns)
         else:
             self.singles = None
             answers = await self._answer_on_thread(requests, rows)
@@ -99,15 +97,13 @@ class TensorInstance(Instance):
 
     def begin(self, request: InferRequest, reader: Reader) -> Begun:
         """Execute the request that was accepted last, and have its reader take the answer."""
-        began_ns = time.perf_counter_ns()
         kind = self._accepted
         assert kind is not None  # noqa: S101 - the request was accepted
-        try:
-            ((_, answer),) = self._answer_on_loop((request,), kind)
-            reader.take(answer)
-            reader.over(None)
-        finally:
-            TURN.spend(time.perf_counter_ns() - began_ns)
+        ((_, answer),) = self._answer_on_loop((request,), kind)
+        began_ns = time.perf_counter_ns()
+        reader.take(answer)
+        reader.over(None)
+        TURN.spend(time.perf_counter_ns() - began_ns)
         return self
 
     def abandon(self) -> None:
@@ -141,6 +137,7 @@ class TensorInstance(Instance):
             return self._answer(requests)
         finally:
             spent_ns = time.perf_counter_ns() - began_ns
+            TURN.spend(spent_ns)
             if self._seemed_long:
                 spent_ns = min(spent_ns, time.thread_time_ns() - processor_began_ns)
             if self._seemed_long or spent_ns <= LIMIT_NS:

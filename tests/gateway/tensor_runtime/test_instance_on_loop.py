@@ -209,6 +209,25 @@ async def test_the_failure_of_a_single_is_raised() -> None:
         assert begin(runtime, request(1)).errors == [None]
 
 
+async def test_the_time_of_a_failure_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = list[int]()
+    monkeypatch.setattr(instance.TURN, "spend", spent.append)
+
+    def refuse(x: np.ndarray) -> np.ndarray:
+        if (x < 0).any():
+            raise InferenceError(Code.INTERNAL, "negative")
+        return x
+
+    async with closing(Steady(refuse)) as runtime:
+        await repeated(runtime, TRIALS + 1)
+        with pytest.raises(InferenceError, match="negative"):
+            await answers(runtime, request(-1))
+        with pytest.raises(InferenceError, match="negative"):
+            begin(runtime, request(-1))
+    assert len(spent) == 3
+    assert all(spent)
+
+
 async def test_a_backlog_of_singles_yields_to_the_loop() -> None:
     async with closing(Steady(compute_for_50_us)) as runtime:
         await repeated(runtime, TRIALS + 1)
