@@ -104,8 +104,7 @@ class PlayedGateway:
         }
         path = str(self._folder / "1")
         told = {"args": args, "path": path, "backend_path": "", "decoupled": decoupled, **about}
-        self.say(ToWorker.LOAD, told)
-        return self.either(ToGateway.LOADED, ToGateway.FAILED)
+        return self._ask(ToWorker.LOAD, told, ToGateway.LOADED)
 
     def complete(self, config: dict[str, Any] | None = None) -> Any:
         """Have the config completed: what COMPLETED says, or FAILED."""
@@ -115,8 +114,7 @@ class PlayedGateway:
             "path": str(self._folder / "1"),
             "backend_path": "",
         }
-        self.say(ToWorker.COMPLETE, told)
-        return self.either(ToGateway.COMPLETED, ToGateway.FAILED)
+        return self._ask(ToWorker.COMPLETE, told, ToGateway.COMPLETED)
 
     def execute(self, *requests: list[Any], buffers: Sequence[bytes] = ()) -> list[Any]:
         """Have requests executed; error, answers and body of EXECUTED."""
@@ -159,11 +157,12 @@ class PlayedGateway:
         """The next message of a kind."""
         return self._heard[kind].get(timeout=WAIT_SECS)
 
-    def either(self, *kinds: ToGateway) -> Any:
-        """Name and values of the answer to what was said last: one of these kinds."""
+    def _ask(self, kind: ToWorker, told: dict[str, Any], expected: ToGateway) -> Any:
+        """Name and values of the answer: of the kind expected, or FAILED."""
         queue: SimpleQueue[tuple[str, list[Any]]] = SimpleQueue()
-        for kind in kinds:
-            self._heard[kind] = _Naming(kind.name, queue)  # type: ignore[assignment]
+        for each in (expected, ToGateway.FAILED):
+            self._heard[each] = _Naming(each.name, queue)  # type: ignore[assignment]
+        self.say(kind, told)
         return queue.get(timeout=WAIT_SECS)
 
     def forget(self) -> None:
