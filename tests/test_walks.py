@@ -37,9 +37,9 @@ CANCEL_FILES = 12
 UPDATE_FILES = 10
 REPLACE_FILES = 16
 CHAT_FILES = 25
-INFER_CALLS = 104
-TOKEN_CALLS = 14
-CHAT_TOKEN_CALLS = 16
+INFER_CALLS = 100
+TOKEN_CALLS = 13
+CHAT_TOKEN_CALLS = 15
 """These limits may fall, and not rise. A generator that continues counts as a call."""
 WARM_INFERS = 30
 """Enough for executions to be known as short, so that they run on the event loop."""

@@ -92,7 +92,7 @@ class Quarantine:
 
     def is_suspect(self, load: bytes, request: InferRequest) -> bool:
         """Whether a request is to execute alone, or not at all."""
-        return bool(self.suspects) and self._find(load, request) is not None
+        return self._find(load, request) is not None
 
     def _find(self, load: bytes, request: InferRequest) -> Suspect | None:
         # Most requests need not be hashed: no suspect has as many bytes.

@@ -20,8 +20,10 @@ class WorkerSingles:
         self._code = code
 
     def accepts(self, request: InferRequest) -> bool:
-        is_suspect = self._quarantine.is_suspect(self._code, request)
-        return not is_suspect and self._executions.can_begin_at_once(request)
+        quarantine = self._quarantine
+        if quarantine.suspects and quarantine.is_suspect(self._code, request):
+            return False
+        return self._executions.can_begin_at_once(request)
 
     def begin(self, request: InferRequest, reader: Reader) -> Begun:
         call = ExecuteCall([request], self._executions)
@@ -29,7 +31,8 @@ class WorkerSingles:
         begun = BegunExecution(execution, self, reader)
         if call.cancelled:
             call.catch_up()
-        begun.look()
+        if execution.returned or execution.unread:
+            begun.look()  # the worker has ended
         return begun
 
     def release(self, execution: WorkerExecution) -> None:
@@ -61,7 +64,7 @@ class BegunExecution:
             return  # the outer call continues
         self._looking = True
         try:
-            while answers := execution.take():
+            while execution.unread and (answers := execution.take()):
                 for _, answer in answers:
                     self._reader.take(answer)
         except Exception as error:  # noqa: BLE001 - of a frontend; passed on at the end

@@ -14,6 +14,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
 from vllm.v1.engine.output_processor import RequestState
 
+from backends.vllm.token_texts import TokenTexts, token_texts
 from gateway.event_loop import WRITES
 from gateway.messages import Sink
 
@@ -40,6 +41,10 @@ class DivertedDeltas:
 
     A step of the engine calls `take`. With stop strings, which only vLLM's detokenizer finds, its
     processor makes the text, and calls `make_request_output`.
+
+    The text of a token that follows complete characters is looked up. vLLM's decoder does not see
+    that token, which changes no later text: behind complete characters each text is that of its
+    tokens alone.
     """
 
     def __init__(
@@ -54,6 +59,8 @@ class DivertedDeltas:
         self._update: Any = None
         self._decode: Any = None
         self._ids: list[int] = []
+        self._texts: TokenTexts | None = None
+        self._is_whole = False
         self._statistics = state.stats
         self._versions = state.weight_version_starts
         self._plain = EngineCoreOutput(state.request_id, [])
@@ -68,6 +75,8 @@ class DivertedDeltas:
             self._update = detokenizer.update
             if type(detokenizer) is FastIncrementalDetokenizer:
                 self._decode, self._ids = detokenizer.decode_next, detokenizer.token_ids
+                if detokenizer.spaces_between_special_tokens:
+                    self._texts = steps.token_texts(detokenizer.tokenizer)
             steps.requests[state.request_id] = self
 
     def taken(self) -> list[int]:
@@ -84,7 +93,8 @@ class DivertedDeltas:
         if self._steps.requests.pop(state.request_id, None) is None:
             del state.make_request_output, self._make
         self._text = self._update = self._decode = self._statistics = None
-        self._versions = self._collector = None
+        self._versions = self._collector = self._texts = None
+        self._is_whole = False
         self._ids = []
 
     def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:
@@ -101,6 +111,7 @@ class DivertedDeltas:
             or output != plain
             or (version is not None and (not versions or versions[-1][0] != version))
         ):
+            self._is_whole = False
             return False
         if counts is not None:
             # As `IterationStats.update_from_output` counts a plain output behind the first one.
@@ -135,18 +146,29 @@ class DivertedDeltas:
         self.count += 1
         self._tokens += tokens
         try:
-            decode = self._decode
-            if decode is not None:
-                # As `update` and `get_next_output_text`, which also copy the text so far.
+            text = ""
+            if self._is_whole and self._texts is not None and len(tokens) == 1:
+                text = self._texts[tokens[0]]
+            if text:
                 self._ids += tokens
-                text = decode(tokens[0]) if len(tokens) == 1 else "".join(map(decode, tokens))
             else:
-                if self._update is not None:
-                    self._update(tokens, False)
-                text = self._text(False, True)
+                text = self._decoded(tokens)
             self._take_delta(text, len(tokens))
         except Exception as error:  # noqa: BLE001 - raised by the task of this request
             self._collector.put(error)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        """The text by vLLM's detokenizer, of which it keeps parts of a character for later."""
+        if self._decode is None:
+            if self._update is not None:
+                self._update(tokens, False)
+            text: str = self._text(False, True)
+            return text
+        # As `update` and `get_next_output_text`, which also copy the text so far.
+        self._ids += tokens
+        texts = [*map(self._decode, tokens)]
+        self._is_whole = bool(texts[-1])
+        return "".join(texts)
 
 
 def _parameters(function: Any) -> tuple[str, ...]:
@@ -162,9 +184,17 @@ class DivertedSteps:
 
     def __init__(self, processor: Any) -> None:
         self.requests: dict[str, DivertedDeltas] = {}
+        self._tokenizer: Any = None
+        self._texts: TokenTexts | None = None
         self._process = processor.process_outputs
         processor.process_outputs = self.process_outputs
         setattr(processor, STEPS, self)
+
+    def token_texts(self, tokenizer: Any) -> TokenTexts | None:
+        """The texts of the tokens of the engine's tokenizer, one object for all requests."""
+        if tokenizer is not self._tokenizer:
+            self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
+        return self._texts
 
     def process_outputs(
         self,

@@ -5,7 +5,9 @@ the engine loaded last would have metrics. Likewise it counts tool calls by the 
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections import Counter as tally
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -100,17 +102,27 @@ class EngineMetrics:
         latency, metrics = self._latency, self
 
         class Logger(loggers.PrometheusStatLogger):  # type: ignore[misc]  # vllm is not typed
-            """vLLM's logger; also observes Triton's series."""
+            """vLLM's logger; also observes Triton's series, and the tokens of a step at once."""
 
             def record(
-                self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **named: Any
+                self,
+                scheduler_stats: Any,
+                iteration_stats: Any,
+                mm_cache_stats: Any = None,
+                engine_idx: int = 0,
             ) -> None:
                 if not metrics.begun:
                     return
-                super().record(scheduler_stats, iteration_stats, *rest, **named)
-                if latency is not None and iteration_stats is not None:
-                    for secs in iteration_stats.inter_token_latencies_iter:
-                        latency.observe(secs)
+                latencies: list[float] = []
+                if iteration_stats is not None:
+                    latencies = iteration_stats.inter_token_latencies_iter
+                    iteration_stats.inter_token_latencies_iter = []
+                super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+                if latencies:
+                    iteration_stats.inter_token_latencies_iter = latencies
+                    self.histogram_inter_token_latency[engine_idx].observe_each(latencies)
+                    if latency is not None:
+                        latency.observe_each(latencies)
 
         return type("EngineLogger", (Logger,), kinds | parts)
 
@@ -127,8 +139,8 @@ class EngineMetrics:
         for family in self._registry.collect():
             yield labelled(family, self._labels)
 
-    def _triton_latency(self) -> Histogram:
-        return Histogram(
+    def _triton_latency(self) -> "StepHistogram":
+        return StepHistogram(
             TIME_PER_OUTPUT_TOKEN,
             "Histogram of time per output token in seconds.",
             buckets=BUCKETS_SECS,
@@ -158,7 +170,7 @@ def _kinds(registry: CollectorRegistry, step: StepTime) -> dict[str, Any]:
     gauge = partial(_gauge, type("StepGauge", (StepGauge,), {"step": step}))
     return {
         f"_{kind.__name__.lower()}_cls": staticmethod(partial(made, registry=registry))
-        for kind, made in ((Counter, Counter), (Gauge, gauge), (Histogram, Histogram))
+        for kind, made in ((Counter, Counter), (Gauge, gauge), (Histogram, StepHistogram))
     }
 
 
@@ -173,6 +185,16 @@ class StepGauge(Gauge):
             self._value.set(float(value), timestamp=self.step.secs or time.monotonic())
         else:
             super().set(value)
+
+
+class StepHistogram(Histogram):
+    """Observes the values of a step at once: the latencies of most of its requests are equal."""
+
+    def observe_each(self, values: Iterable[float]) -> None:
+        """As `observe` of each value."""
+        for value, count in tally(values).items():
+            self._sum.inc(value * count)
+            self._buckets[bisect_left(self._upper_bounds, value)].inc(count)
 
 
 def _gauge(

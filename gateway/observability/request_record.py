@@ -194,7 +194,14 @@ class Record:
         elapsed = now - self._last_ns
         self._last_ns = now
         if has_outputs:
-            row.delivered(elapsed, output_ns)
+            # As `add` of each, without a call for each token.
+            infer, output, success = row.compute_infer, row.compute_output, row.success
+            infer.count += 1
+            infer.ns += max(0, elapsed - output_ns)
+            output.count += 1
+            output.ns += output_ns
+            success.count += 1
+            success.ns += elapsed
         else:
             row.compute_infer.add(max(0, elapsed - output_ns))
             row.empty_response.add(elapsed)

@@ -156,16 +156,6 @@ class ResponseStatistics:
     empty_response: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
 
-    def delivered(self, elapsed_ns: int, output_ns: int) -> None:
-        """Count a response with outputs; in one call for a token."""
-        infer, output, success = self.compute_infer, self.compute_output, self.success
-        infer.count += 1
-        infer.ns += max(0, elapsed_ns - output_ns)
-        output.count += 1
-        output.ns += output_ns
-        success.count += 1
-        success.ns += elapsed_ns
-
 
 @dataclass(slots=True)
 class Summaries:

@@ -5,39 +5,24 @@ the queue in `queue.py`.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 
-from gateway.backend import Instance, SingleExecutions
-from gateway.batches.padding import Padding
+from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, request_prefix
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
-from gateway.schedulers.batching import (
-    Batching,
-    BatchWait,
-    FirstComeBatching,
-    WaitHistory,
-    most_rows,
-)
+from gateway.schedulers.batching import BatchWait, Decision, WaitHistory, most_rows
 from gateway.schedulers.begun_executions import BegunExecutions, all_ended
 from gateway.schedulers.execution import Entry, Execution
-from gateway.schedulers.length_batching import (
-    DEFAULT_BUDGET,
-    BatchCost,
-    LengthBatching,
-    measure,
-)
+from gateway.schedulers.length_batching import BatchRules
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
 from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, Timer
-
-log = logging.getLogger("sluice.batching")
 
 MOST_WAITING = 8
 """Tasks of one model that wait for their next lease; each takes a few kilobytes."""
@@ -58,8 +43,8 @@ class DynamicScheduler(Scheduler):
     that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
     waits then for WAITING_NS: the start and the end of a task cost a tenth of a small inference.
 
-    A request that comes alone, as ALONE before it, is executed at once and without a task, if its
-    instance can.
+    A request that comes alone, as ALONE before it, is executed without a task if its instance can:
+    at once, and past the queue, if nothing is in it.
 
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
@@ -106,7 +91,10 @@ class DynamicScheduler(Scheduler):
             )
 
     def submit(self, entry: Entry) -> None:
-        waiting = self._admission.waiting(entry, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        if self._may_begin and not self._queue.rows and self._begin_at_once(entry, now_ns):
+            return
+        waiting = self._admission.waiting(entry, now_ns)
         self._queue.push(waiting)
         entry.stream.on_cancel(partial(self._cancelled, waiting))
         if self.order is not None:
@@ -165,10 +153,11 @@ class DynamicScheduler(Scheduler):
         lease = self._free.take()
         if lease is None:
             return
-        if self._may_begin and self._alone >= ALONE:
-            singles = lease.instance.singles
-            if singles is not None and self._begin_alone(singles, lease):
-                return
+        only = self._queue.only if self._may_begin and not self._queue.deadlines else None
+        if only is not None and self._may_begin_alone(only.entry, lease.instance):
+            self._queue.remove((only,))
+            self._begin_alone(only.entry, only.arrived_ns, lease)
+            return
         if self._waiting:
             task, waiter = self._waiting.pop()
             self._fewest_waiting = min(self._fewest_waiting, len(self._waiting))
@@ -181,32 +170,51 @@ class DynamicScheduler(Scheduler):
     def _batch_is_due(self, instance: Instance) -> bool:
         now_ns = time.monotonic_ns()
         self._reject_expired(now_ns)
-        decision = self._batch_rules.of(instance).decide(self._queue, now_ns)
+        decision = self._decision(instance, now_ns)
         if decision.until_ns:
             self._enough_rows = decision.enough_rows
             self._delay.set(decision.until_ns)
         return bool(decision.batch)
 
-    def _begin_alone(self, singles: SingleExecutions, lease: Lease) -> bool:
-        """Begin the only request, if no other is executed; False if it needs a task."""
-        if self._running or self._begun.ends:
+    def _decision(self, instance: Instance, now_ns: int) -> Decision:
+        rules = self._batch_rules
+        return rules.measured.get(instance, rules.usual).decide(self._queue, now_ns)
+
+    # Executions without a task.
+
+    def _begin_at_once(self, entry: Entry, arrived_ns: int) -> bool:
+        """Begin a request that is not queued; False if it has to be."""
+        if self._tasks is None or self._starting is not None or self._free.limited:
             return False
-        waiting = self._queue.only
-        if waiting is None or self._queue.deadlines or not singles.accepts(waiting.entry.request):
+        instance = self._free.instances[0] if self._free.instances else None
+        if instance is None or not instance.alive or not self._may_begin_alone(entry, instance):
             return False
-        if self._may_gather and not self._waits.passes():
-            return False
-        batch = (waiting,)
-        entries = self._queue.remove(batch)
-        execution = Execution(lease.instance, entries, self._statistics, freed=lease.release)
-        self._begun.begin(singles, execution, partial(self._begun_ended, execution, batch, lease))
+        lease = self._free.take()
+        assert lease is not None  # noqa: S101 - of the first instance
+        self._begin_alone(entry, arrived_ns, lease)
         return True
 
-    def _begun_ended(self, execution: Execution, batch: Batch, lease: Lease) -> None:
+    def _may_begin_alone(self, entry: Entry, instance: Instance) -> bool:
+        """Whether a request without others needs no task; counts as a batch taken at once."""
+        if self._alone < ALONE or self._running or self._begun.ends:
+            return False
+        singles = instance.singles
+        if singles is None or not singles.accepts(entry.request):
+            return False
+        return not self._may_gather or self._waits.passes()
+
+    def _begin_alone(self, entry: Entry, arrived_ns: int, lease: Lease) -> None:
+        singles = lease.instance.singles
+        assert singles is not None  # noqa: S101 - it has accepted the request
+        execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
+        ended = partial(self._begun_ended, execution, arrived_ns, lease)
+        self._begun.begin(singles, execution, ended)
+
+    def _begun_ended(self, execution: Execution, arrived_ns: int, lease: Lease) -> None:
         if self._queue.rows > 1 and len(self._queue) > 1:
             self._alone = 0  # several clients: their requests of one turn are a batch
         if execution.unsent:
-            self._put_back(batch)
+            self._put_back([self._admission.waiting(execution.entries[0], arrived_ns)])
         lease.release()
 
     # Tasks.
@@ -274,7 +282,7 @@ class DynamicScheduler(Scheduler):
             return None
         if self.order is not None and self.order.blocked:
             return None
-        batch = self._batch_rules.of(instance).decide(self._queue, now_ns).batch
+        batch = self._decision(instance, now_ns).batch
         execution: Execution | None = None
         if batch:
             self._alone = self._alone + 1 if len(batch) == 1 else 0
@@ -351,47 +359,3 @@ class DynamicScheduler(Scheduler):
             self._free.rest()
         if self.order is not None:
             self.order.left(waiting.entry.stream)
-
-
-class BatchRules:
-    """The batch rules of a model, measured for each instance where they depend on lengths.
-
-    Raises InferenceError INVALID_ARG if the config's padding is invalid.
-    """
-
-    def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
-        self.padding = Padding.read(config)
-        self._config = config
-        self._batching = batching
-        self._measured: dict[Instance, Batching] = {}
-        self._usual = self._by_length(
-            BatchCost.assumed(self.padding.token_budget or DEFAULT_BUDGET)
-        )
-        if not self.padding.inputs:
-            self._usual = FirstComeBatching(config, batching)
-
-    def of(self, instance: Instance) -> Batching:
-        """The rules of an instance."""
-        return self._measured.get(instance, self._usual)
-
-    async def prepare(self, instance: Instance) -> None:
-        """Measure the instance, if batches are formed by length and no budget is configured."""
-        if self.padding.inputs and not self.padding.token_budget:
-            with instance.sharing:  # batches form while others execute
-                points = await measure(instance, self._config, self.padding)
-            cost = BatchCost.measured(points)
-            self._measured[instance] = self._by_length(cost)
-            extra = {
-                "model": self._config.name,
-                "token_budget": cost.budget,
-                "overhead_tokens": round(cost.overhead),
-                "tokens_per_second": {each.tokens: round(each.rate) for each in points},
-            }
-            log.info("batches measured", extra=extra)
-
-    def forget(self, instance: Instance) -> None:
-        """Delete the rules of an instance."""
-        self._measured.pop(instance, None)
-
-    def _by_length(self, cost: BatchCost) -> Batching:
-        return LengthBatching(self._config, self._batching, cost)

@@ -23,7 +23,7 @@ from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.batching import Decision, most_rows
+from gateway.schedulers.batching import Batching, Decision, FirstComeBatching, most_rows
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 from gateway.stream import ResponseStream
@@ -306,3 +306,42 @@ async def _run(instance: Instance, request: InferRequest) -> float | None:
         )
         return None
     return seconds
+
+
+class BatchRules:
+    """The batch rules of a model; `measured` has those of instances that were measured.
+
+    Instances are measured if batches are formed by length. `usual` are the rules of the others.
+    Raises InferenceError INVALID_ARG if the config's padding is invalid.
+    """
+
+    def __init__(self, config: ModelConfig, batching: DynamicBatching) -> None:
+        self.padding = Padding.read(config)
+        self._config = config
+        self._batching = batching
+        self.measured: dict[Instance, Batching] = {}
+        self.usual = self._by_length(BatchCost.assumed(self.padding.token_budget or DEFAULT_BUDGET))
+        if not self.padding.inputs:
+            self.usual = FirstComeBatching(config, batching)
+
+    async def prepare(self, instance: Instance) -> None:
+        """Measure the instance, if batches are formed by length and no budget is configured."""
+        if self.padding.inputs and not self.padding.token_budget:
+            with instance.sharing:  # batches form while others execute
+                points = await measure(instance, self._config, self.padding)
+            cost = BatchCost.measured(points)
+            self.measured[instance] = self._by_length(cost)
+            extra = {
+                "model": self._config.name,
+                "token_budget": cost.budget,
+                "overhead_tokens": round(cost.overhead),
+                "tokens_per_second": {each.tokens: round(each.rate) for each in points},
+            }
+            log.info("batches measured", extra=extra)
+
+    def forget(self, instance: Instance) -> None:
+        """Delete the rules of an instance."""
+        self.measured.pop(instance, None)
+
+    def _by_length(self, cost: BatchCost) -> Batching:
+        return LengthBatching(self._config, self._batching, cost)

@@ -86,21 +86,18 @@ class FreeInstances:
     `on_free` is called when an instance may have become free. An instance that is registered with
     a rate limiter also needs its turn; `on_free` is called in its turn, which ends with that call.
     `instances` are the free ones; one that takes any number of executions stays among them.
+    They are `limited` if a rate limiter gives turns.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self._on_free = on_free
         self.instances: deque[Instance] = deque()
+        self.limited = False
         self._known: set[Instance] = set()
         self._limiter: ExecutionLimiter | None = None
         self._registrations: dict[Instance, Registration] = {}
         self._executing: Counter[Instance] = Counter()
         self._offered: Instance | None = None
-
-    @property
-    def limited(self) -> bool:
-        """Whether a rate limiter gives turns."""
-        return self._limiter is not None
 
     def knows(self, instance: Instance) -> bool:
         """Whether it may execute: it was added, not removed since, and is alive."""
@@ -115,7 +112,7 @@ class FreeInstances:
         """Add an instance, free for all executions that it takes at once."""
         self._known.add(instance)
         if registration is not None:
-            self._limiter = registration.limiter
+            self._limiter, self.limited = registration.limiter, True
             self._registrations[instance] = registration
         self.instances.extend([instance] * (instance.concurrency or 1))
 

@@ -46,6 +46,9 @@ log = logging.getLogger("sluice.http")
 First = Sequence[InferResponse] | None
 """The responses before the headers are sent; None if there are none yet."""
 
+EncodeText = Callable[[str, bytes], bytes | None]
+"""Makes the event of a text with the name of its output; None if `encode_batch` has to."""
+
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 EVENT_STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
     {
@@ -125,8 +128,9 @@ class EventStream(Response):
         None if the batch is large: `encode_large` encodes it.
         """
 
-    def encode_text(self, name: str, text: bytes) -> bytes | None:
-        """The event of a response with one text; None if `encode_batch` has to encode it."""
+    @property
+    def text_encoder(self) -> EncodeText | None:
+        """Encodes the event of a response with one text; None if `encode_batch` encodes all."""
         return None
 
     async def encode_large(self, batch: Sequence[InferResponse]) -> bytes:
@@ -198,10 +202,11 @@ class _DirectWrites:
     turn of the loop is written at the next one, with those that follow.
     """
 
-    __slots__ = ("_deferred", "_events", "_loop", "_stream", "_write", "left")
+    __slots__ = ("_deferred", "_encode", "_events", "_loop", "_stream", "_write", "left")
 
     def __init__(self, events: EventStream, stream: ResponseStream, write: WritePiece) -> None:
         self._events = events
+        self._encode = events.text_encoder
         self._stream = stream
         self._write = write
         self._loop = asyncio.get_running_loop()
@@ -213,7 +218,7 @@ class _DirectWrites:
         events, now = self._events, self._loop.time()
         if now == events.sent_at or self._deferred is not None or self.left.done():
             return False
-        chunk = events.encode_text(name, text)
+        chunk = None if self._encode is None else self._encode(name, text)
         if chunk is None or not self._write(chunk):
             return False
         events.sent_at = now
@@ -278,7 +283,11 @@ class GenerateEvents(EventStream):
                 return b"data: %b\n\n" % BETWEEN.join(texts)  # type: ignore[arg-type]
         return None if _is_large(batch) else self._events(batch)
 
-    def encode_text(self, name: str, text: bytes) -> bytes | None:
+    @property
+    def text_encoder(self) -> EncodeText:
+        return self._encode_text
+
+    def _encode_text(self, name: str, text: bytes) -> bytes | None:
         data = self._encoder.encode_element(name, text)
         return None if data is None else b"data: %b\n\n" % data
 

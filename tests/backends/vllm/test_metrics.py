@@ -1,6 +1,7 @@
-"""Invocations of vLLM's tool parsers, counted for each model."""
+"""Series of one engine: invocations of tool parsers, steps, and several clients."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,35 @@ def test_a_parser_that_vllm_does_not_count_is_not_counted(parser: type, tokenize
     metrics, chat = engine("first", Own)
     assert chat.parser_cls(tokenizer, None).extract_tool_calls("x", None).tools_called
     assert counted(metrics) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_of_a_step_are_observed_as_one_by_one(seed: int) -> None:
+    from prometheus_client import CollectorRegistry, Histogram
+
+    from backends.vllm.metrics import StepHistogram
+
+    chance = random.Random(seed)
+    different = [0.0, 0.5, 1.0, 4.0, 9.0, *(chance.choice((0.25, 0.75)) for _ in range(3))]
+    values = chance.choices(different, k=chance.randrange(40))
+    found, expected = (
+        kind("h", "", ["engine"], buckets=(0.5, 1, 4), registry=CollectorRegistry())
+        for kind in (StepHistogram, Histogram)
+    )
+    found.labels("0").observe_each(values)
+    for value in values:
+        expected.labels("0").observe(value)
+    (found_family,), (expected_family,) = found.collect(), expected.collect()
+    of_found, of_expected = (
+        [
+            (each.name, each.labels, each.value)
+            for each in family.samples
+            if "created" not in each.name
+        ]
+        for family in (found_family, expected_family)
+    )
+    assert of_found == of_expected
+    assert found_family.type == "histogram"
 
 
 def test_a_gauge_of_several_clients_has_the_value_of_the_newest_step(tmp_path: Path) -> None:

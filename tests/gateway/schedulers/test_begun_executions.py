@@ -298,16 +298,40 @@ async def test_a_batch_waits_now_and_then_for_others(start: Start) -> None:
     finish(batch)
 
 
+async def test_a_request_with_a_deadline_needs_a_task_once_it_is_queued(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher, "ALONE", 0)
+    queue = start(dynamic(8, default_queue_policy=SLOW))
+    instance = await prompt(queue)
+    queue.submit("a")
+    queue.submit("b")
+    (begun,) = instance.all_begun
+    begun.finish("a")
+    finish(await instance.begun())
+    assert len(instance.all_begun) == 1
+
+
+async def test_a_request_that_was_begun_and_not_received_is_queued_in_its_place(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batcher, "ALONE", 0)
+    queue = start(dynamic(8, default_queue_policy=SLOW))
+    instance = await prompt(queue)
+    queue.submit("a", "b")
+    instance.die("gone")
+    instance.all_begun[0].reader.over(NotSent(Code.UNAVAILABLE, "gone"))
+    queue.scheduler.remove(instance, BROKEN)
+    other = await prompt(queue)
+    batch = await other.begun()
+    assert asked(batch) == ["a", "b"]
+    finish(batch)
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_queue_delay_microseconds": 1},
-        {"preserve_ordering": True},
-        {"default_queue_policy": SLOW},
-    ],
-    ids=str,
+    "fields", [{"max_queue_delay_microseconds": 1}, {"preserve_ordering": True}], ids=str
 )
-async def test_delays_orders_and_deadlines_need_a_task(
+async def test_delays_and_orders_need_a_task(
     start: Start, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object]
 ) -> None:
     monkeypatch.setattr(batcher, "ALONE", 0)

@@ -15,10 +15,10 @@ from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.schedulers import length_batching as measuring
-from gateway.schedulers.batching import FirstComeBatching
-from gateway.schedulers.dynamic import BatchRules
+from gateway.schedulers.batching import Batching, FirstComeBatching
 from gateway.schedulers.length_batching import (
     BatchCost,
+    BatchRules,
     BatchTime,
     LengthBatching,
     is_enough,
@@ -148,6 +148,11 @@ async def test_a_batch_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 MEASURED = replace(TOKENS, parameters={"padded_inputs": '{"ids": 0, "mask": 0}'})
 
 
+def of(found: BatchRules, instance: Instance) -> Batching:
+    """The rules of an instance."""
+    return found.measured.get(instance, found.usual)
+
+
 def rules(config: ModelConfig) -> BatchRules:
     assert config.dynamic_batching is not None
     return BatchRules(config, config.dynamic_batching)
@@ -179,14 +184,14 @@ async def test_instances_are_measured_as_if_others_executed() -> None:
 async def test_without_padded_inputs_nothing_is_measured() -> None:
     found, encoder = rules(dynamic()), Encoder()
     await soon(found.prepare(encoder))
-    assert isinstance(found.of(encoder), FirstComeBatching)
+    assert isinstance(of(found, encoder), FirstComeBatching)
     assert encoder.shapes == []
 
 
 async def test_a_budget_that_is_given_is_not_measured() -> None:
     found, encoder = rules(TOKENS), Encoder()
     await soon(found.prepare(encoder))
-    batching = found.of(encoder)
+    batching = of(found, encoder)
     assert isinstance(batching, LengthBatching)
     assert batching.cost.budget == 100
     assert encoder.shapes == []
@@ -200,7 +205,7 @@ async def test_each_instance_has_the_budget_that_was_measured_for_it(
     with caplog.at_level(logging.INFO):
         await soon(found.prepare(encoder))
         await soon(found.prepare(failing))
-    batching, assumed = found.of(encoder), found.of(failing)
+    batching, assumed = of(found, encoder), of(found, failing)
     assert isinstance(batching, LengthBatching)
     assert isinstance(assumed, LengthBatching)
     assert assumed.cost == BatchCost.assumed()
@@ -212,9 +217,9 @@ async def test_each_instance_has_the_budget_that_was_measured_for_it(
 async def test_an_instance_that_has_died_is_forgotten() -> None:
     found, encoder = rules(MEASURED), Encoder()
     await soon(found.prepare(encoder))
-    measured = found.of(encoder)
+    measured = of(found, encoder)
     found.forget(encoder)
-    assert found.of(encoder) is not measured
+    assert of(found, encoder) is not measured
 
 
 def test_padding_that_cannot_be_is_refused() -> None:

@@ -29,7 +29,7 @@ from gateway.frontends.http.request_scope import (
     replay_headers,
     resumed,
 )
-from gateway.frontends.http.sse import EventStream, First, PendingEvents, event
+from gateway.frontends.http.sse import EncodeText, EventStream, First, PendingEvents, event
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.openai_contract import (
@@ -144,8 +144,9 @@ class OpenAiEvents(EventStream):
             return self._encoder.numbered_events(self._stream.numbered(batch))
         return self._encoder.events(batch)
 
-    def encode_text(self, name: str, text: bytes) -> bytes | None:
-        return self._encoder.text_event(name, text)
+    @property
+    def text_encoder(self) -> EncodeText:
+        return self._encoder.text_event
 
     def encode_failure(self, error: InferenceError) -> bytes:
         return self._encoder.failure(error)

@@ -71,6 +71,9 @@ TAKEN = {
         *("self", "new_token_ids", "stop_terminated"),
     ),
     "vllm.v1.engine.detokenizer:FastIncrementalDetokenizer.decode_next": ("self", "next_token_id"),
+    "vllm.v1.metrics.loggers:PrometheusStatLogger.record": (
+        *("self", "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+    ),
     "vllm.renderers.base:BaseRenderer.get_eos_token_id": ("self",),
     "vllm.parser.abstract_parser:DelegatingParser.parse_delta": (
         *("self", "delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),
@@ -157,6 +160,12 @@ def test_diverted_deltas_find_what_they_replace() -> None:
     assert "self.sampling_mask_chunks: " in state
     assert "self.request_states: " in inspect.getsource(found(f"{place}:OutputProcessor.__init__"))
     assert "self.output: " in inspect.getsource(found(f"{place}:RequestOutputCollector.__init__"))
+    detokenizer = found("vllm.v1.engine.detokenizer:FastIncrementalDetokenizer.__init__")
+    for name in ("tokenizer: Tokenizer", "spaces_between_special_tokens"):
+        assert f"self.{name} = " in inspect.getsource(detokenizer)
+    record = inspect.getsource(found("vllm.v1.metrics.loggers:PrometheusStatLogger.record"))
+    assert "for itl in iteration_stats.inter_token_latencies_iter:" in record
+    assert "self.histogram_inter_token_latency[engine_idx].observe(itl)" in record
     processed = inspect.getsource(found(f"{place}:OutputProcessor.process_outputs"))
     assert "if request_output := req_state.make_request_output(" in processed
     parser = found("vllm.tool_parsers.abstract_tool_parser:ToolParser")
