@@ -92,7 +92,7 @@ class DynamicScheduler(Scheduler):
 
     def submit(self, entry: Entry) -> None:
         now_ns = time.monotonic_ns()
-        if self._may_begin and not self._queue.rows and self._begin_at_once(entry, now_ns):
+        if self._alone >= ALONE and not self._queue.rows and self._begin_at_once(entry, now_ns):
             return
         waiting = self._admission.waiting(entry, now_ns)
         self._queue.push(waiting)
@@ -153,7 +153,7 @@ class DynamicScheduler(Scheduler):
         lease = self._free.take()
         if lease is None:
             return
-        only = self._queue.only if self._may_begin and not self._queue.deadlines else None
+        only = self._queue.only if self._alone >= ALONE and not self._queue.deadlines else None
         if only is not None and self._may_begin_alone(only.entry, lease.instance):
             self._queue.remove((only,))
             self._begin_alone(only.entry, only.arrived_ns, lease)
@@ -196,7 +196,7 @@ class DynamicScheduler(Scheduler):
 
     def _may_begin_alone(self, entry: Entry, instance: Instance) -> bool:
         """Whether a request without others needs no task; counts as a batch taken at once."""
-        if self._alone < ALONE or self._running or self._begun.ends:
+        if not self._may_begin or self._running or self._begun.ends:
             return False
         singles = instance.singles
         if singles is None or not singles.accepts(entry.request):
