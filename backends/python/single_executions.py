@@ -32,7 +32,7 @@ class WorkerSingles:
         if call.cancelled:
             call.catch_up()
         if execution.returned or execution.unread:
-            begun.look()  # the worker has ended
+            begun.look()  # it has ended, or is free for another execution already
         return begun
 
     def release(self, execution: WorkerExecution) -> None:

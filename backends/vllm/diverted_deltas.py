@@ -60,7 +60,7 @@ class DivertedDeltas:
         self._decode: Any = None
         self._ids: list[int] = []
         self._texts: TokenTexts | None = None
-        self._is_whole = False
+        self._at_character_end = False
         self._statistics = state.stats
         self._versions = state.weight_version_starts
         self._plain = EngineCoreOutput(state.request_id, [])
@@ -94,7 +94,7 @@ class DivertedDeltas:
             del state.make_request_output, self._make
         self._text = self._update = self._decode = self._statistics = None
         self._versions = self._collector = self._texts = None
-        self._is_whole = False
+        self._at_character_end = False
         self._ids = []
 
     def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:
@@ -111,7 +111,7 @@ class DivertedDeltas:
             or output != plain
             or (version is not None and (not versions or versions[-1][0] != version))
         ):
-            self._is_whole = False
+            self._at_character_end = False
             return False
         if counts is not None:
             # As `IterationStats.update_from_output` counts a plain output behind the first one.
@@ -147,7 +147,7 @@ class DivertedDeltas:
         self._tokens += tokens
         try:
             text = ""
-            if self._is_whole and self._texts is not None and len(tokens) == 1:
+            if self._at_character_end and self._texts is not None and len(tokens) == 1:
                 text = self._texts[tokens[0]]
             if text:
                 self._ids += tokens
@@ -167,7 +167,7 @@ class DivertedDeltas:
         # As `update` and `get_next_output_text`, which also copy the text so far.
         self._ids += tokens
         texts = [*map(self._decode, tokens)]
-        self._is_whole = bool(texts[-1])
+        self._at_character_end = bool(texts[-1])
         return "".join(texts)
 
 

@@ -4,9 +4,9 @@ vLLM uses the registry of the process and unregisters the metrics of other engin
 the engine loaded last would have metrics. Likewise it counts tool calls by the name of that model.
 """
 
+import collections
 import time
 from bisect import bisect_left
-from collections import Counter as tally
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
@@ -102,7 +102,7 @@ class EngineMetrics:
         latency, metrics = self._latency, self
 
         class Logger(loggers.PrometheusStatLogger):  # type: ignore[misc]  # vllm is not typed
-            """vLLM's logger; also observes Triton's series, and the tokens of a step at once."""
+            """vLLM's logger; observes the latencies of a step together, and Triton's series."""
 
             def record(
                 self,
@@ -192,7 +192,7 @@ class StepHistogram(Histogram):
 
     def observe_each(self, values: Iterable[float]) -> None:
         """As `observe` of each value."""
-        for value, count in tally(values).items():
+        for value, count in collections.Counter(values).items():
             self._sum.inc(value * count)
             self._buckets[bisect_left(self._upper_bounds, value)].inc(count)
 

@@ -8,10 +8,10 @@ INCOMPLETE = "\ufffd"
 
 
 class TokenTexts(dict[int, str]):
-    """The text that a token adds behind complete characters; "" if it depends on other tokens.
+    """The text that a token adds behind complete characters; "" where only a decoder has it.
 
-    A text is decoded once, when it is first asked for. Tokens that are part of a character, and
-    those added to the vocabulary, such as special ones, have none here.
+    A text is decoded once, when it is first asked for. Tokens with a part of a character, those
+    added to the vocabulary, such as special ones, and numbers of no token have none here.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

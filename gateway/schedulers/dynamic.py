@@ -43,8 +43,8 @@ class DynamicScheduler(Scheduler):
     that pays, it waits for some more turns (`WaitHistory`). It executes while batches are due, and
     waits then for WAITING_NS: the start and the end of a task cost a tenth of a small inference.
 
-    A request that comes alone, as ALONE before it, is executed without a task if its instance can:
-    at once, and past the queue, if nothing is in it.
+    A request that comes alone, as ALONE before it, is executed without a task if its instance can,
+    and without being queued if the queue is empty.
 
     Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
@@ -74,7 +74,7 @@ class DynamicScheduler(Scheduler):
         self._most_rows = most_rows(config, batching)
         self._delays = bool(batching.max_queue_delay_microseconds)
         self._may_gather = self._most_rows > 1 and not self._delays
-        self._may_begin = self.order is None and not self._delays
+        self._allows_singles = self.order is None and not self._delays
 
     def admit(self, request: InferRequest) -> None:
         if self._admission.padded:
@@ -92,7 +92,7 @@ class DynamicScheduler(Scheduler):
 
     def submit(self, entry: Entry) -> None:
         now_ns = time.monotonic_ns()
-        if self._alone >= ALONE and not self._queue.rows and self._begin_at_once(entry, now_ns):
+        if self._alone >= ALONE and not self._queue.rows and self._begin_unqueued(entry, now_ns):
             return
         waiting = self._admission.waiting(entry, now_ns)
         self._queue.push(waiting)
@@ -154,9 +154,9 @@ class DynamicScheduler(Scheduler):
         if lease is None:
             return
         only = self._queue.only if self._alone >= ALONE and not self._queue.deadlines else None
-        if only is not None and self._may_begin_alone(only.entry, lease.instance):
+        if only is not None and self._takes_single(only.entry, lease.instance):
             self._queue.remove((only,))
-            self._begin_alone(only.entry, only.arrived_ns, lease)
+            self._begin_single(only.entry, only.arrived_ns, lease)
             return
         if self._waiting:
             task, waiter = self._waiting.pop()
@@ -182,28 +182,28 @@ class DynamicScheduler(Scheduler):
 
     # Executions without a task.
 
-    def _begin_at_once(self, entry: Entry, arrived_ns: int) -> bool:
+    def _begin_unqueued(self, entry: Entry, arrived_ns: int) -> bool:
         """Begin a request that is not queued; False if it has to be."""
         if self._tasks is None or self._starting is not None or self._free.limited:
             return False
         instance = self._free.instances[0] if self._free.instances else None
-        if instance is None or not instance.alive or not self._may_begin_alone(entry, instance):
+        if instance is None or not instance.alive or not self._takes_single(entry, instance):
             return False
         lease = self._free.take()
         assert lease is not None  # noqa: S101 - of the first instance
-        self._begin_alone(entry, arrived_ns, lease)
+        self._begin_single(entry, arrived_ns, lease)
         return True
 
-    def _may_begin_alone(self, entry: Entry, instance: Instance) -> bool:
+    def _takes_single(self, entry: Entry, instance: Instance) -> bool:
         """Whether a request without others needs no task; counts as a batch taken at once."""
-        if not self._may_begin or self._running or self._begun.ends:
+        if not self._allows_singles or self._running or self._begun.ends:
             return False
         singles = instance.singles
         if singles is None or not singles.accepts(entry.request):
             return False
         return not self._may_gather or self._waits.passes()
 
-    def _begin_alone(self, entry: Entry, arrived_ns: int, lease: Lease) -> None:
+    def _begin_single(self, entry: Entry, arrived_ns: int, lease: Lease) -> None:
         singles = lease.instance.singles
         assert singles is not None  # noqa: S101 - it has accepted the request
         execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)

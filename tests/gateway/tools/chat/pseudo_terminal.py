@@ -65,6 +65,15 @@ class PseudoTerminal:
         """Press keys."""
         os.write(self._master, text.encode())
 
+    def interrupt_input(self) -> None:
+        """Press Ctrl-C at a prompt that is shown, once the program waits for a key.
+
+        Python's `input` looks for signals only when one ends this wait.
+        """
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        wait_until(lambda: ") S " in stat.read_text(), f"sleeping at\n{self.shown}")
+        self.type(CTRL_C)
+
     def enter(self, line: str) -> None:
         """Type a line."""
         self.type(f"{line}\r")

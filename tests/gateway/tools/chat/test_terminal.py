@@ -116,14 +116,14 @@ def test_ctrl_c_pressed_many_times_interrupts_the_answer_alone(chat: PseudoTermi
 
 
 def test_ctrl_c_twice_at_the_prompt_quits(chat: PseudoTerminal) -> None:
-    chat.type(CTRL_C)
+    chat.interrupt_input()
     chat.wait_shown("Ctrl-C again leaves")
     chat.wait_shown(PROMPT)
     ask(chat, "count 1")
-    chat.type(CTRL_C)
+    chat.interrupt_input()
     chat.wait_shown("Ctrl-C again leaves")
     chat.wait_shown(PROMPT)
-    chat.type(CTRL_C)
+    chat.interrupt_input()
     assert chat.ended() == 0
 
 
@@ -131,7 +131,7 @@ def test_ctrl_c_on_a_line_with_text_only_clears_it(chat: PseudoTerminal) -> None
     for _ in range(3):
         chat.type("half a thou")
         chat.wait_shown("half a thou")
-        chat.type(CTRL_C)
+        chat.interrupt_input()
         chat.wait_shown(PROMPT)
     assert "1 token" in ask(chat, "count 1")
     assert "leaves" not in chat.shown.split(PROMPT, 1)[1]
@@ -184,10 +184,13 @@ def test_one_of_several_models_is_chosen(talking: Talking) -> None:
 
 def test_no_choice_of_a_model_ends_the_chat(talking: Talking) -> None:
     with talking.bare_loaded():
-        for key, status in ((CTRL_D, 0), (CTRL_C, 130)):
+        for is_interrupted, status in ((False, 0), (True, 130)):
             with at_terminal("chat", *talking.flags("grpc")) as chat:
                 chat.wait_shown("model [1-2]: ")
-                chat.type(key)
+                if is_interrupted:
+                    chat.interrupt_input()
+                else:
+                    chat.type(CTRL_D)
                 assert chat.ended() == status
 
 
