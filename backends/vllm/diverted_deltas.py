@@ -94,7 +94,6 @@ class DivertedDeltas:
             del state.make_request_output, self._make
         self._text = self._update = self._decode = self._statistics = None
         self._versions = self._collector = self._texts = None
-        self._at_character_end = False
         self._ids = []
 
     def take(self, output: EngineCoreOutput, at: float, counts: Any, version: Any) -> bool:

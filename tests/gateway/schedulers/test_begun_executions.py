@@ -298,12 +298,19 @@ async def test_a_batch_waits_now_and_then_for_others(start: Start) -> None:
     finish(batch)
 
 
+async def beginning(
+    start: Start, monkeypatch: pytest.MonkeyPatch, **fields: object
+) -> tuple[Queue, PromptInstance]:
+    """A batcher that expects the first request to come alone."""
+    monkeypatch.setattr(batcher, "ALONE", 0)
+    queue = start(dynamic(8, **fields))
+    return queue, await prompt(queue)
+
+
 async def test_a_request_with_a_deadline_needs_a_task_once_it_is_queued(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batcher, "ALONE", 0)
-    queue = start(dynamic(8, default_queue_policy=SLOW))
-    instance = await prompt(queue)
+    queue, instance = await beginning(start, monkeypatch, default_queue_policy=SLOW)
     queue.submit("a")
     queue.submit("b")
     (begun,) = instance.all_begun
@@ -315,9 +322,7 @@ async def test_a_request_with_a_deadline_needs_a_task_once_it_is_queued(
 async def test_a_request_that_was_begun_and_not_received_is_queued_in_its_place(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batcher, "ALONE", 0)
-    queue = start(dynamic(8, default_queue_policy=SLOW))
-    instance = await prompt(queue)
+    queue, instance = await beginning(start, monkeypatch, default_queue_policy=SLOW)
     queue.submit("a", "b")
     instance.die("gone")
     instance.all_begun[0].reader.over(NotSent(Code.UNAVAILABLE, "gone"))
@@ -334,9 +339,7 @@ async def test_a_request_that_was_begun_and_not_received_is_queued_in_its_place(
 async def test_delays_and_orders_need_a_task(
     start: Start, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(batcher, "ALONE", 0)
-    queue = start(dynamic(8, **fields))
-    instance = await prompt(queue)
+    queue, instance = await beginning(start, monkeypatch, **fields)
     queue.submit("a")
     assert instance.all_begun == []
     finish(await instance.begun())

@@ -81,13 +81,14 @@ async def test_failures_show_nothing_about_how_long_runs_take() -> None:
     assert set(runtime.threads) == {"runtime"}
 
 
-async def test_a_failure_on_the_loop_is_reported_like_any_other() -> None:
-    def refuse(x: np.ndarray) -> np.ndarray:
-        if (x < 0).any():
-            raise InferenceError(Code.INTERNAL, "negative")
-        return x
+def refuse_negative(x: np.ndarray) -> np.ndarray:
+    if (x < 0).any():
+        raise InferenceError(Code.INTERNAL, "negative")
+    return x
 
-    async with closing(Steady(refuse)) as runtime:
+
+async def test_a_failure_on_the_loop_is_reported_like_any_other() -> None:
+    async with closing(Steady(refuse_negative)) as runtime:
         await repeated(runtime, 10)
         with pytest.raises(InferenceError, match="negative"):
             await answers(runtime, request(-1))
@@ -197,12 +198,7 @@ async def test_a_single_is_executed_at_once_after_the_trials() -> None:
 
 
 async def test_the_failure_of_a_single_is_raised() -> None:
-    def refuse(x: np.ndarray) -> np.ndarray:
-        if (x < 0).any():
-            raise InferenceError(Code.INTERNAL, "negative")
-        return x
-
-    async with closing(Steady(refuse)) as runtime:
+    async with closing(Steady(refuse_negative)) as runtime:
         await repeated(runtime, TRIALS + 1)
         with pytest.raises(InferenceError, match="negative"):
             begin(runtime, request(-1))
@@ -213,12 +209,7 @@ async def test_the_time_of_a_failure_counts(monkeypatch: pytest.MonkeyPatch) -> 
     spent = list[int]()
     monkeypatch.setattr(instance.TURN, "spend", spent.append)
 
-    def refuse(x: np.ndarray) -> np.ndarray:
-        if (x < 0).any():
-            raise InferenceError(Code.INTERNAL, "negative")
-        return x
-
-    async with closing(Steady(refuse)) as runtime:
+    async with closing(Steady(refuse_negative)) as runtime:
         await repeated(runtime, TRIALS + 1)
         with pytest.raises(InferenceError, match="negative"):
             await answers(runtime, request(-1))
