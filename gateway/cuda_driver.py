@@ -168,14 +168,17 @@ class Device:
         return data.raw
 
     def write(self, address: int, data: bytes) -> None:
-        """Copy to the GPU."""
-        self.call(*("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))))
+        """Copy to the GPU; blocks until another process can read it there."""
+        self._copy("cuMemcpyHtoDAsync_v2", address, data, len(data))
 
     def copy(self, address: int, source: int, byte_size: int) -> None:
         """Copy within the GPU; blocks."""
+        self._copy("cuMemcpyDtoDAsync_v2", address, ctypes.c_uint64(source), byte_size)
+
+    def _copy(self, function: str, address: int, source: object, byte_size: int) -> None:
+        """Copy by a stream of this thread: cuMemcpy may return before the GPU has the bytes."""
         stream = ctypes.c_void_p(PER_THREAD_STREAM)
-        places = (ctypes.c_uint64(address), ctypes.c_uint64(source), ctypes.c_size_t(byte_size))
-        self.call("cuMemcpyDtoDAsync_v2", *places, stream)
+        self.call(function, ctypes.c_uint64(address), source, ctypes.c_size_t(byte_size), stream)
         self.call("cuStreamSynchronize", stream)
 
     def call(self, function: str, *arguments: Any) -> None:

@@ -85,7 +85,7 @@ class HostGpu:
     def _cuMemcpyDtoH_v2(self, data: Any, address: Any, size: Any) -> None:
         ctypes.memmove(data, address.value, size.value)
 
-    def _cuMemcpyHtoD_v2(self, address: Any, data: bytes, size: Any) -> None:
+    def _cuMemcpyHtoDAsync_v2(self, address: Any, data: bytes, size: Any, stream: Any) -> None:
         ctypes.memmove(address.value, data, size.value)
 
     def _cuMemcpyDtoDAsync_v2(self, there: Any, here: Any, size: Any, stream: Any) -> None:

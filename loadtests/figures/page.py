@@ -14,8 +14,8 @@ The figures are in [`figures.json`](figures.json), the methods in [`README.md`](
 - A figure is the median of interleaved rounds; the spread is the range of the rounds over it.
 - Processor time is that of all processes of the server, in user and system mode, for one unit of
   the rate. It differs less between a quiet and a busy machine than the rate.
-- A ratio is over the peer's figure, which is in the row without a ratio. Claims are judged by its
-  two decimals.
+- A ratio is over the peer's figure, which is in the row without a ratio: the median of the rounds'
+  ratios. Claims are judged by its two decimals.
 - A short round shows that a line can be measured. Its figures are not reliable.
 
 ![both sides' processor time, and the bounds of the claims](figures.svg)

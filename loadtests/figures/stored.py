@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from loadtests.figures.claims import CLAIMED, CLAIMS, GROUPS, Bound, Claim
-from loadtests.support.results import Better
+from loadtests.support.results import Better, ratio
 
 FOLDER = Path(__file__).parents[1]
 STORED = FOLDER / "figures.json"
@@ -68,8 +68,11 @@ class StoredLine:
 
     def ratio(self, figure: str, side: str) -> float | None:
         """A figure of a side over the peer's, in two decimals; claims are judged by these."""
-        ours, base = self.median(figure, side), self.median(figure, self.peer)
-        return None if side == self.peer or ours is None or not base else round(ours / base, 2)
+        sides = self.figures.get(figure, {"sides": {}})["sides"]
+        if side == self.peer or side not in sides or self.peer not in sides:
+            return None
+        found = ratio(sides[side]["rounds"], sides[self.peer]["rounds"])
+        return None if found is None else round(found, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -159,7 +160,12 @@ def _metric_row(metric: Metric, results: Results) -> Row:
 def put_all(
     arguments: Mapping[str, Any], warm_up: Load, loads: Sequence[Load]
 ) -> Sequence[Outcome]:
-    """Start an engine, run the loads in turn, and stop it."""
+    """Start an engine, run the loads in turn, and stop it.
+
+    Its processes are spawned, as the gateway's: a fork of a process that has computed with Torch
+    hangs at its first computation on the CPU.
+    """
+    cli_env_setup()
     return uvloop.run(_put_all(arguments, warm_up, loads))
 
 

@@ -21,7 +21,7 @@ CORE = ("filelock", "google.protobuf", "numpy", "orjson", "rich", "uvloop")
 """The packages of the gateway inside a program, and of the check itself."""
 WIRES = (
     *("fastapi", "fastapi_offline", "grpc", "grpc_health", "grpc_reflection", "httptools"),
-    *("httpunk", "markdown_it", "packaging", "sse_starlette", "starlette", "uvicorn"),
+    *("httpunk", "markdown_it", "packaging", "starlette", "uvicorn"),
 )
 """Further packages of a gateway that listens."""
 LLM = ("torch", "transformers", "tokenizers", "vllm")

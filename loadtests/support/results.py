@@ -121,12 +121,11 @@ class Results:
         return statistics.median(self.values[metric][contender])
 
     def ratio(self, metric: Metric, contender: str, peer: str) -> float | None:
-        """The contender's median over the peer's; None without both, or without a better value."""
+        """`ratio` of the two; None without both, or without a better value."""
         found = self.values[metric]
         if metric.better is Better.NEITHER or contender not in found or peer not in found:
             return None
-        base = self.median(metric, peer)
-        return self.median(metric, contender) / base if base else None
+        return ratio(found[contender], found[peer])
 
     def has(self, contender: str) -> bool:
         """A contender with values has results."""
@@ -243,6 +242,15 @@ def describe(found: Mapping[str, Any]) -> str:
     """A machine in words: its processor, and its Python."""
     kind = "with" if found["optimized"] else "without"
     return f"{found['cpu']}, {found['cpus']} CPUs, Python {found['python']} {kind} optimizations"
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> float | None:
+    """The median of the rounds' ratios: a slow minute affects both sides of a round.
+
+    None without a round of both, or if the base is 0 in all of them.
+    """
+    ratios = [value / each for value, each in zip(values, base, strict=False) if each]
+    return statistics.median(ratios) if ratios else None
 
 
 def spread(values: Sequence[float]) -> float:

@@ -1,12 +1,13 @@
-"""Interleaved rounds of servers: their plan, their report, and the command of a load test."""
+"""Interleaved steps of servers: their plan, their report, and the command of a load test."""
 
 import argparse
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,7 +44,11 @@ Step = tuple[str, Callable[[Server], Mapping[Metric, float]]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Rounds of contenders; `steps` has the steps of each contender, by its name."""
+    """Rounds of contenders; `steps` has the steps of each contender, by its name.
+
+    All servers of a round run at the same time, and each step measures one after the other: a slow
+    minute affects all of them. Every second round reverses their order.
+    """
 
     contenders: Sequence[Contender]
     steps: Mapping[str, Sequence[Step]]
@@ -113,14 +118,17 @@ def run(plan: Plan, console: Console) -> Results:
     with progress_bar(console) as bar:
         task = bar.add_task("", total=plan.length)
         for number in range(1, plan.rounds + 1):
-            for contender in plan.contenders:
-                where = f"round {number}: {contender.name}"
-                bar.update(task, description=f"{where}, starting")
-                with serving(contender.launch(), plan.server_cpus) as server:
-                    for name, step in plan.steps[contender.name]:
-                        bar.update(task, description=f"{where}, {name}")
-                        results.add(contender.name, step(server))
-                        bar.advance(task)
+            with ExitStack() as stack:
+                lists = []
+                for contender in plan.contenders[:: 1 if number % 2 else -1]:
+                    name = contender.name
+                    bar.update(task, description=f"round {number}: {name}, starting")
+                    server = stack.enter_context(serving(contender.launch(), plan.server_cpus))
+                    lists.append([(name, server, *step) for step in plan.steps[name]])
+                for name, server, step_name, step in filter(None, chain(*zip_longest(*lists))):
+                    bar.update(task, description=f"round {number}: {name}, {step_name}")
+                    results.add(name, step(server))
+                    bar.advance(task)
     return results
 
 

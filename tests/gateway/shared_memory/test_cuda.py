@@ -123,6 +123,22 @@ def test_outputs_from_the_host_are_copied_to_the_gpu(
     assert bytes(memory.read()) == CONTENT[:60] + b"last"
 
 
+def test_an_input_that_a_model_returns_is_copied_to_its_region(
+    host_gpu: HostGpu, regions: SharedMemory, memory: DeviceMemory
+) -> None:
+    given = host_gpu.allocate(b"last")
+    regions.write(SharedRegion("r", 4, 60), Tensor("y", Datatype.UINT8, (4,), given))
+    assert bytes(memory.read()) == CONTENT[:60] + b"last"
+
+
+def test_an_output_that_is_in_its_region_is_not_copied(
+    host_gpu: HostGpu, regions: SharedMemory
+) -> None:
+    there = regions.read(SharedRegion("r", 4, 60), Datatype.UINT8)
+    regions.write(SharedRegion("r", 4, 60), Tensor("y", Datatype.UINT8, (4,), there))
+    assert host_gpu.calls.keys() & {"cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2"} == set()
+
+
 def test_an_output_that_is_too_large_is_refused_wherever_it_lies(
     host_gpu: HostGpu, regions: SharedMemory
 ) -> None:
@@ -134,13 +150,13 @@ def test_an_output_that_is_too_large_is_refused_wherever_it_lies(
 
 
 def test_the_error_of_a_gpu_is_reported(host_gpu: HostGpu, regions: SharedMemory) -> None:
-    host_gpu.broken = {"cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2", "cuStreamSynchronize"}
+    host_gpu.broken = {"cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2", "cuStreamSynchronize"}
     data = regions.read(SharedRegion("r", 8), Datatype.INT32)
     assert isinstance(data, DeviceMemory)
     tries = {
         "cannot read memory of GPU 0: cuMemcpyDtoH_v2": data.read,
         "cannot write memory of GPU 0: cuStreamSynchronize": lambda: data.take(data),
-        "cannot write CUDA shared memory region 'r': cuMemcpyHtoD_v2": lambda: regions.write(
+        "cannot write CUDA shared memory region 'r': cuMemcpyHtoDAsync_v2": lambda: regions.write(
             SharedRegion("r", 4), Tensor("y", Datatype.UINT8, (4,), b"last")
         ),
     }

@@ -29,6 +29,6 @@ def test_a_python_without_packages_gets_the_list_of_all() -> None:
     )
     assert ended.returncode == 1
     assert "nothing can be checked without" in ended.stderr
-    for name in ("orjson", "protobuf", "sse-starlette", "vllm"):
+    for name in ("orjson", "protobuf", "uvicorn", "vllm"):
         assert name in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -33,3 +33,13 @@ def test_a_file_of_results_has_the_date_the_machine_and_its_python(tmp_path: Pat
     assert found["lines"] == lines["lines"]
     assert isinstance(machine()["optimized"], bool)
     assert found["machine"].keys() >= {"cpu", "cpus", "python", "optimized", "packages"}
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_rounds() -> None:
+    results = Results()
+    for ours, theirs in ((2.0, 1.0), (30.0, 10.0), (8.0, 2.0)):
+        results.add("gateway", LINE.costs(ours, 0.0))
+        results.add("triton", LINE.costs(theirs, 0.0))
+    assert results.ratio(LINE.rate, "gateway", "triton") == 3.0
+    assert results.ratio(LINE.processor_time, "gateway", "triton") is None
+    assert results.ratio(LINE.rate, "gateway", "vllm") is None
