@@ -56,7 +56,7 @@ REPOSITORY = HERE.parent / "model_repository"
 MODEL, SMALL = "llama", "add_sub"
 LAPTOP = "laptop"
 """The name of the config by which OpenVINO GenAI computes the model."""
-FEWEST_REQUESTS = 16
+FEWEST_REQUESTS = 4
 
 
 def compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -84,10 +84,18 @@ def compare(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--requests",
         type=rounds.positive,
-        default=4,
+        default=1,
         metavar="N",
         help="requests of each stream, one after the other (default: %(default)s, and at least "
         f"{FEWEST_REQUESTS} of all streams together)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=rounds.positive,
+        default=4,
+        metavar="N",
+        help="measurements of each load in a round, since a start takes long (default: "
+        "%(default)s)",
     )
     rounds.add_flags(parser)
     rounds.run_test(parser, arguments, _compare)
@@ -144,16 +152,17 @@ def _endpoints(model: str, *, chat: bool) -> Mapping[str, Endpoint]:
 
 def _load_steps(asked: argparse.Namespace, endpoint: Endpoint) -> Sequence[Step]:
     warm_up = Load(max(asked.streams), 1, 16)
+    loads = _loads(asked) * asked.passes
     return [
         ("warm-up", partial(generation.warm_up, endpoint, warm_up)),
         *(
             (f"{load.streams} streams", partial(generation.measure, endpoint, load, seed))
-            for seed, load in enumerate(_loads(asked), WARM_UP_SEED + 1)
+            for seed, load in enumerate(loads, WARM_UP_SEED + 1)
         ),
     ]
 
 
-def _loads(asked: argparse.Namespace) -> Sequence[Load]:
+def _loads(asked: argparse.Namespace) -> list[Load]:
     return [
         Load(streams, max(asked.requests, -(-FEWEST_REQUESTS // streams)), asked.max_tokens)
         for streams in asked.streams

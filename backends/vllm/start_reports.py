@@ -42,6 +42,7 @@ def _stage(line: str, stage: str) -> LoggedStage:
 
 
 SECS = r"([\d.]+) s"
+GRAPHS = (_stage(rf"Graph capturing finished in {SECS}", "CUDA graphs captured"),)
 STAGES: Mapping[str, Sequence[LoggedStage]] = {
     "vllm.v1.engine.core": (
         _stage(rf"init engine .* took {SECS}", "cache made and engine warmed up"),
@@ -50,9 +51,9 @@ STAGES: Mapping[str, Sequence[LoggedStage]] = {
         _stage(rf"Loading weights took {SECS}", "weights loaded"),
     ),
     "vllm.compilation.monitor": (_stage(rf"torch.compile took {SECS}", "model compiled"),),
-    "vllm.v1.worker.gpu_model_runner": (
-        _stage(rf"Graph capturing finished in {SECS}", "CUDA graphs captured"),
-    ),
+    # vLLM has two runners, and chooses by the model and the device.
+    "vllm.v1.worker.gpu_model_runner": GRAPHS,
+    "vllm.v1.worker.gpu.model_runner": GRAPHS,
 }
 """The stages by the logger of vLLM that logs their ends."""
 

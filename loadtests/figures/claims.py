@@ -71,12 +71,13 @@ BOTH = (TRITON, PERF_ANALYZER)
 """Programs of Triton; a run with them needs their commands."""
 
 WINDOW, BRIEF = ("--window-secs", "1"), ("--secs", "1")
+FEW_TOKENS = ("--max-tokens", "16", "--passes", "1")
 RUNS: Sequence[Run] = (
     Run(test="start"),
     Run(test="idle_streams", rounds_flag="--repetitions"),
     Run(test="small_llm", short=("--max-tokens", "64", "--processes", "0"), packages=["vllm"]),
-    Run(test="compare", short=("--max-tokens", "16"), packages=["vllm"]),
-    Run(test="compare", arguments=["--chat"], short=("--max-tokens", "16"), packages=["vllm"]),
+    Run(test="compare", short=FEW_TOKENS, packages=["vllm"]),
+    Run(test="compare", arguments=["--chat"], short=FEW_TOKENS, packages=["vllm"]),
     Run(test="tensors", short=WINDOW, peers=BOTH),
     *(
         Run(test="python", arguments=["--parts", parts], short=WINDOW, peers=BOTH)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,7 +47,7 @@ class Plan:
     """Rounds of contenders; `steps` has the steps of each contender, by its name.
 
     All servers of a round run at the same time, and each step measures one after the other: a slow
-    minute affects all of them. Every second round reverses their order.
+    minute affects all of them. Every second step reverses their order, as does every second round.
     """
 
     contenders: Sequence[Contender]
@@ -120,15 +120,18 @@ def run(plan: Plan, console: Console) -> Results:
         for number in range(1, plan.rounds + 1):
             with ExitStack() as stack:
                 lists = []
-                for contender in plan.contenders[:: 1 if number % 2 else -1]:
+                for contender in plan.contenders:
                     name = contender.name
                     bar.update(task, description=f"round {number}: {name}, starting")
                     server = stack.enter_context(serving(contender.launch(), plan.server_cpus))
                     lists.append([(name, server, *step) for step in plan.steps[name]])
-                for name, server, step_name, step in filter(None, chain(*zip_longest(*lists))):
-                    bar.update(task, description=f"round {number}: {name}, {step_name}")
-                    results.add(name, step(server))
-                    bar.advance(task)
+                for place, row in enumerate(zip_longest(*lists), number):
+                    for name, server, step_name, step in filter(
+                        None, row[:: 1 if place % 2 else -1]
+                    ):
+                        bar.update(task, description=f"round {number}: {name}, {step_name}")
+                        results.add(name, step(server))
+                        bar.advance(task)
     return results
 
 

@@ -39,11 +39,14 @@ def test_each_step_measures_all_servers_of_a_round_in_turn() -> None:
 
         return name, measure
 
-    steps = {"a": [step("small"), step("large")], "b": [step("small")]}
+    steps = {
+        "a": [step("small"), step("large")],
+        "b": [step("small"), step("large"), step("more")],
+    }
     plan = Plan([files_server("a"), files_server("b")], steps, rounds=2, server_cpus=Cpus())
     results = run(plan, Console(quiet=True))
-    first = [("small", "a"), ("small", "b"), ("large", "a")]
-    second = [("small", "b"), ("small", "a"), ("large", "a")]
-    assert measured == [*first, *second]
-    assert results.values[RATE] == {"a": [1, 3, 5, 6], "b": [2, 4]}
+    first = [("small", "a"), ("small", "b"), ("large", "b"), ("large", "a")]
+    second = [("small", "b"), ("small", "a"), ("large", "a"), ("large", "b"), ("more", "b")]
+    assert measured == [*first, ("more", "b"), *second]
+    assert results.values[RATE] == {"a": [1, 4, 7, 8], "b": [2, 3, 5, 6, 9, 10]}
     assert not any(map(is_running, running.values()))
