@@ -46,9 +46,6 @@ SPINNING = "session.intra_op.allow_spinning"
 SPINNING_INTER = "session.inter_op.allow_spinning"
 SPINNING_STOP = "session.force_spinning_stop"
 """Whether spinning ends with the run."""
-SPINNING_US = "session.intra_op.spin_duration_us"
-BRIEFLY_US = 100
-"""Longer than most pauses between two operators, in which waking a thread takes as long."""
 FATAL_ONLY = 4
 """Failures are raised, so the library need not write them to stderr."""
 
@@ -67,7 +64,7 @@ def _named(text: str) -> str:
 class SessionPlan:
     """Options of a session to open; `threads` None means that it shares the pool of the process.
 
-    With `spins_in_runs`, threads spin briefly while a run continues, unless the model forbids it.
+    With `spins_in_runs`, threads spin while a run continues, unless the model forbids it.
     """
 
     name: str
@@ -130,7 +127,6 @@ def _set_threads(options: Any, config: ModelConfig, plan: SessionPlan) -> None:
     options.add_session_config_entry(SPINNING, str(int(spins or spins_in_runs)))
     options.add_session_config_entry(SPINNING_INTER, str(int(spins)))
     if spins_in_runs:
-        options.add_session_config_entry(SPINNING_US, str(BRIEFLY_US))
         options.add_session_config_entry(SPINNING_STOP, "1")
     options.intra_op_num_threads = plan.threads.intra
     options.inter_op_num_threads = plan.threads.inter
