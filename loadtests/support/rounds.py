@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,6 +34,8 @@ from loadtests.support.servers import (
     pinned,
     serving,
 )
+
+Each = TypeVar("Each")
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -125,14 +127,17 @@ def run(plan: Plan, console: Console) -> Results:
                     bar.update(task, description=f"round {number}: {name}, starting")
                     server = stack.enter_context(serving(contender.launch(), plan.server_cpus))
                     lists.append([(name, server, *step) for step in plan.steps[name]])
-                for place, row in enumerate(zip_longest(*lists), number):
-                    for name, server, step_name, step in filter(
-                        None, row[:: 1 if place % 2 else -1]
-                    ):
-                        bar.update(task, description=f"round {number}: {name}, {step_name}")
-                        results.add(name, step(server))
-                        bar.advance(task)
+                for name, server, step_name, step in _in_turn(lists, number):
+                    bar.update(task, description=f"round {number}: {name}, {step_name}")
+                    results.add(name, step(server))
+                    bar.advance(task)
     return results
+
+
+def _in_turn(lists: Sequence[Sequence[Each]], number: int) -> Iterator[Each]:
+    """The first element of each list, then the second of each in reverse order, and so on."""
+    for place, row in enumerate(zip_longest(*lists), number):
+        yield from filter(None, row[:: 1 if place % 2 else -1])
 
 
 def progress_bar(console: Console) -> Progress:
