@@ -153,6 +153,16 @@ class DeviceRegion:
         """Bytes [offset, offset + byte_size), which keep the region allocated."""
         raise NotImplementedError
 
+    def take(self, offset: int, data: DeviceMemory) -> DeviceMemory:
+        """The bytes from `offset` on, to which memory of the same GPU is copied; blocks.
+
+        Memory that is there already is not copied. INTERNAL if the GPU fails.
+        """
+        there = self.part(offset, len(data))
+        if there.address != data.address:
+            there.take(data)
+        return there
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

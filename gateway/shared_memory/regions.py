@@ -120,7 +120,7 @@ class SharedMemory:
         """Write an output's wire form to the start of a part; INTERNAL if it is too small.
 
         An output on a GPU may be there already: see `tensor_runtime/instance.py`. Others, such as
-        an input that a model returns, are copied over the host; this blocks.
+        an input that a model returns, are copied: within the GPU, or over the host.
         """
         located = region if region.memory is not None else self.locate(region)
         data = output.data if isinstance(output.data, DeviceMemory) else output.raw()
@@ -131,8 +131,15 @@ class SharedMemory:
                 f"shared memory size specified with the request for output '{output.name}' "
                 f"({located.byte_size} bytes) should be at least {size} bytes to hold the results",
             )
-        if not isinstance(data, DeviceMemory) or not _starts_at(data, located):
-            _memory(located).write(located.offset, output.raw())
+        memory = _memory(located)
+        if (
+            isinstance(data, DeviceMemory)
+            and isinstance(memory, CudaRegion)
+            and memory.gpu == data.gpu
+        ):
+            memory.take(located.offset, data)
+        else:
+            memory.write(located.offset, output.raw())
 
     def _of_kind(self, kind: RegionKind) -> list[SystemRegion | CudaRegion]:
         return [region for _, region in sorted(self._regions.items()) if _kind(region) is kind]
@@ -166,13 +173,6 @@ def _memory(region: SharedRegion) -> SystemRegion | CudaRegion:
     memory = region.memory
     assert isinstance(memory, SystemRegion | CudaRegion)  # noqa: S101 - only `locate` sets it
     return memory
-
-
-def _starts_at(data: DeviceMemory, region: SharedRegion) -> bool:
-    memory = _memory(region)
-    if not isinstance(memory, CudaRegion) or memory.gpu != data.gpu:
-        return False
-    return memory.part(region.offset, 0).address == data.address
 
 
 def _check_inside(region: SharedRegion, size: int) -> None:

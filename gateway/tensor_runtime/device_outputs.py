@@ -48,6 +48,4 @@ def _placed(tensor: Tensor, region: SharedRegion) -> Tensor:
         return tensor  # the runtime may have computed it on the host
     if len(data) > region.byte_size:
         return tensor
-    there = memory.part(region.offset, len(data))
-    there.take(data)
-    return replace(tensor, data=there)
+    return replace(tensor, data=memory.take(region.offset, data))

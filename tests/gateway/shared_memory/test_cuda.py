@@ -128,6 +128,18 @@ def test_an_input_that_a_model_returns_is_copied_to_its_region(
 ) -> None:
     given = host_gpu.allocate(b"last")
     regions.write(SharedRegion("r", 4, 60), Tensor("y", Datatype.UINT8, (4,), given))
+    assert host_gpu.calls.keys() & {"cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2"} == set()
+    assert bytes(memory.read()) == CONTENT[:60] + b"last"
+
+
+def test_an_input_that_a_model_returns_is_copied_to_a_region_of_another_gpu(
+    host_gpu: HostGpu, regions: SharedMemory, memory: DeviceMemory
+) -> None:
+    given = host_gpu.allocate(b"last")
+    located = regions.locate(SharedRegion("r", 4, 60))
+    assert isinstance(located.memory, cuda_region.CudaRegion)
+    located.memory.gpu = 1
+    regions.write(located, Tensor("y", Datatype.UINT8, (4,), given))
     assert bytes(memory.read()) == CONTENT[:60] + b"last"
 
 
@@ -136,7 +148,8 @@ def test_an_output_that_is_in_its_region_is_not_copied(
 ) -> None:
     there = regions.read(SharedRegion("r", 4, 60), Datatype.UINT8)
     regions.write(SharedRegion("r", 4, 60), Tensor("y", Datatype.UINT8, (4,), there))
-    assert host_gpu.calls.keys() & {"cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2"} == set()
+    copies = {"cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoDAsync_v2"}
+    assert host_gpu.calls.keys() & copies == set()
 
 
 def test_an_output_that_is_too_large_is_refused_wherever_it_lies(
