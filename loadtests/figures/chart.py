@@ -149,7 +149,8 @@ def _bars(row: Bars, line: StoredLine, top: float) -> Iterator[str]:
     full = peer or bound
     if ours is None or not full:
         return
-    yield _bar("ours", top + (4 if peer else 9), ours / full)
+    share = line.ratio(row.figure, CLAIMED) if peer else ours / full
+    yield _bar("ours", top + (4 if peer else 9), share or 0.0)
     if peer:
         yield _bar("peer", top + 14, 1)
     if bound is not None:
