@@ -15,7 +15,10 @@ E2E = "tests/e2e/"
 SHARED = ("tests/gateway/storage/unpacking/", "tests/backends/pytorch/", E2E)
 """Folders whose modules share what takes long to make or to import."""
 ENGINES = ("engines of servers", "engines", "engines of other servers")
-OTHER_SERVERS = tuple(f"{E2E}test_{name}.py" for name in ("compilers", "engine_death", "reasoning"))
+OTHER_SERVERS = tuple(
+    f"{E2E}test_{name}.py"
+    for name in ("compilers", "engine_death", "real_model", "reasoning", "slow_readers")
+)
 """Modules that do not use the servers of the others of their folder."""
 LONG = (
     *ENGINES,

@@ -1,4 +1,7 @@
-"""Three servers with the real model for all tests that need no server of their own."""
+"""Three servers for all tests that need no server of their own.
+
+The first has the model of one layer, whose tokens take the real engine a millisecond.
+"""
 
 import json
 from collections.abc import Iterator
@@ -16,10 +19,11 @@ from tests.e2e.llama import (
     Llama,
     shipped_arguments,
     stored_gguf,
-    write_laptop_settings,
+    write_laptop,
     write_llama,
 )
 from tests.e2e.shared_server import SharedServer
+from tests.one_layer import write_one_layer
 from tests.serving import Serving, write_model
 
 MAX_IN_FLIGHT = 100
@@ -70,12 +74,19 @@ def stored_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def one_layer(stored_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model of one layer."""
+    return write_one_layer(tmp_path_factory.mktemp("models") / "one-layer", stored_model)
+
+
+@pytest.fixture(scope="session")
 def shared_server(
-    stored_model: Path, tmp_path_factory: pytest.TempPathFactory
+    one_layer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
     """A server whose model has an adapter, custom metrics and limits."""
     repository = tmp_path_factory.mktemp("repository")
     arguments = {
+        "model": str(one_layer),
         "dtype": DTYPE,
         "max_num_seqs": MAX_RUNNING,
         "enable_lora": True,
@@ -94,7 +105,7 @@ def shared_server(
 def shared_other_server(
     stored_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
-    """A server without a compiler; its model has a parser of thoughts and is never restarted.
+    """A server with the real model and no compiler; it has a parser of thoughts, and no restarts.
 
     The parser reads text, and so needs no tokens that this model does not have. A second model
     needs no engine.
@@ -126,7 +137,7 @@ def shared_laptop_server(
     """A server as the first, whose model is computed by OpenVINO GenAI."""
     repository = tmp_path_factory.mktemp("repository")
     write_llama(repository, max_in_flight=MAX_IN_FLIGHT)
-    write_laptop_settings(repository, max_num_seqs=MAX_RUNNING)
+    write_laptop(repository, gguf, max_num_seqs=MAX_RUNNING)
     shared = SharedServer(repository, ("--model-config-name=laptop", *FLAGS))
     yield shared
     shared.close()

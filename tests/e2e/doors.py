@@ -1,4 +1,4 @@
-"""The doors for streams of text of the real model: how each is asked, and its text read."""
+"""The doors for streams of text of the real engine: how each is asked, and its text read."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The real model for tests: its repository, what it is asked, and how its answers are read."""
+"""Models of the real engines for tests: repositories, requests, and how answers are read."""
 
 import json
 import shutil
@@ -16,6 +16,7 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from tests.conformance.models import with_parameters
 from tests.leaving import Question
+from tests.one_layer import write_one_layer_gguf
 from tests.rpc import infer_request
 from tests.serving import ROOT, Serving
 
@@ -52,11 +53,19 @@ def write_llama(
             config.write(with_parameters(parameters))
 
 
-def write_laptop_settings(repository: Path, **settings: Any) -> None:
-    """Add settings to those of the engine for laptops, whose answers do not depend on the CPU."""
-    file = repository / "llama" / "1" / "laptop.json"
-    found = {**json.loads(file.read_text()), "properties": IN_FLOAT32, **settings}
-    file.write_text(json.dumps(found))
+def write_laptop(repository: Path, gguf: Path, **settings: Any) -> None:
+    """Have the engine for laptops serve the model of one layer, with these settings.
+
+    `gguf` is the stored file. Answers do not depend on the CPU.
+    """
+    tokenizer = default_root(ENVIRONMENT) / str(shipped_arguments()["model"]) / "tokenizer.json"
+    if not tokenizer.is_file():
+        pytest.skip("the model is not stored: run `sluice fetch`")
+    folder = repository / "llama" / "1"
+    write_one_layer_gguf(folder / "one-layer.gguf", gguf, tokenizer)
+    found = json.loads((folder / "laptop.json").read_text())
+    found |= {"model": "one-layer.gguf", "properties": IN_FLOAT32, **settings}
+    (folder / "laptop.json").write_text(json.dumps(found))
 
 
 def stored_gguf() -> Path:

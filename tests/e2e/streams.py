@@ -1,4 +1,4 @@
-"""Streams of the real model: one heard to its end by NVIDIA's client, or many at once."""
+"""Streams of a real engine: one heard to its end by NVIDIA's client, many at once, or left."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -9,9 +9,17 @@ import numpy as np
 import tritonclient.grpc
 
 from tests.conformance.clients import tensor
-from tests.e2e.figures import IN_FLIGHT
-from tests.e2e.llama import ANSWER_SECS
-from tests.leaving import Question
+from tests.e2e.figures import (
+    A_FEW_TOKENS,
+    DROPPED_SECS,
+    IN_FLIGHT,
+    WASTED,
+    changes,
+    under_way,
+    wait_at_rest,
+)
+from tests.e2e.llama import ANSWER_SECS, Llama
+from tests.leaving import WAYS, Moment, Question, Way, noticed
 from tests.raw import Connection
 from tests.rpc import StreamRpc, connected
 from tests.serving import Serving
@@ -96,3 +104,22 @@ def crowd(server: Serving, question: Question, count: int) -> Iterator[Crowd]:
             found.rpcs[-1].ask(question.message)
         server.wait_metric(IN_FLIGHT, "llama", count)
         yield found
+
+
+def ways(*moments: Moment) -> list[Way]:
+    """The ways to leave a model that is decoupled: it answers no unary gRPC request."""
+    return [way for way in WAYS if way.moment in moments and not way.unary]
+
+
+@contextmanager
+def forgotten(server: Serving, llama: Llama, clients: int = 1) -> Iterator[None]:
+    """In this block `clients` clients disconnect; soon after it only their count remains."""
+    with changes(server) as change:
+        with noticed(server, "llama", DROPPED_SECS, canceled=clients):
+            yield
+        wait_at_rest(server)
+        llama.expect_answer()
+        # The engine's numbers are those of its last step: it has made one since they left.
+        assert not under_way(server)
+    assert change["nv_inference_request_failure"] == clients
+    assert 0 <= change[WASTED] <= clients * A_FEW_TOKENS

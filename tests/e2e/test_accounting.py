@@ -1,4 +1,4 @@
-"""The work of the real model is counted: tokens, times, and the engine's own series."""
+"""The work of the real engine is counted: tokens, times, and the engine's own series."""
 
 from collections import Counter
 

@@ -8,23 +8,18 @@ from tritonclient.grpc import service_pb2
 
 from tests.e2e.conftest import MAX_IN_FLIGHT, MAX_RUNNING
 from tests.e2e.figures import (
-    A_FEW_TOKENS,
     DROPPED_SECS,
     GENERATED,
     IN_FLIGHT,
-    PROMPT_TOKENS,
     RUNNING,
     WAITING,
-    WASTED,
-    changes,
     figures,
-    under_way,
     wait_at_rest,
     wait_in_engine,
 )
-from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, Llama, every_engine, long_text, streamed
-from tests.e2e.streams import crowd
-from tests.leaving import WAYS, Moment, Question, Way, noticed
+from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, Llama, every_engine, streamed
+from tests.e2e.streams import crowd, forgotten, ways
+from tests.leaving import Moment, Question, Way
 from tests.raw import Connection
 from tests.serving import Serving, wait_until
 
@@ -32,22 +27,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
 GENERATE = "/v2/models/llama/generate"
 STALLED_SECS = 30.0
-A_LONG_PROMPT = 1000
 
 STORY = streamed("Once upon a time", **ENDLESS)
-
-
-def ways(*moments: Moment) -> list[Way]:
-    """The ways to leave a model that is decoupled: it answers no unary gRPC request."""
-    return [way for way in WAYS if way.moment in moments and not way.unary]
-
-
-@pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
-def test_leaving_while_the_engine_reads_the_prompt(server: Serving, llama: Llama, way: Way) -> None:
-    before = figures(server)[PROMPT_TOKENS]
-    with forgotten(server, llama), way.leave(server, streamed(long_text(), **ENDLESS)):
-        wait_at_rest(server)
-    assert 0 < figures(server)[PROMPT_TOKENS] - before < A_LONG_PROMPT
 
 
 @every_engine
@@ -127,20 +108,6 @@ def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
             wait_until(lambda: figures(server)[RUNNING] == MAX_RUNNING, "the engine is full")
             crowded.leave()
         wait_at_rest(server)
-
-
-@contextmanager
-def forgotten(server: Serving, llama: Llama, clients: int = 1) -> Iterator[None]:
-    """In this block `clients` clients disconnect; soon after it only their count remains."""
-    with changes(server) as change:
-        with noticed(server, "llama", DROPPED_SECS, canceled=clients):
-            yield
-        wait_at_rest(server)
-        llama.expect_answer()
-        # The engine's numbers are those of its last step: it has made one since they left.
-        assert not under_way(server)
-    assert change["nv_inference_request_failure"] == clients
-    assert 0 <= change[WASTED] <= clients * A_FEW_TOKENS
 
 
 @contextmanager

@@ -1,25 +1,17 @@
-"""A chat with the real model: every way to ask, and its answers."""
+"""A chat with a real engine: every way to ask, and its answers."""
 
 import asyncio
 import json
-import re
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.conformance.clients import connect, text
-from tests.e2e.figures import IN_FLIGHT
 from tests.e2e.llama import (
     ANSWER,
     ANSWER_SECS,
-    ENDLESS,
     FRANCE,
     GREEDY,
     QUESTION,
@@ -27,16 +19,12 @@ from tests.e2e.llama import (
     events,
     every_engine,
     joined,
-    long_text,
-    streamed,
 )
 from tests.e2e.streams import STREAM, hear
-from tests.raw import Connection
-from tests.serving import ROOT, Serving
+from tests.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240), every_engine]
 
-README = (ROOT / "README.md").read_text()
 CONVERSATION = text("messages", json.dumps(QUESTION))
 FLAGS = dict.fromkeys(
     (
@@ -48,8 +36,6 @@ FLAGS = dict.fromkeys(
 LAST_DIGITS = 1e-4
 STREAMS = 8
 SHORT = {**GREEDY, "max_tokens": 16}
-# Of the time in which the engine reads a long prompt, for one token of another stream.
-LARGEST_PART = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -59,40 +45,6 @@ def prompt(server: Serving) -> str:
         echoed = str(llama.generate(**FRANCE, exclude_input_in_output=False)["text_output"])
     assert echoed.endswith(ANSWER)
     return echoed.removesuffix(ANSWER)
-
-
-# The README.
-
-
-def test_the_curl_line_of_the_readme_streams_the_answer_it_shows(server: Serving) -> None:
-    line = code("sh", "curl").replace("localhost:8000", server.http)
-    written = run("bash", "-c", line)
-    shown = README.partition("```\ndata: ")[2].partition("\n")[0]
-    assert written.partition("\n")[0] == f"data: {shown}"
-    assert joined(events(written)) == ANSWER
-
-
-def test_the_grpc_example_of_the_readme_prints_an_answer(server: Serving) -> None:
-    before = server.metric("nv_inference_request_success", "llama")
-    program = code("python", "tritonclient.grpc").replace("localhost:8001", server.grpc)
-    assert run(sys.executable, "-c", program).strip()
-    assert server.metric("nv_inference_request_success", "llama") == before + 1
-
-
-def code(language: str, word: str) -> str:
-    """The block of code in the README that has this word."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    (found,) = [each for each in blocks if word in each]
-    return str(found)
-
-
-def run(*command: str) -> str:
-    """The output of a program; it must end well."""
-    ended = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=ANSWER_SECS
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 # Ways to ask.
@@ -273,27 +225,6 @@ async def test_eight_streams_at_once_each_have_their_own_answer(
     assert [{event["id"] for event in found} for found in together] == [
         {each["id"]} for each in asked
     ]
-
-
-def test_a_long_prompt_does_not_hold_up_the_streams_of_others(server: Serving) -> None:
-    path = "/v2/models/llama/generate_stream"
-    with (
-        Connection(server.ports["http"]) as first,
-        Connection(server.ports["http"]) as second,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        first.ask(path, streamed("Once upon a time", **ENDLESS).body)
-        first.head()
-        times = [time.monotonic()]
-        second.ask(path, streamed(long_text(), **ENDLESS).body)
-        prompt_read = pool.submit(lambda: second.head() and second.chunk())
-        while not prompt_read.done():
-            assert first.chunk()
-            times.append(time.monotonic())
-        assert prompt_read.result()
-    longest_gap = max(after - before for before, after in pairwise(times))
-    assert longest_gap < (times[-1] - times[0]) * LARGEST_PART
-    server.wait_metric(IN_FLIGHT, "llama", 0)
 
 
 def counting(start: int) -> str:

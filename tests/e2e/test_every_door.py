@@ -55,10 +55,10 @@ def conversation(topic: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def reference(stored_model: Path) -> Iterator[dict[str, Answer]]:
+def reference(one_layer: Path) -> Iterator[dict[str, Answer]]:
     """The answers of vLLM's own server."""
     flags = (*read_model(SHIPPED, gateway_defaults()).flags, "--dtype", DTYPE)
-    own = servers.vllm("llama", flags).launch()
+    own = servers.vllm("llama", (*flags, "--model", str(one_layer))).launch()
     with launched(own, frozenset()) as server, _client(server.ports.http) as client:
         yield ask_all(TOPICS, lambda topic: _whole(client, topic))
 

@@ -1,4 +1,4 @@
-"""litellm, which speaks OpenAI's API and Triton's, and the real model."""
+"""litellm, which speaks OpenAI's API and Triton's, and the real engine."""
 
 import json
 import os

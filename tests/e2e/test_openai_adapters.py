@@ -1,4 +1,4 @@
-"""Adapters of the real model by OpenAI's own client: each is a model of its own name."""
+"""Adapters of a model by OpenAI's own client: each is a model of its own name."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,7 +56,7 @@ def test_an_adapter_answers_otherwise_than_its_model(client: openai.OpenAI) -> N
 
 
 def test_completions_and_responses_know_the_adapter_too(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"prompt": "The sky is", "max_tokens": 8, "temperature": 0}
+    asked: dict[str, Any] = {"prompt": "The sky was", "max_tokens": 8, "temperature": 0}
     odd, plain = (client.completions.create(model=model, **asked) for model in ("odd", "llama"))
     assert odd.choices[0].text != plain.choices[0].text
     responded = client.responses.create(

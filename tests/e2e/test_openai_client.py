@@ -1,4 +1,4 @@
-"""OpenAI's own client and the real model: what applications do with it."""
+"""OpenAI's own client and the real engine: what applications do with it."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ ENDLESS: dict[str, Any] = {
     "temperature": 1,
     "extra_body": {"ignore_eos": True},
 }
-TOOLS: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 60}
+TOOLS: dict[str, Any] = {"tools": [WEATHER], "max_tokens": 120}
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_log_probabilities_come_with_each_token(client: openai.OpenAI) -> None:
 
 def test_completions_and_responses_answer_too(client: openai.OpenAI) -> None:
     completed = client.completions.create(
-        model="llama", prompt="One, two, three,", max_tokens=4, temperature=0
+        model="llama", prompt="The capital of France", max_tokens=4, temperature=0
     )
-    assert completed.choices[0].text.strip().startswith("four")
+    assert completed.choices[0].text == " is Paris."
     responded = client.responses.create(
         model="llama", input=QUESTION[0]["content"], max_output_tokens=32, temperature=0
     )

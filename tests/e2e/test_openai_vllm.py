@@ -1,4 +1,4 @@
-"""OpenAI's requests to the real model by the doors of v2: what /v1 can, they can."""
+"""OpenAI's requests to the real engine by the doors of v2: what /v1 can, they can."""
 
 import json
 from typing import Any

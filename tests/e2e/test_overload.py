@@ -1,4 +1,4 @@
-"""More requests than the real model accepts."""
+"""More requests than the real engine accepts."""
 
 import time
 

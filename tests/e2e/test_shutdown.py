@@ -1,4 +1,4 @@
-"""Shutdown of a server while the real model works."""
+"""Shutdown of a server while the real engine works."""
 
 import time
 from typing import Any

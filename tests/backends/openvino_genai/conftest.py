@@ -1,4 +1,4 @@
-"""A server with the real engine and SmolLM2 as a GGUF of 8-bit weights."""
+"""A server with the real engine and the model of one layer as a GGUF."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.llama import SHIPPED, Llama, stored_gguf, write_laptop_settings
+from tests.e2e.llama import SHIPPED, Llama, stored_gguf, write_laptop
 from tests.serving import Serving, serving
 
 BLOCKS = 96
@@ -21,10 +21,10 @@ def gguf() -> Path:
 
 @pytest.fixture(scope="module")
 def repository(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped model with the config for laptops and a small cache."""
+    """The shipped config for laptops with that model and a small cache."""
     found = tmp_path_factory.mktemp("repository")
     shutil.copytree(SHIPPED, found / "llama")
-    write_laptop_settings(found, num_kv_blocks=BLOCKS)
+    write_laptop(found, gguf, num_kv_blocks=BLOCKS)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
 from tests.e2e.llama import ANSWER, FRANCE, GREEDY, QUESTION, Llama
+from tests.one_layer import write_one_layer_gguf
 from tests.serving import serving, write_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -19,36 +20,35 @@ OTHER_ENDS, PARIS = (0, 2), 7042
 OF_TRANSFORMERS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
-@pytest.fixture
-def exported(gguf: Path, tmp_path: Path) -> Path:
-    """The same weights as a graph, and the tokenizer of transformers."""
+@pytest.fixture(scope="module")
+def exported(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of one layer as a graph, and the tokenizer of transformers."""
     for package in ("transformers", "openvino_tokenizers"):
         pytest.importorskip(package)
     original = default_root(ENVIRONMENT) / "smollm2-135m-instruct"
     if not (original / "tokenizer.json").is_file():
         pytest.skip("the model is not stored: run `sluice fetch smollm2-135m-instruct`")
-    folder = tmp_path / "exported"
-    folder.mkdir()
-    _save_graph(gguf, folder)
+    folder = tmp_path_factory.mktemp("exported")
+    _save_graph(gguf, original / "tokenizer.json", folder)
     _save_tokenizer(original, folder)
     for name in OF_TRANSFORMERS:
         shutil.copy(original / name, folder)
     return folder
 
 
-def _save_graph(gguf: Path, folder: Path) -> None:
+def _save_graph(gguf: Path, tokenizer: Path, folder: Path) -> None:
     genai: Any = importlib.import_module("openvino_genai")
-    link = folder / "model.gguf"
-    link.symlink_to(gguf)
+    file = folder / "model.gguf"
+    write_one_layer_gguf(file, gguf, tokenizer)
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = 1
     genai.ContinuousBatchingPipeline(
-        str(link),
+        str(file),
         scheduler_config=scheduler,
         device="CPU",
         properties={"enable_save_ov_model": True},
     )
-    link.unlink()
+    file.unlink()
 
 
 def _save_tokenizer(original: Path, folder: Path) -> None:
@@ -67,7 +67,7 @@ def repository(exported: Path, tmp_path: Path) -> Path:
     write_model(repository, "llama", 'backend: "openvino_genai"\n')
     settings = '{"model": "weights", "num_kv_blocks": 300}'
     (repository / "llama" / "1" / "model.json").write_text(settings)
-    shutil.move(exported, repository / "llama" / "1" / "weights")
+    shutil.copytree(exported, repository / "llama" / "1" / "weights")
     return repository
 
 

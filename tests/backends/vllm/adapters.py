@@ -1,11 +1,11 @@
-"""Adapters of the real model."""
+"""Adapters of the model of one layer."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-LAYERS, WIDTH = 30, 576
+from tests.one_layer import LAYERS, WIDTH
 
 
 def write_adapter(folder: Path, rank: int) -> str:

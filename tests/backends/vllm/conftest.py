@@ -1,4 +1,4 @@
-"""The real engine with the real model, as a backend's caller sees it."""
+"""The real engine with a model of one layer, as a caller of the backend sees it."""
 
 import asyncio
 import json
@@ -25,6 +25,7 @@ from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.backends.vllm.adapters import write_adapter
 from tests.backends.vllm.processes import engine_processes
+from tests.one_layer import write_one_layer
 
 MODEL = "smollm2-135m-instruct"
 CONTEXT = 1024
@@ -189,7 +190,13 @@ def store() -> Path:
 
 
 @pytest.fixture(scope="session")
-def write(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Write:
+def one_layer(store: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the model of one layer."""
+    return str(write_one_layer(tmp_path_factory.mktemp("models") / "one-layer", store / MODEL))
+
+
+@pytest.fixture(scope="session")
+def write(store: Path, one_layer: str, tmp_path_factory: pytest.TempPathFactory) -> Write:
     """Write a model's files, and make what its backend is given to load it."""
 
     def written(
@@ -202,7 +209,7 @@ def write(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Write:
         folder = tmp_path_factory.mktemp(name) / "1"
         folder.mkdir()
         engine = {
-            "model": MODEL,
+            "model": one_layer,
             "enforce_eager": True,
             "kv_cache_memory_bytes": 512 << 20,
             "max_model_len": CONTEXT,

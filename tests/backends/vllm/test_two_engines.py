@@ -12,6 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import Usage
 from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.conftest import ANSWER, Llama, ask, engine_marks, numbers, openai, strings
+from tests.one_layer import WIDTH
 
 pytestmark = engine_marks
 
@@ -51,7 +52,7 @@ async def test_an_embedding_is_one_response_with_a_vector(
     request = ask(None, embedding_request={"input": given}, **COUNTS)
     (response,) = await both[1].answers(request)
     vector = json.loads(strings(response, "text_output")[0])
-    assert len(vector) == 576
+    assert len(vector) == WIDTH
     assert sum(value * value for value in vector) == pytest.approx(1, abs=1e-2)
     assert numbers(response, "num_input_tokens") == [tokens]
     assert numbers(response, "num_output_tokens") == [0]

@@ -212,7 +212,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
 async def test_an_engine_that_does_not_start_names_its_last_error_and_leaves_nothing(
     write: Write,
 ) -> None:
-    context = write(kv_cache_memory_bytes=1_000_000, api_server_count=CLIENTS)
+    context = write(kv_cache_memory_bytes=1000, api_server_count=CLIENTS)
     error = await leaves_nothing(context, InferenceError)
     assert error.startswith("model 'llama': its engine did not start: ValueError: No avail")
 

@@ -13,7 +13,7 @@ ENDED_SECS = 60.0
 """It imports all of vLLM first."""
 
 
-def exit_code(server: int, folder: Path | None = None) -> int:
+def exit_code(server: int, folder: Path) -> int:
     """Of a client that has been started by this process and hears nothing."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -27,15 +27,14 @@ def exit_code(server: int, folder: Path | None = None) -> int:
         process.kill()
 
 
-def test_a_client_exits_when_its_connection_ends_before_the_first_message() -> None:
-    assert exit_code(os.getpid()) == 0
+def test_a_client_ends_whose_server_is_gone_before_it_can_look(tmp_path: Path) -> None:
+    assert exit_code(os.getppid(), tmp_path) == EXIT_CODE
 
 
-def test_a_client_ends_whose_server_is_gone_before_it_can_look() -> None:
-    assert exit_code(os.getppid()) == EXIT_CODE
-
-
-def test_a_client_imports_no_file_of_the_working_directory(tmp_path: Path) -> None:
+def test_a_client_exits_with_its_connection_and_imports_no_file_of_the_working_directory(
+    tmp_path: Path,
+) -> None:
+    """Its connection ends before the first message."""
     (tmp_path / "gateway").mkdir()
     for name in ("json.py", "uvloop.py", "gateway/__init__.py"):
         (tmp_path / name).write_text("raise SystemExit('imported from the working directory')")
