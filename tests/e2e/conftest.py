@@ -38,6 +38,8 @@ FLAGS = (
     "--metrics-config=histogram_latencies=true",
 )
 
+PATIENT = ("--send-timeout-secs=600",)
+"""Clients that read slowly stay, also where the engine is slow because others use its CPUs."""
 ADAPTER = "odd"
 FOLDER = Path(__file__).parent
 LAST = ("ended_server", "ended_other_server")
@@ -114,7 +116,7 @@ def shared_other_server(
     write_llama(repository, reasoning_parser="olmo3", restart_tries=0)
     write_model(repository, "echo", identity("BYTES", "1"))
     cache = tmp_path_factory.mktemp("cache")
-    shared = SharedServer(repository, environment=environment("no-such-compiler", cache))
+    shared = SharedServer(repository, PATIENT, environment("no-such-compiler", cache))
     yield shared
     shared.close()
 

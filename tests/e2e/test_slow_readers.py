@@ -1,6 +1,6 @@
 """Clients of diverted streams of the real engine that read slowly.
 
-Their server has no send timeout, which would drop them.
+The send timeout of their server is long: it would drop them.
 """
 
 import threading

@@ -48,17 +48,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     A client that does not send the bytes that it owes within `limits` gets 408, or is dropped
     where no response is possible. No limit runs while a request is being answered.
+
+    Clients repeat the head of a request, byte for byte: a request whose head is that of the
+    last one, and which arrives as a whole, is begun without the parser, with a copy of its scope.
     """
 
     # Python shares the keys of up to 30 attributes among instances; uvicorn's protocol has 29.
     __slots__ = (
         "_answered",
         "_begin",
+        "_begun",
         "_deadline",
         "_framing_bytes",
         "_has_begun",
         "_head_bytes",
         "_in_head",
+        "_known_bytes",
+        "_known_head",
         "_limits",
         "_on_disconnect",
         "_receiving",
@@ -80,6 +86,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._begin = begin
         self._unstarted: tuple[RequestResponseCycle, Any] | None = None
+        self._begun = False
+        self._known_head = b""
+        self._known_bytes = -1
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._send_timeout_secs = send_timeout_secs
         self._limits = limits
@@ -190,6 +199,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
+        self._begun = False
+        self._known_bytes = -1
         self._deadline.since = self.loop.time()
         self.scope["state"] = {
             SEND_PIECE: self._send_piece,
@@ -222,6 +233,43 @@ class BoundedProtocol(HttpToolsProtocol):
         start = super()._start_asgi_task
         if cycle.more_body or self._begin is None or not self._begin(cycle, partial(start, cycle)):
             start(cycle, app)
+        else:
+            self._begun = True
+
+    def _learn(self, data: bytes, head_bytes: int) -> None:
+        """Know the head of a request that was begun, if `data` is this request and nothing else."""
+        length = b"%d" % (len(data) - head_bytes)
+        if (b"content-length", length) in self.headers and not self.expect_100_continue:
+            self._known_head, self._known_bytes = data[:head_bytes], len(data)
+
+    def _repeats(self, data: bytes) -> bool:
+        """Begin the request, if it is whole and has the head of the last one."""
+        last, head = self.cycle, self._known_head
+        if not last.response_complete or self._has_begun or not data.startswith(head):
+            return False
+        if self.transport.is_closing():
+            return False
+        self.scope = scope = last.scope.copy()
+        scope["headers"] = self.headers = self.headers.copy()
+        scope["state"] = scope["state"].copy()
+        self.cycle = self._answered = cycle = RequestResponseCycle(
+            scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            self.access_log,
+            last.default_headers,
+            Signal(),  # type: ignore[arg-type]
+            expect_100_continue=False,
+            keep_alive=last.keep_alive,
+            on_response=last.on_response,
+        )
+        cycle.body += memoryview(data)[len(head) :]
+        cycle.more_body = False
+        cycle.message_event.set()
+        self._start(cycle, self.app)
+        return True
 
     def _begin_stream(self) -> None:
         """Replace the event of a request whose body has been read: an event takes 760 bytes."""
@@ -286,12 +334,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
+            if len(data) == self._known_bytes and self._repeats(data):
+                return
+            is_first = not self._has_begun
             end = data.find(HEAD_END)
             if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
                 data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
             if len(data) <= MAX_HEAD_BYTES - self._head_bytes and not self.transport.is_closing():
                 self._head_bytes += len(data)
                 super().data_received(data)  # as `_feed` does, without a call for each request
+                if self._begun and is_first:
+                    self._learn(data, end + len(HEAD_END))
                 data = b""
         while data and not self.transport.is_closing():
             data = data[self._feed(data) :]

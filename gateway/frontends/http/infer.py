@@ -37,6 +37,7 @@ from gateway.frontends.http.infer_response import (
 )
 from gateway.frontends.http.request_scope import (
     IDEMPOTENCY_KEY,
+    KNOWN_HEAD,
     NO_STATE,
     REPLAYED,
     SEND_WHOLE,
@@ -75,15 +76,21 @@ AS_JSON = (b"content-type", JSON.encode())
 AS_BINARY = (b"content-type", b"application/octet-stream")
 
 
+class _Head(NamedTuple):
+    """The model, the requested version and the headers of a request."""
+
+    model: str
+    version: str
+    headers: dict[bytes, bytes]
+
+
 class _Call(NamedTuple):
     """One request before its body is read."""
 
     scope: Scope
     receive: Receive
-    model: str
-    version: str
+    head: _Head
     received_ns: int
-    headers: dict[bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -142,7 +149,8 @@ class InferRoute:
         elif scope["method"] != "POST":
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
-            call = _Call(scope, receive, model, version, received_ns, dict(scope["headers"]))
+            head = _Head(model, version, dict(scope["headers"]))
+            call = _Call(scope, receive, head, received_ns)
             try:
                 answer = await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
@@ -154,15 +162,12 @@ class InferRoute:
         received_ns = time.perf_counter_ns()
         scope: Any = cycle.scope
         receive: Any = cycle.receive
-        found = PATH.fullmatch(scope["path"])
-        if found is None or scope["method"] != "POST":
+        state: RequestState = scope["state"]
+        head: _Head | None = state.get(KNOWN_HEAD) or _head_without_task(scope)
+        if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
-        if not self._dataplane.begins_without_task(len(cycle.body)):
-            return False
-        (model, version), headers = found.groups(""), dict(scope["headers"])
-        if not WITH_TASK.isdisjoint(headers) or (version and not is_version(version)):
-            return False
-        call = _Call(scope, receive, model, version, received_ns, headers)
+        state[KNOWN_HEAD] = head
+        call = _Call(scope, receive, head, received_ns)
         try:
             self._begin(call, cycle, start)
         except Exception as error:  # noqa: BLE001 - around one request in a frontend
@@ -170,11 +175,11 @@ class InferRoute:
         return True
 
     def _begin(self, call: _Call, cycle: RequestResponseCycle, start: Start) -> None:
-        model = self._dataplane.model(call.model, call.version)
+        model = self._dataplane.model(call.head.model, call.head.version)
         if model.decoupled:
             raise _decoupled()
         body, cycle.body = cycle.body, bytearray()  # an idle connection keeps no body
-        parts = divide(body, header_length(call.headers), self._limit)
+        parts = divide(body, header_length(call.head.headers), self._limit)
         request, forms = self._decode(call, model, parts)
         stream = self._dataplane.infer(request, model)
         begun = _BegunInfer(stream, self, call, cycle, start, model, request.id, forms)
@@ -199,24 +204,24 @@ class InferRoute:
 
     async def _answer(self, call: _Call) -> _Answer | Response:
         changes = self._dataplane.changes
-        model = self._dataplane.model(call.model, call.version)
+        model = self._dataplane.model(call.head.model, call.head.version)
         if model.decoupled:
             raise _decoupled()
-        encoding = call.headers.get(b"content-encoding", b"").decode("latin-1")
+        encoding = call.head.headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
             return _unknown_encoding()
         body = await read_infer_body(
-            call.receive, call.headers, encoding, self._limit, self._threads
+            call.receive, call.head.headers, encoding, self._limit, self._threads
         )
         if changes != self._dataplane.changes:
             # Reading may take long: the model that is ready now gets the request.
-            model = self._dataplane.model(call.model, call.version)
+            model = self._dataplane.model(call.head.model, call.head.version)
         header, binary = body
         if len(binary) > LARGE_BYTES or (header is not None and len(header) > LARGE_BYTES):
             request, forms = await self._decoded_apart(call, model, body)
         else:
             request, forms = self._decode(call, model, body)
-        if KEY_HEADER in call.headers:
+        if KEY_HEADER in call.head.headers:
             reader = await self._infer_once(call, model, request, body)
             return await self._answer_once(call, reader, forms)
         stream = self._submit(call, model, request)
@@ -248,7 +253,7 @@ class InferRoute:
         else:
             encoded = self._encoder.encode(*answered)
         answer = _answer(encoded)
-        accepts = call.headers.get(b"accept-encoding")
+        accepts = call.head.headers.get(b"accept-encoding")
         encoding = accepted(accepts.decode("latin-1")) if accepts else IDENTITY
         if encoding != IDENTITY:
             compressed = await compress(encoding, answer.parts, self._threads)
@@ -296,7 +301,7 @@ class InferRoute:
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
         forwarded = self._filter.of(call.scope) if self._filter.on else ()
-        target = Target(model.config, call.version, forwarded, call.received_ns)
+        target = Target(model.config, call.head.version, forwarded, call.received_ns)
         header, binary = body
         if header is None:
             return self._decoder.decode_raw(target, binary)
@@ -331,6 +336,17 @@ class _BegunInfer(BegunRequest[ASGIApp]):
             self.start(answer)
         else:
             write_whole(cycle, answer.headers, answer.parts)
+
+
+def _head_without_task(scope: Scope) -> _Head | None:
+    """The head of an inference; None if its response needs a task, or for other requests."""
+    found = PATH.fullmatch(scope["path"])
+    if found is None or scope["method"] != "POST":
+        return None
+    (model, version), headers = found.groups(""), dict(scope["headers"])
+    if not WITH_TASK.isdisjoint(headers) or not is_version(version):
+        return None
+    return _Head(model, version, headers)
 
 
 def _answer(encoded: EncodedResponse) -> _Answer:

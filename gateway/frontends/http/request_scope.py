@@ -7,7 +7,7 @@ header by header and writes them one by one, and each passes every layer of the 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Protocol, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -52,13 +52,15 @@ SEND_WHOLE: Final = "send_whole"
 SEND_PIECE: Final = "send_piece"
 WRITE_PIECE: Final = "write_piece"
 HEADER_NAMES: Final = "header_names"
+KNOWN_HEAD: Final = "known_head"
 
 
 class RequestState(TypedDict, total=False):
     """`scope["state"]` of a request. Connections of ours offer all of it, other servers nothing.
 
     `header_names` are the names of the request's headers as the client wrote them, in order, if a
-    model may get them. `begin_stream` gives back what only short answers need.
+    model may get them. `begin_stream` gives back what only short answers need. `known_head` is what
+    a route has found in the head of the request; the next request with the same head has it, too.
     """
 
     watch: Watch
@@ -67,6 +69,7 @@ class RequestState(TypedDict, total=False):
     send_piece: SendPiece
     write_piece: WritePiece
     header_names: Sequence[bytes]
+    known_head: Any
 
 
 NO_STATE: RequestState = {}
