@@ -232,6 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unstarted = None
         start = super()._start_asgi_task
         if cycle.more_body or self._begin is None or not self._begin(cycle, partial(start, cycle)):
+            self._known_bytes = -1  # an application may change the scope
             start(cycle, app)
         else:
             self._begun = True

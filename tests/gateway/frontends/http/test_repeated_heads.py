@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 
+from gateway.dataplane import DataPlane
 from gateway.frontends.http.connection import BoundedProtocol
 from gateway.messages import InferResponse
 from tests.builders import Execution, ScriptedInstance, soon
@@ -157,3 +158,16 @@ async def test_an_unlike_body_of_the_same_length_has_its_own_answer(serve: Serve
             assert (await answer_of(reader)).startswith(b"HTTP/1.1 500 ")
         writer.write(REQUESTS["json"])
         assert (await answer_of(reader)).endswith(ANSWER.encode())
+
+
+async def test_a_scope_that_an_application_has_had_is_not_copied(
+    serve: Serve, parsed: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = iter([True, False, False, True, True])
+    monkeypatch.setattr(DataPlane, "begins_without_task", lambda *_: next(begins))
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        for number in range(5):
+            writer.write(asked(number))
+            assert id_of(await answer_of(reader)) == number
+    assert len(parsed) == 3
