@@ -75,10 +75,6 @@ GGUF_NAMES = {
     "mlp.down_proj": "blk.0.ffn_down",
 }
 MOSTLY_F16 = 1
-OF_THE_WRITER = {
-    *("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count"),
-    *("general.architecture", "general.file_type"),
-}
 
 
 def write_one_layer(folder: Path, real: Path) -> Path:
@@ -98,6 +94,8 @@ def write_one_layer(folder: Path, real: Path) -> Path:
 def write_one_layer_gguf(file: Path, real: Path, tokenizer: Path) -> None:
     """Write the same as a GGUF, with the metadata of the `real` one; it has that tokenizer."""
     from gguf import GGUFReader, GGUFWriter
+
+    from gateway.storage.unpacking.gguf_q8 import OF_THE_WRITER
 
     writer = GGUFWriter(file, "llama")
     writer.add_file_type(MOSTLY_F16)

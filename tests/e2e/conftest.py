@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import ENVIRONMENT
-from gateway.storage.store import default_root
 from tests.backends.vllm.adapters import write_adapter
 from tests.conformance.models import identity
 from tests.e2e.llama import (
     DTYPE,
     Llama,
-    shipped_arguments,
+    stored_folder,
     stored_gguf,
     write_laptop,
     write_llama,
@@ -38,8 +36,6 @@ FLAGS = (
     "--metrics-config=histogram_latencies=true",
 )
 
-PATIENT = ("--send-timeout-secs=600",)
-"""Clients that read slowly stay, also where the engine is slow because others use its CPUs."""
 ADAPTER = "odd"
 FOLDER = Path(__file__).parent
 LAST = ("ended_server", "ended_other_server")
@@ -68,11 +64,7 @@ def stored_model() -> Path:
     """The folder of the model; without it, or without vLLM, the tests are skipped."""
     if find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
-    model = str(shipped_arguments()["model"])
-    folder = default_root(ENVIRONMENT) / model
-    if not (folder / "config.json").is_file():
-        pytest.skip(f"the model is not stored: run `sluice fetch {model}`")
-    return folder
+    return stored_folder()
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +108,7 @@ def shared_other_server(
     write_llama(repository, reasoning_parser="olmo3", restart_tries=0)
     write_model(repository, "echo", identity("BYTES", "1"))
     cache = tmp_path_factory.mktemp("cache")
-    shared = SharedServer(repository, PATIENT, environment("no-such-compiler", cache))
+    shared = SharedServer(repository, environment=environment("no-such-compiler", cache))
     yield shared
     shared.close()
 

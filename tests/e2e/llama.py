@@ -58,14 +58,20 @@ def write_laptop(repository: Path, gguf: Path, **settings: Any) -> None:
 
     `gguf` is the stored file. Answers do not depend on the CPU.
     """
-    tokenizer = default_root(ENVIRONMENT) / str(shipped_arguments()["model"]) / "tokenizer.json"
-    if not tokenizer.is_file():
-        pytest.skip("the model is not stored: run `sluice fetch`")
     folder = repository / "llama" / "1"
-    write_one_layer_gguf(folder / "one-layer.gguf", gguf, tokenizer)
+    write_one_layer_gguf(folder / "one-layer.gguf", gguf, stored_folder() / "tokenizer.json")
     found = json.loads((folder / "laptop.json").read_text())
     found |= {"model": "one-layer.gguf", "properties": IN_FLOAT32, **settings}
     (folder / "laptop.json").write_text(json.dumps(found))
+
+
+def stored_folder() -> Path:
+    """The folder of the model; without it the test is skipped."""
+    model = str(shipped_arguments()["model"])
+    folder = default_root(ENVIRONMENT) / model
+    if not (folder / "config.json").is_file():
+        pytest.skip(f"the model is not stored: run `sluice fetch {model}`")
+    return folder
 
 
 def stored_gguf() -> Path:

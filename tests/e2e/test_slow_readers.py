@@ -1,6 +1,6 @@
 """Clients of diverted streams of the real engine that read slowly.
 
-The send timeout of their server is long: it would drop them.
+Their server has the default send timeout: the short one of the other server would drop them.
 """
 
 import threading

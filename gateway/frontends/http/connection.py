@@ -50,7 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
     where no response is possible. No limit runs while a request is being answered.
 
     Clients repeat the head of a request, byte for byte: a request whose head is that of the
-    last one, and which arrives as a whole, is begun without the parser, with a copy of its scope.
+    last one, and which arrives as a whole, is begun without the parser, with the same scope.
     """
 
     # Python shares the keys of up to 30 attributes among instances; uvicorn's protocol has 29.
@@ -250,11 +250,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         if self.transport.is_closing():
             return False
-        self.scope = scope = last.scope.copy()
-        scope["headers"] = self.headers = self.headers.copy()
-        scope["state"] = scope["state"].copy()
         self.cycle = self._answered = cycle = RequestResponseCycle(
-            scope,
+            last.scope,
             self.transport,
             self.flow,
             self.logger,

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import ENVIRONMENT
-from gateway.storage.store import default_root
-from tests.e2e.llama import ANSWER, FRANCE, GREEDY, QUESTION, Llama
+from tests.e2e.llama import ANSWER, FRANCE, GREEDY, QUESTION, Llama, stored_folder
 from tests.one_layer import write_one_layer_gguf
 from tests.serving import serving, write_model
 
@@ -25,9 +23,7 @@ def exported(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of one layer as a graph, and the tokenizer of transformers."""
     for package in ("transformers", "openvino_tokenizers"):
         pytest.importorskip(package)
-    original = default_root(ENVIRONMENT) / "smollm2-135m-instruct"
-    if not (original / "tokenizer.json").is_file():
-        pytest.skip("the model is not stored: run `sluice fetch smollm2-135m-instruct`")
+    original = stored_folder()
     folder = tmp_path_factory.mktemp("exported")
     _save_graph(gguf, original / "tokenizer.json", folder)
     _save_tokenizer(original, folder)

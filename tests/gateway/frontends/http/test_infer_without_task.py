@@ -19,7 +19,15 @@ from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.request_scope import WATCH, TracedApp
 from gateway.messages import InferResponse
 from gateway.threads import LARGE_BYTES
-from tests.builders import DECOUPLED, LoadedModels, ScriptedInstance, settle, soon, uncollected
+from tests.builders import (
+    DECOUPLED,
+    Execution,
+    LoadedModels,
+    ScriptedInstance,
+    settle,
+    soon,
+    uncollected,
+)
 from tests.conftest import Serve
 from tests.gateway.frontends.http.connections import Connection
 from tests.gateway.frontends.http.test_infer import (
@@ -95,6 +103,12 @@ async def served(*models: Any) -> AsyncIterator[Served]:
     finally:
         found.close()
         await soon(serving)
+
+
+def give_back(execution: Execution) -> None:
+    """Answer with the inputs of the request."""
+    execution.answer(InferResponse(outputs=execution.requests[0].inputs, final=True))
+    execution.end()
 
 
 async def answer_of(reader: asyncio.StreamReader) -> bytes:
@@ -241,8 +255,7 @@ async def test_a_client_that_reads_nothing_is_waited_for(serve: Serve) -> None:
     begun = Begun(app_of(serve(instance, config=ECHO)))
     execution = await instance.begun()
     begun.connection.flow.pause_writing()
-    execution.answer(InferResponse(outputs=execution.requests[0].inputs, final=True))
-    execution.end()
+    give_back(execution)
     await settle()
     running = asyncio.create_task(begun.run())
     await settle()
@@ -258,8 +271,7 @@ async def test_a_defect_is_answered_and_logged(
     instance = ScriptedInstance()
     begun = Begun(app_of(serve(instance, config=ECHO)))
     execution = await instance.begun()
-    execution.answer(InferResponse(outputs=execution.requests[0].inputs, final=True))
-    execution.end()
+    give_back(execution)
     await settle()
     answer = await begun.run()
     assert answer.startswith(b"HTTP/1.1 500 ")

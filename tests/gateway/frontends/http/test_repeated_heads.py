@@ -2,20 +2,21 @@
 
 import asyncio
 import json
+from collections.abc import Iterable
 from itertools import permutations
 
 import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.connection import BoundedProtocol
-from gateway.messages import InferResponse
-from tests.builders import Execution, ScriptedInstance, soon
+from tests.builders import ScriptedInstance, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.http.test_infer import ANSWER, ASK, ECHO, PATH, echo
 from tests.gateway.frontends.http.test_infer_without_task import (
     PAUSE_SECS,
     REQUESTS,
     answer_of,
+    give_back,
     served,
 )
 from tests.raw import post
@@ -42,14 +43,17 @@ def asked(number: int, *headers: str) -> bytes:
     return post(PATH, json.dumps({"id": f"{number}", **ASK}).encode(), *headers)
 
 
-def answer(execution: Execution) -> None:
-    """Answer with the input of the request."""
-    execution.answer(InferResponse(outputs=execution.requests[0].inputs, final=True))
-    execution.end()
-
-
 def id_of(response: bytes) -> int:
     return int(json.loads(response.partition(b"\r\n\r\n")[2])["id"])
+
+
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: Iterable[bytes]
+) -> None:
+    """Send requests one after the other; each response has the id of its request, from 0 on."""
+    for number, request in enumerate(requests):
+        writer.write(request)
+        assert id_of(await answer_of(reader)) == number
 
 
 async def test_requests_with_the_same_head_are_parsed_once(
@@ -57,12 +61,9 @@ async def test_requests_with_the_same_head_are_parsed_once(
 ) -> None:
     async with served(serve(echo(), config=ECHO)) as server:
         reader, writer = await server.connect()
-        for number in range(5):
-            writer.write(asked(number))
-            assert id_of(await answer_of(reader)) == number
+        await exchange(reader, writer, map(asked, range(5)))
         assert len(parsed) == 1
-        writer.write(asked(5, "X-Other: 1"))
-        assert id_of(await answer_of(reader)) == 5
+        await exchange(reader, writer, [asked(number, "X-Other: 1") for number in range(5)])
         assert len(parsed) == 2
 
 
@@ -113,9 +114,9 @@ async def test_a_repeated_request_waits_for_the_one_before_it(
         writer.write(asked(2))
         await asyncio.sleep(PAUSE_SECS)
         assert len(parsed) == 2
-        answer(first)
+        give_back(first)
         assert id_of(await answer_of(reader)) == 1
-        answer(await instance.begun())
+        give_back(await instance.begun())
         assert id_of(await answer_of(reader)) == 2
 
 
@@ -139,7 +140,7 @@ async def test_a_repeated_request_is_cancelled_when_its_client_disconnects(serve
     async with served(serve(instance, config=ECHO)) as server:
         reader, writer = await server.connect()
         writer.write(asked(1))
-        answer(await instance.begun())
+        give_back(await instance.begun())
         await answer_of(reader)
         writer.write(asked(2))
         execution = await instance.begun()
@@ -160,14 +161,11 @@ async def test_an_unlike_body_of_the_same_length_has_its_own_answer(serve: Serve
         assert (await answer_of(reader)).endswith(ANSWER.encode())
 
 
-async def test_a_scope_that_an_application_has_had_is_not_copied(
+async def test_a_scope_that_an_application_has_had_is_not_used_again(
     serve: Serve, parsed: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins = iter([True, False, False, True, True])
     monkeypatch.setattr(DataPlane, "begins_without_task", lambda *_: next(begins))
     async with served(serve(echo(), config=ECHO)) as server:
-        reader, writer = await server.connect()
-        for number in range(5):
-            writer.write(asked(number))
-            assert id_of(await answer_of(reader)) == number
+        await exchange(*await server.connect(), map(asked, range(5)))
     assert len(parsed) == 3
