@@ -33,6 +33,9 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet)
 ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not quiet
 ALONE := quiet
+# These tests without an engine run when those of the newest Python have ended: both runs take as long then.
+REST := tests/gateway
+OLDEST_TESTS ?=
 # The modules of those tests; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
 NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
@@ -45,7 +48,7 @@ ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transpor
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-newest-tensorflow test-alone stored lint bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-newest-tensorflow-rest test-oldest-first test-alone stored lint bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -85,7 +88,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 # `make -j3 test` runs three of them at the same time. Tests that measure time run when nothing else does.
-test: lint test-oldest test-newest-tensorflow
+test: lint test-oldest-first test-newest-tensorflow-rest
 	@$(MAKE) --no-print-directory test-alone
 
 stored: $(READY)
@@ -95,7 +98,10 @@ stored: $(READY)
 test-oldest: $(READY) stored
 	@$(FIND_OLDEST); \
 	echo "test-oldest: $$($$python -V)"; \
-	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(ARGS),-n $(WORKERS))
+	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(or $(ARGS),$(OLDEST_TESTS)),-n $(WORKERS))
+
+test-oldest-first: $(READY) stored
+	@$(MAKE) --no-print-directory test-oldest $(if $(ARGS),,OLDEST_TESTS=--ignore=$(REST))
 
 # Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
 # start engines stay in two processes, which start first (tests/distribution.py).
@@ -105,9 +111,10 @@ test-newest: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test-newest: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
 
-# One after the other: the tests without an engine take longer.
-test-newest-tensorflow: $(READY) stored
-	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow
+# One after the other, and then the rest of the tests without an engine, which take longer.
+test-newest-tensorflow-rest: $(READY) stored
+	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow \
+	  $(if $(ARGS),,&& $(MAKE) --no-print-directory test-oldest OLDEST_TESTS=$(REST))
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)

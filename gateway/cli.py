@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from gateway import __version__
 from gateway.errors import InferenceError
+from gateway.flags import keys as key_flags
 from gateway.flags import serve as flags
 from gateway.flags.values import seconds
 from gateway.process_limits import collect_garbage_rarely
@@ -73,6 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
     _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
     _add_doctor(commands.add_parser("doctor", help="examine what this machine can serve"))
+    key = commands.add_parser("key", help="make, list and revoke API keys")
+    key_flags.add_flags(key)
+    key.set_defaults(command=_key)
     return parser
 
 
@@ -204,6 +208,14 @@ def _kept() -> Path | None:
 def _doctor(parsed: argparse.Namespace) -> None:
     if not importlib.import_module("gateway.tools.doctor.command").run(parsed):
         raise SystemExit(EXIT_FAILED)
+
+
+def _key(parsed: argparse.Namespace) -> None:
+    command = importlib.import_module("gateway.tools.keys")
+    try:
+        command.run(parsed)
+    except importlib.import_module("gateway.policy.key_file").KeyFileError as error:
+        raise CliError(str(error)) from None
 
 
 def _model_file(parsed: argparse.Namespace) -> Any:

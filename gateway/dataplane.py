@@ -2,8 +2,8 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Generic, NamedTuple, TypeVar
 from weakref import ref
 
@@ -17,11 +17,26 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
+from gateway.policy.caller import Caller
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
 
 T = TypeVar("T")
+
+
+def no_longer_valid() -> InferenceError:
+    """The error of a request whose API key was revoked or has expired since it was sent."""
+    return InferenceError(Code.CANCELLED, "the API key of the request is no longer valid")
+
+
+def _of_caller(request: InferRequest, caller: Caller) -> InferRequest:
+    if not caller.valid:
+        raise no_longer_valid()
+    tag = request.sequence
+    if tag is not None and tag.correlation_id:
+        tag = replace(tag, tenant=caller.tenant)
+    return replace(request, caller=caller, sequence=tag)
 
 
 def _continues(model: Model, request: InferRequest) -> bool:
@@ -35,13 +50,12 @@ class RequestName(NamedTuple):
     model: str
     version: str
     id: str
+    tenant: str = ""
 
     def means(self, other: "RequestName") -> bool:
         """Whether this name matches that request."""
-        return (self.model, self.id) == (other.model, other.id) and self.version in (
-            "",
-            other.version,
-        )
+        same = (self.model, self.id, self.tenant) == (other.model, other.id, other.tenant)
+        return same and self.version in ("", other.version)
 
 
 class DataPlane:
@@ -80,20 +94,25 @@ class DataPlane:
         return size_bytes <= LARGE_BYTES and not self.tracer.on
 
     def infer(
-        self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
+        self,
+        request: InferRequest,
+        model: Model | None = None,
+        trace: Trace | None = None,
+        caller: Caller | None = None,
     ) -> ResponseStream:
         """Submit a request; the caller owns the stream and reads it inside `with`.
 
         Synchronous: requests are queued in the order of the calls. A turn of a conversation
         waits for the turns before it. `model` saves the look-up if the caller has just done it.
-        `trace` records the events of the request. Raises InferenceError if the request is refused
-        before it is queued.
+        `trace` records the events of the request; ids of requests and sequences are those of the
+        tenant of `caller`. Raises InferenceError if the request is refused before it is queued.
         """
         try:
             if self._exiting and not self._ending_sequences:
                 raise exiting()
             if model is None or model.retired:
                 model = self.model(request.model, request.version)
+            request = request if caller is None else _of_caller(request, caller)
             if self._exiting and not _continues(model, request):
                 raise exiting()
             interceptor = None
@@ -104,7 +123,10 @@ class DataPlane:
             if trace is not None:
                 trace.refused()
             raise
-        if request.id:
+        if caller is not None:
+            name = RequestName(model.name, model.version, request.id, caller.tenant)
+            self._running.add(name, stream, caller)
+        elif request.id:
             self._running.add(RequestName(model.name, model.version, request.id), stream)
         return stream
 
@@ -222,34 +244,47 @@ class DataPlane:
         """End every request in flight with an error."""
         self._control.loaded.abandon(error)
 
+    def abandon_invalid(self) -> None:
+        """End the requests in flight whose caller is no longer valid."""
+        for stream in self._running.invalid():
+            stream.abandon(no_longer_valid())
+
     def _refuse_if_exiting(self) -> None:
         if self._exiting:
             raise exiting()
 
 
 class RunningRequests:
-    """The live streams of requests with an id, by weak reference.
+    """The live streams of requests with an id, or with an API key, by weak reference.
 
     Clients choose the ids, so several requests may share one. Adding costs one dictionary entry
     (0.5 microseconds), which is dropped with the stream; a search reads every entry.
     """
 
     def __init__(self) -> None:
-        self._names: dict[ref[ResponseStream], RequestName] = {}
+        self._names: dict[ref[ResponseStream], tuple[RequestName, Caller | None]] = {}
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def add(self, name: RequestName, stream: ResponseStream) -> None:
+    def add(self, name: RequestName, stream: ResponseStream, caller: Caller | None = None) -> None:
         """Add the stream of a submitted request."""
-        self._names[ref(stream, self._names.pop)] = name
+        self._names[ref(stream, self._names.pop)] = name, caller
 
     def streams(self, name: RequestName) -> list[ResponseStream]:
         """The streams of that name; some may be over already."""
-        # A copy: the garbage collector may drop entries at any time.
+        return self._chosen(lambda each, _: name.means(each))
 
+    def invalid(self) -> list[ResponseStream]:
+        """The streams of callers that are no longer valid; some may be over already."""
+        return self._chosen(lambda _, caller: caller is not None and not caller.valid)
+
+    def _chosen(
+        self, chooses: Callable[[RequestName, Caller | None], bool]
+    ) -> list[ResponseStream]:
+        # A copy: the garbage collector may drop entries at any time.
         entries = self._names.copy().items()
-        found = [stream() for stream, each in entries if name.means(each)]
+        found = [stream() for stream, each in entries if chooses(*each)]
         return [stream for stream in found if stream is not None]
 
 

@@ -14,6 +14,9 @@ from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.metrics_page import no_reading
 from gateway.observability.statistics import FrontendsReading
+from gateway.policy.areas import Area
+from gateway.policy.credentials import Credentials
+from gateway.policy.key_file import KeyFileError
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import GrpcSettings, HttpSettings, Settings
 
@@ -54,7 +57,7 @@ class Processes(Protocol):
 class BoundListeners(Listeners):
     """HTTP, gRPC and the metrics page, each if its setting is enabled.
 
-    Raises StartFailed if an address is in use.
+    Raises StartFailed if an address is in use, or the key file cannot be used.
     """
 
     def __init__(self, server: Server) -> None:
@@ -62,8 +65,9 @@ class BoundListeners(Listeners):
         self._processes = _processes(server) if server.settings.frontends else None
         self._http: list[PortOfHttp] = []
         self._grpc: GrpcServer | None = None
-        self._health: asyncio.Task[None] | None = None
+        self._followers: list[asyncio.Task[None]] = []
         self.ports: dict[str, int] = {}
+        self._credentials = _credentials(server.settings)
         try:
             self._bind(server.settings)
         except OSError as error:
@@ -77,9 +81,13 @@ class BoundListeners(Listeners):
             tasks.create_task(listener.serve())
         for name, port in self.ports.items():
             log.info("listening", extra={"for": name, "port": port})
+        _log_open_areas(self._server.settings)
         if self._grpc is not None:
             await self._grpc.start()
-            self._health = tasks.create_task(self._grpc.follow_health())
+            self._followers.append(tasks.create_task(self._grpc.follow_health()))
+        if self._credentials is not None:
+            following = self._credentials.follow(self._server.dataplane.abandon_invalid)
+            self._followers.append(tasks.create_task(following))
 
     def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         """Accept no more connections."""
@@ -94,15 +102,15 @@ class BoundListeners(Listeners):
             asyncio.get_running_loop().call_later(grace_secs, listener.drop_half_requests)
         if self._grpc is not None:
             tasks.create_task(self._grpc.cut_off(grace_secs))
-        if self._health is not None:
-            self._health.cancel()
+        for each in self._followers:
+            each.cancel()
 
     def _bind(self, settings: Settings) -> None:
         dataplane, recordings = self._server.dataplane, self._server.recordings
         http, processes = settings.http, self._processes
         if http.enabled:
             playground = PlaygroundRoutes(dataplane, settings) if http.playground else None
-            app = build_app(dataplane, http, settings.id, playground, recordings)
+            app = build_app(dataplane, http, settings.id, playground, recordings, self._credentials)
             self._http.append(processes.http(app, http) if processes else _listener(app, http))
             self.ports["http"] = self._http[-1].port
         if settings.metrics.enabled:
@@ -112,14 +120,45 @@ class BoundListeners(Listeners):
                 self._server.read_cache,
                 recordings.reading,
                 processes.reading if processes else no_reading,
+                self._credentials,
             )
             listening = listening_at(settings.metrics.address, settings.metrics.port)
             self._http.append(HttpListener(page, listening, limits=http.limits))
             self.ports["metrics"] = self._http[-1].port
         if settings.grpc.enabled:
             transport = processes.grpc if processes else local_transport
-            self._grpc = GrpcServer(dataplane, settings.grpc, settings.id, recordings, transport)
+            self._grpc = GrpcServer(
+                *(dataplane, settings.grpc, settings.id, recordings, transport),
+                self._credentials,
+            )
             self.ports["grpc"] = self._grpc.port
+
+
+def _credentials(settings: Settings) -> Credentials | None:
+    """The API keys of the server, if it has some; StartFailed if their file cannot be used."""
+    if settings.api_keys is None:
+        return None
+    try:
+        found = Credentials(settings.api_keys)
+    except KeyFileError as error:
+        raise StartFailed(f"--api-keys {settings.api_keys}: {error}") from None
+    log.info("key file read", extra={"file": str(settings.api_keys), "keys": found.count})
+    return found
+
+
+def _log_open_areas(settings: Settings) -> None:
+    """Log the areas that other machines may change, if there are some."""
+    if settings.api_keys is not None:
+        return
+    found = {
+        area
+        for wire in (settings.http, settings.grpc)
+        if wire.enabled
+        for area in wire.control.open_areas(wire.address, wire.restrictions)
+    }
+    if found:
+        areas = ",".join(each for each in Area if each in found)
+        log.warning("control open", extra={"areas": areas})
 
 
 def _processes(server: Server) -> Processes:

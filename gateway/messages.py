@@ -6,10 +6,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 from gateway.errors import InferenceError
+from gateway.policy.caller import Caller
 from gateway.tensor import Datatype, Tensor, keyword_value, value
 
 Parameter = bool | int | float | str
 """A parameter of the v2 protocol."""
+
+SequenceKey = int | str | tuple[str, int | str]
+"""The identity of a sequence on its model: its id, behind the tenant if there is one."""
 
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
@@ -58,11 +62,20 @@ def asked_once(outputs: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...
 
 @value
 class SequenceTag:
-    """The position of a request in its sequence; `correlation_id` 0 or "" means no sequence."""
+    """The position of a request in its sequence; `correlation_id` 0 or "" means no sequence.
+
+    Tenants choose their ids independently: `key` differs among sequences.
+    """
 
     correlation_id: int | str
     start: bool = False
     end: bool = False
+    tenant: str = ""
+
+    @property
+    def key(self) -> SequenceKey:
+        """The identity of the sequence on its model."""
+        return (self.tenant, self.correlation_id) if self.tenant else self.correlation_id
 
 
 class Lineage(Protocol):
@@ -148,7 +161,8 @@ class InferRequest:
     before, that of its parent request. `checked` is the result of an earlier validation, which
     the model does not repeat. `cancellation` is set while it executes, unless the execution
     continues without clients. `sink` is set while it executes alone; an instance that changes the
-    responses of another passes it `replace(request, sink=None)`.
+    responses of another passes it `replace(request, sink=None)`. `caller` is None on a server
+    without API keys, and in a program with the server in it.
     """
 
     model: str
@@ -165,6 +179,7 @@ class InferRequest:
     checked: Checked | None = field(default=None, compare=False, repr=False)
     cancellation: Cancellation | None = field(default=None, compare=False, repr=False)
     sink: Sink | None = field(default=None, compare=False, repr=False)
+    caller: Caller | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

@@ -7,7 +7,13 @@ from gateway.models.model import Model
 from gateway.observability.exposition import label, render
 from gateway.observability.machine import Machine
 from gateway.observability.metrics import ModelReading, families
-from gateway.observability.statistics import CacheReading, FrontendsReading, RecordingsReading
+from gateway.observability.statistics import (
+    CacheReading,
+    FrontendsReading,
+    KeysReading,
+    RecordingsReading,
+)
+from gateway.policy.credentials import Credentials
 from gateway.settings import MetricsSettings
 
 CacheReader = Callable[[], CacheReading | None]
@@ -20,7 +26,7 @@ def no_reading() -> None:
 
 
 class MetricsPage:
-    """The metrics of every model, the response cache, resumable streams and this machine."""
+    """The metrics of every model, of the other parts of the server, and of this machine."""
 
     def __init__(
         self,
@@ -29,12 +35,14 @@ class MetricsPage:
         cache: CacheReader = no_reading,
         recordings: RecordingsReader = no_reading,
         frontends: FrontendsReader = no_reading,
+        credentials: Credentials | None = None,
     ) -> None:
         self._dataplane = dataplane
         self._settings = settings
         self._cache = cache
         self._recordings = recordings
         self._frontends = frontends
+        self._credentials = credentials
         self._machine = Machine(settings)
 
     async def render(self) -> bytes:
@@ -42,12 +50,24 @@ class MetricsPage:
 
         readings = [_reading(model) for model in self._dataplane.models()]
         found = families(
-            readings, self._settings, self._cache(), self._recordings(), self._frontends()
+            readings,
+            self._settings,
+            self._cache(),
+            self._recordings(),
+            self._frontends(),
+            _keys(self._credentials),
         )
         found += self._machine.families()
         if self._machine.gpus is not None:
             found += await self._dataplane.threads.run(self._machine.gpus.families)
         return render(found)
+
+
+def _keys(credentials: Credentials | None) -> KeysReading | None:
+    if credentials is None:
+        return None
+    refusals = {(wire, each.value): count for (wire, each), count in credentials.refusals.items()}
+    return KeysReading(refusals=refusals, reload_failures=credentials.reload_failures)
 
 
 def _reading(model: Model) -> ModelReading:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.policy.control import ChangeControl
+from gateway.policy.restrictions import Restrictions
+
 ENVIRONMENT: Mapping[str, str] = os.environ
 """The process's environment; only this module reads it."""
 
@@ -28,6 +31,8 @@ class HttpSettings:
     """The HTTP frontend. Port 0 picks a free one; sizes are bytes, times seconds.
 
     `header_forward_pattern` is a regular expression, "" for none. `playground` is the page at `/`.
+    Requests of an area in `restrictions` need its header; `control` is for those that change the
+    server.
     """
 
     enabled: bool = True
@@ -40,6 +45,8 @@ class HttpSettings:
     keep_alive_secs: float = 15.0
     send_timeout_secs: float = 30.0
     limits: HttpTimeLimits = field(default_factory=HttpTimeLimits)
+    restrictions: Restrictions = field(default_factory=dict)
+    control: ChangeControl = field(default_factory=ChangeControl)
 
 
 UNIX = "unix:"
@@ -110,7 +117,8 @@ class GrpcSettings:
     """The gRPC frontend; port 0 picks a free one.
 
     `address` may also be `unix:` and the path of a socket, which needs no port.
-    `header_forward_pattern` is a regular expression, "" for none.
+    `header_forward_pattern` is a regular expression, "" for none. RPCs of an area in `restrictions`
+    need its metadata; `control` is for those that change the server.
     """
 
     enabled: bool = True
@@ -123,6 +131,8 @@ class GrpcSettings:
     compression: CompressionLevel = CompressionLevel.NONE
     tls: GrpcTlsSettings | None = None
     keepalive: GrpcKeepaliveSettings = field(default_factory=GrpcKeepaliveSettings)
+    restrictions: Restrictions = field(default_factory=dict)
+    control: ChangeControl = field(default_factory=ChangeControl)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +140,14 @@ class MetricsSettings:
     """The metrics endpoint; port 0 picks a free one.
 
     `cpu` and `gpu` include metrics of the machine, read at most once per `interval_ms`. The
-    `latencies` select the families of that kind; summaries have the `summary_quantiles`.
+    `latencies` select the families of that kind; summaries have the `summary_quantiles`. An `open`
+    page needs no API key.
     """
 
     enabled: bool = True
     address: str = "0.0.0.0"
     port: int = 8002
+    open: bool = False
     cpu: bool = True
     gpu: bool = True
     interval_ms: int = 2000
@@ -300,7 +312,8 @@ class Settings:
     """All settings of a server.
 
     `frontends` is the number of processes that accept connections, 0 for none. `stay_awake_us` is
-    the longest time that the event loop polls for the next request without sleeping.
+    the longest time that the event loop polls for the next request without sleeping. `api_keys` is
+    the key file; without one requests need no key.
     """
 
     id: str = "triton"
@@ -308,6 +321,7 @@ class Settings:
     stay_awake_us: int = 300
     exit_timeout_secs: float = 30.0
     allow_client_shm: bool = False
+    api_keys: Path | None = None
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
     resumption: ResumptionSettings = field(default_factory=ResumptionSettings)

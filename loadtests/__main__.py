@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Command] = {
     "tensors": Command("tensors", "small tensors by the gateway and by Triton"),
     "python": Command("tensors", "the same model.py in the gateway and in Triton"),
     "transports": Command("tensors", "gRPC by both transports of the gateway, and by Triton"),
+    "policy": Command("tensors", "small tensors with and without API keys"),
     "runtimes": Command("runtimes", "the same weights on several runtimes of the gateway"),
     "start": Command("start", "start of a gateway without engines"),
     "first_minute": Command("first_minute", "from git clone to the first token of make serve"),

@@ -288,7 +288,7 @@ def _lines(found: Sequence[Repetition]) -> Sequence[Mapping[str, Any]]:
 
 def _growth(wire: str, found: Sequence[Repetition]) -> str:
     """The failure of a wire whose memory grows; "" for none."""
-    growth = found[-1].after - found[0].after
+    growth = found[-1].during - found[0].during
     if growth <= GROWTH_LIMIT:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Tensors by the gateway and by Triton: small ones, Python models, and the transports of gRPC.
+"""Tensors by the gateway and by Triton: small ones, Python models, transports of gRPC, API keys.
 
 The client is NVIDIA's perf_analyzer; streams have clients of their own.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gateway.policy.key_file import text_of_key
+from gateway.policy.keys import ApiKey, Role, new_key
 from loadtests import streams
 from loadtests.support import rounds, triton
 from loadtests.support.results import Line, Metric
@@ -48,8 +50,10 @@ def _tensors(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
 
 
-def _requests(asked: argparse.Namespace, model: str, wire: str, clients: int, *extra: str) -> Step:
-    traffic = Traffic(model=model, wire=wire, clients=clients, extra=extra)
+def _requests(
+    asked: argparse.Namespace, model: str, wire: str, clients: int, *extra: str, key: str = ""
+) -> Step:
+    traffic = Traffic(model=model, wire=wire, clients=clients, extra=extra, key=key)
     return f"{model} over {wire}, {clients} clients", partial(_rate, asked, traffic)
 
 
@@ -196,3 +200,41 @@ def _half_load(asked: argparse.Namespace, server: Server) -> Mapping[Metric, flo
     traffic = Traffic(model=SMALL, wire="grpc", clients=0, extra=rate)
     line = Line(f"{SMALL} gRPC at {asked.half_load}/s", "infer")
     return triton.measure_costs(asked, traffic, line, server)
+
+
+def policy(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure `add_sub` on a gateway without API keys and on one with many; clients send one."""
+    parser.add_argument(
+        "--keys",
+        type=rounds.positive,
+        default=100_000,
+        metavar="N",
+        help="keys in the file (default: %(default)s)",
+    )
+    add_flags(parser)
+    rounds.run_test(parser, arguments, _policy)
+
+
+def _policy(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    file = folder / "keys.toml"
+    sent = write_keys(file, asked.keys)
+    models = HERE / "models"
+    contenders = [
+        gateway(models, "gateway, no keys"),
+        gateway(models, "gateway, keys", f"--api-keys={file}"),
+    ]
+    steps = [
+        _requests(asked, SMALL, wire, each, key=sent) for wire in WIRES for each in asked.clients
+    ]
+    title = f"add_sub, 16 floats; {asked.keys} API keys"
+    return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
+
+
+def write_keys(file: Path, count: int) -> str:
+    """Write a key file with a number of keys, the first of which is returned."""
+    made = [new_key() for _ in range(count)]
+    roles = frozenset(Role)
+    parts = [text_of_key(ApiKey(key_id, digest, "team", roles)) for _, key_id, digest in made]
+    file.touch(0o600)
+    file.write_text("\n".join(parts))
+    return made[0][0]

@@ -163,7 +163,7 @@ def _over_stream(
 ) -> Leave:
     @contextmanager
     def way(server: Serving, question: Question) -> Iterator[None]:
-        with connected(server.grpc) as stub, streaming(stub, timeout=timeout) as rpc:
+        with connected(server.grpc, ready=True) as stub, streaming(stub, timeout=timeout) as rpc:
             with accepted(server, question.model):
                 rpc.ask(question.message)
             read(rpc)
@@ -210,7 +210,7 @@ def _cancel_unary(server: Serving, question: Question) -> Iterator[None]:
 
 @contextmanager
 def _miss_unary_deadline(server: Serving, question: Question) -> Iterator[None]:
-    with connected(server.grpc) as stub:
+    with connected(server.grpc, ready=True) as stub:
         with accepted(server, question.model):
             call = stub.ModelInfer.future(question.message, timeout=SHORT_SECS)
         _expect_deadline(call)

@@ -79,14 +79,19 @@ def streaming(stub: Any, metadata: Metadata = (), timeout: float = MAX_SECS) -> 
 
 
 @contextmanager
-def connected(target: str) -> Iterator[Any]:
-    """The service's stub, on a connection of its own and without limits of the message size."""
+def connected(target: str, *, ready: bool = False) -> Iterator[Any]:
+    """The service's stub, on a connection of its own and without limits of the message size.
+
+    With `ready` the connection is made at once: no deadline passes meanwhile.
+    """
     options = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
     ]
     with grpc.insecure_channel(target, options=options) as channel:
+        if ready:
+            grpc.channel_ready_future(channel).result(WAIT_SECS)
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 

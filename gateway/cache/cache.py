@@ -138,7 +138,8 @@ def request_key(load: bytes, request: InferRequest) -> bytes:
     """The key of a request; two keys are equal only if the model cannot tell the requests apart.
 
     It covers name, datatype, shape and bytes of every input in any order, the requested outputs,
-    and the client's own parameters. Triton's key covers names and bytes of inputs only.
+    the client's own parameters, and its tenant, since a hit shows that the request was made before.
+    Triton's key covers names and bytes of inputs only.
     """
     return _digest(_parts(load, request))
 
@@ -149,6 +150,8 @@ def _parts(load: bytes, request: InferRequest) -> Iterable[Any]:
     inputs = sorted(request.inputs, key=_name)
     about = [(each.name, each.datatype.value, each.shape) for each in inputs]
     yield load
+    if request.caller is not None:
+        yield request.caller.tenant.encode()
     yield repr((about, asked, parameters)).encode("utf-8", "surrogatepass")
     for each in inputs:
         yield each.raw()

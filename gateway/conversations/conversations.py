@@ -10,7 +10,7 @@ from gateway.conversations.history import ByteLimits, History, MemoryBudget
 from gateway.conversations.turn import Turn, invalid, read_messages, read_turn
 from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
-from gateway.messages import InferRequest, SequenceTag
+from gateway.messages import InferRequest, SequenceKey, SequenceTag
 from gateway.models.limits import ConversationLimits
 from gateway.models.model import Model
 from gateway.schedulers.scheduler import Timer
@@ -75,15 +75,15 @@ class Conversations:
 
 
 class ModelConversations:
-    """Those of one model, by correlation id; the number 7 and the text "7" are two ids."""
+    """Those of one model, by tenant and id; the number 7 and the text "7" are two ids."""
 
     def __init__(self, model: Model, clock_ns: Callable[[], int], budget: MemoryBudget) -> None:
         self._budget = budget
         self._name = model.name
         self._limits = model.conversation_limits
         self._clock_ns = clock_ns
-        self._known: dict[int | str, Conversation] = {}
-        self._idle: OrderedDict[int | str, Conversation] = OrderedDict()
+        self._known: dict[SequenceKey, Conversation] = {}
+        self._idle: OrderedDict[SequenceKey, Conversation] = OrderedDict()
         self._alarm = Timer(self._forget_idle)
 
     @property
@@ -94,21 +94,21 @@ class ModelConversations:
     def turn(self, request: InferRequest, tag: SequenceTag, messages: Tensor) -> Turn:
         """The turn for a request; an InferenceError changes nothing."""
         self._forget_idle()
-        found = self._known.get(tag.correlation_id)
+        found = self._known.get(tag.key)
         if not tag.start and (found is None or not found.open):
             raise invalid(self._unknown(tag.correlation_id))
         if found is None:
             self._refuse_if_full()
-            found = self._new(tag.correlation_id)
+            found = self._new(tag)
         read = read_messages(request, messages, self._budget.limits.each)
         return found.turn(request, read, start=tag.start)
 
-    def longest_idle(self, spare: object) -> tuple[int, int | str] | None:
+    def longest_idle(self, spare: object) -> tuple[int, SequenceKey] | None:
         """Time and key of the longest idle one, but not `spare`; None if there is none."""
         idle = self._idle.items()
         return next(((each.idle_since_ns, key) for key, each in idle if each is not spare), None)
 
-    def forget(self, key: int | str) -> None:
+    def forget(self, key: SequenceKey) -> None:
         """Forget a conversation without turns."""
         self._idle.pop(key, None)
         self._known.pop(key).forget()
@@ -119,19 +119,19 @@ class ModelConversations:
         for key in tuple(self._known):
             self.forget(key)
 
-    def _new(self, key: int | str) -> "Conversation":
-        title = f"conversation {key!r} of model '{self._name}'"
-        activated, idled = partial(self._activated, key), partial(self._idled, key)
+    def _new(self, tag: SequenceTag) -> "Conversation":
+        title = f"conversation {tag.correlation_id!r} of model '{self._name}'"
+        activated, idled = partial(self._activated, tag.key), partial(self._idled, tag.key)
         return Conversation(title, self._limits, self._budget, activated, idled)
 
-    def _activated(self, key: int | str, conversation: "Conversation") -> None:
+    def _activated(self, key: SequenceKey, conversation: "Conversation") -> None:
         self._idle.pop(key, None)
         if key not in self._known:
             if len(self._known) >= self._limits.count:
                 self.forget(next(iter(self._idle)))
             self._known[key] = conversation
 
-    def _idled(self, key: int | str, conversation: "Conversation") -> None:
+    def _idled(self, key: SequenceKey, conversation: "Conversation") -> None:
         if conversation.ended:
             self.forget(key)
             return

@@ -1,7 +1,7 @@
 """Tensors of an ensemble: requests of its steps, their responses, and its own responses."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.batches.shapes import agree, as_model_sees
 from gateway.config import ModelConfig
@@ -15,6 +15,7 @@ from gateway.messages import (
     RequestedOutput,
     SequenceTag,
 )
+from gateway.policy.caller import tenant_of
 from gateway.tensor import Tensor
 
 Shape = tuple[int, ...]
@@ -61,10 +62,11 @@ class StepRequests:
             inputs=tuple(inputs),
             outputs=self._outputs,
             parameters=asked.parameters,
-            sequence=tag if tag != NO_SEQUENCE else None,
+            sequence=_of_tenant(tag, asked) if tag not in (None, NO_SEQUENCE) else None,
             priority=asked.priority,
             timeout_us=asked.timeout_us,
             trace=asked.trace,
+            caller=asked.caller,
         )
 
     def rows(self, request: InferRequest) -> int:
@@ -124,6 +126,12 @@ def _changed_tag(parameters: Mapping[str, Parameter], tag: SequenceTag) -> Seque
     if "sequence_id" not in parameters and flags == [None, None]:
         return tag
     return SequenceTag(sequence_id, start=bool(flags[0]), end=bool(flags[1]))
+
+
+def _of_tenant(tag: SequenceTag | None, asked: InferRequest) -> SequenceTag | None:
+    """The tag of a step, which is of the tenant of the ensemble's request."""
+    tenant = tenant_of(asked.caller)
+    return replace(tag, tenant=tenant) if tag is not None and tag.tenant != tenant else tag
 
 
 class EnsembleResponses:

@@ -5,13 +5,16 @@ import argparse
 from gateway.errors import Code, InferenceError
 from gateway.flags.values import (
     add_listener,
+    add_restrictions,
     add_truth,
     count,
     milliseconds,
     natural,
     pattern,
+    restrictions,
     seconds,
 )
+from gateway.policy.restrictions import GRPC_PREFIX
 from gateway.settings import (
     UNIX,
     CompressionLevel,
@@ -20,6 +23,8 @@ from gateway.settings import (
     GrpcTlsSettings,
     GrpcTransport,
 )
+
+RESTRICTED = "--grpc-restricted-protocol"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +66,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="compress responses of ModelInfer and ModelStreamInfer if the client accepts it "
         "(default: %(default)s)",
     )
+    add_restrictions(group, RESTRICTED, f"the metadata {GRPC_PREFIX}NAME")
     _add_tls_flags(group)
     _add_keepalive_flags(group)
     _add_flags_without_effect(group)
@@ -77,6 +83,7 @@ def grpc_settings(flags: argparse.Namespace) -> GrpcSettings:
         send_timeout_secs=flags.send_timeout_secs,
         header_forward_pattern=flags.grpc_header_forward_pattern,
         compression=CompressionLevel(flags.grpc_infer_response_compression_level),
+        restrictions=restrictions(RESTRICTED, flags.grpc_restricted_protocol, "protocol"),
         tls=_tls(flags),
         keepalive=_keepalive(flags),
     )

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 from gateway.flags import cache as cache_flags
 from gateway.flags import grpc as grpc_flags
@@ -9,15 +10,21 @@ from gateway.flags import models as model_flags
 from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.devices import add_gpu_flags, gpu_settings
 from gateway.flags.values import (
+    add_control,
     add_listener,
+    add_restrictions,
     add_truth,
+    control,
     count,
     natural,
     pattern,
+    restrictions,
     seconds,
     seconds_or_never,
 )
 from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, ResumptionSettings, Settings
+
+RESTRICTED = "--http-restricted-api"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +42,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def settings(flags: argparse.Namespace) -> Settings:
     """Settings from the parsed options."""
     metrics = telemetry_flags.metrics_settings(flags)
+    changes = control(flags)
     return Settings(
         id=flags.id,
         frontends=flags.frontends,
         stay_awake_us=flags.stay_awake_us,
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
+        api_keys=flags.api_keys,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         resumption=_resumption_settings(flags),
         models=replace(
@@ -58,13 +67,15 @@ def settings(flags: argparse.Namespace) -> Settings:
             first_response_secs=flags.http_first_response_secs,
             keep_alive_secs=flags.http_keep_alive_secs,
             send_timeout_secs=flags.send_timeout_secs,
+            restrictions=restrictions(RESTRICTED, flags.http_restricted_api, "api"),
+            control=changes,
             limits=HttpTimeLimits(
                 head_secs=flags.http_head_timeout_secs,
                 body_idle_secs=flags.http_body_idle_secs,
                 connection_idle_secs=flags.http_connection_idle_secs,
             ),
         ),
-        grpc=grpc_flags.grpc_settings(flags),
+        grpc=replace(grpc_flags.grpc_settings(flags), control=changes),
         metrics=metrics,
         log=telemetry_flags.log_settings(flags),
         trace=telemetry_flags.trace_settings(flags),
@@ -106,6 +117,7 @@ def _add_http_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECS",
         help="idle time of a stream before it sends a comment (seconds, default: %(default)s)",
     )
+    add_restrictions(group, RESTRICTED, "the header NAME")
     _add_time_limits(group, defaults.limits)
 
 
@@ -141,6 +153,14 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         "--allow-client-shm",
         Settings().allow_client_shm,
         "let clients register shared memory",
+    )
+    add_control(group)
+    group.add_argument(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="requests need one of the API keys of this file, which `sluice key` makes; a changed "
+        "file is read again (default: none, requests need no key)",
     )
     group.add_argument(
         "--frontends",

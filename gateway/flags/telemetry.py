@@ -105,6 +105,7 @@ def metrics_settings(flags: argparse.Namespace) -> MetricsSettings:
         enabled=flags.allow_metrics,
         address=flags.metrics_address or flags.http_address,
         port=flags.metrics_port,
+        open=flags.metrics_open,
         cpu=flags.allow_cpu_metrics,
         gpu=flags.allow_gpu_metrics,
         interval_ms=flags.metrics_interval_ms,
@@ -154,6 +155,7 @@ def _quantile(text: str) -> float:
 def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("metrics"), MetricsSettings()
     add_truth(group, "--allow-metrics", defaults.enabled, "serve GET /metrics")
+    add_truth(group, "--metrics-open", defaults.open, "answer /metrics without an API key, too")
     add_truth(group, "--allow-cpu-metrics", defaults.cpu, "include metrics of CPUs and memory")
     add_truth(group, "--allow-gpu-metrics", defaults.gpu, "include metrics of GPUs")
     group.add_argument(

@@ -2,6 +2,12 @@
 
 import argparse
 import re
+from collections.abc import Sequence
+
+from gateway.errors import Code, InferenceError
+from gateway.policy.caller import read_hosts
+from gateway.policy.control import ChangeControl
+from gateway.policy.restrictions import Restrictions, read_restrictions
 
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
@@ -68,6 +74,56 @@ def pattern(text: str) -> str:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
     return text
+
+
+def add_restrictions(group: "argparse._ArgumentGroup", option: str, header: str) -> None:
+    """Add Triton's option that restricts areas; `header` says where the value stands."""
+    group.add_argument(
+        option,
+        action="append",
+        default=[],
+        metavar="AREA[,AREA...]:NAME=VALUE",
+        help=f"requests of these areas need {header} with that value, or with that of the file in "
+        "@FILE; repeatable (default: none)",
+    )
+
+
+def restrictions(option: str, groups: Sequence[str], kind: str) -> Restrictions:
+    """The restrictions of the groups given by an option; INVALID_ARG if one is wrong."""
+    try:
+        return read_restrictions(groups, kind)
+    except ValueError as error:
+        raise InferenceError(Code.INVALID_ARG, f"{option}: {error}") from None
+
+
+HOSTS = "--allowed-hosts"
+
+
+def add_control(group: "argparse._ArgumentGroup") -> None:
+    """Add the options of changes of the server."""
+    add_truth(
+        group,
+        "--open-control",
+        ChangeControl().is_open,
+        "let every machine load models, register shared memory and change log and trace settings, "
+        "as Triton does; otherwise only this one may",
+    )
+    group.add_argument(
+        HOSTS,
+        action="append",
+        default=[],
+        metavar="HOST[,HOST...]",
+        help="further names and addresses of this machine in the header Host of such requests, "
+        "without port; repeatable (default: none, localhost and loopback addresses are known)",
+    )
+
+
+def control(flags: argparse.Namespace) -> ChangeControl:
+    """The condition of changes from the parsed options; INVALID_ARG for a host that is none."""
+    try:
+        return ChangeControl(flags.open_control, read_hosts(flags.allowed_hosts))
+    except ValueError as error:
+        raise InferenceError(Code.INVALID_ARG, f"{HOSTS}: {error}") from None
 
 
 def add_listener(

@@ -1,4 +1,4 @@
-"""Metrics of models, the response cache, recordings and frontends: names, help texts, values."""
+"""Metrics of models, the server's other parts and API keys: names, help texts, values."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from gateway.observability.statistics import (
     CacheReading,
     FrontendsReading,
     Histogram,
+    KeysReading,
     ModelStatistics,
     RecordingsReading,
     Summary,
@@ -96,7 +97,7 @@ SLUICE_HISTOGRAMS = {
     "gateway_overhead_seconds": "Seconds of a request's first response spent in the gateway, "
     "outside the engine",
 }
-"""Triton lacks the SLUICE_ metrics, and those of recordings and frontends."""
+"""Triton lacks the SLUICE_ metrics, and those of recordings, frontends and API keys."""
 
 RECORDING_GAUGES = {
     "gateway_recordings": "Streams that a client can resume",
@@ -111,13 +112,18 @@ FRONTEND_GAUGES = {"gateway_frontends": "Frontend processes that answer"}
 FRONTEND_COUNTERS = {
     "gateway_frontend_restarts_total": "Frontend processes started in place of one that ended"
 }
+KEY_COUNTERS = {
+    "gateway_auth_failures_total": "Requests refused for their API key, by wire and reason",
+    "gateway_keys_reload_failures_total": "Changed key files that could not be used",
+}
 NAMES_BY_KIND = {
     "counter": REQUEST_COUNTERS
     | LATENCY_COUNTERS
     | MODEL_CACHE_COUNTERS
     | SLUICE_COUNTERS
     | RECORDING_COUNTERS
-    | FRONTEND_COUNTERS,
+    | FRONTEND_COUNTERS
+    | KEY_COUNTERS,
     "gauge": MODEL_GAUGES | CACHE_GAUGES | SLUICE_GAUGES | RECORDING_GAUGES | FRONTEND_GAUGES,
     "histogram": LATENCY_HISTOGRAMS | SLUICE_HISTOGRAMS,
     "summary": LATENCY_SUMMARIES,
@@ -127,6 +133,7 @@ PAGE_ORDER = (
     *(*LATENCY_HISTOGRAMS, *LATENCY_SUMMARIES),
     *(*SLUICE_COUNTERS, *SLUICE_GAUGES, *SLUICE_HISTOGRAMS),
     *(*RECORDING_GAUGES, *RECORDING_COUNTERS, *FRONTEND_GAUGES, *FRONTEND_COUNTERS),
+    *KEY_COUNTERS,
 )
 DOCUMENTED = {name: text for names in NAMES_BY_KIND.values() for name, text in names.items()}
 DOCUMENTED |= MACHINE
@@ -160,6 +167,7 @@ def families(
     cache: CacheReading | None = None,
     recordings: RecordingsReading | None = None,
     frontends: FrontendsReading | None = None,
+    keys: KeysReading | None = None,
 ) -> list[MetricReading]:
     """All families: those of the gateway, then those of runtimes, merged by name."""
     kinds = {name: kind for kind, names in NAMES_BY_KIND.items() for name in names}
@@ -167,6 +175,8 @@ def families(
     values = (*_cache_values(cache), *_recording_values(recordings), *_frontend_values(frontends))
     for name, value in values:
         by_name[name].add_sample(name, {}, value)
+    for name, labels, value in _key_values(keys):
+        by_name[name].add_sample(name, labels, value)
     for reading in readings:
         for name, samples in _samples(reading, settings):
             by_name[name].samples.extend(samples)
@@ -206,6 +216,14 @@ def _recording_values(found: RecordingsReading | None) -> Iterator[tuple[str, fl
     yield "gateway_resumed_total", found.resumed
     yield "gateway_joined_total", found.joined
     yield "gateway_expired_total", found.expired
+
+
+def _key_values(found: KeysReading | None) -> Iterator[tuple[str, dict[str, str], float]]:
+    if found is None:
+        return
+    for (wire, reason), count in found.refusals.items():
+        yield "gateway_auth_failures_total", {"wire": wire, "reason": reason}, count
+    yield "gateway_keys_reload_failures_total", {}, found.reload_failures
 
 
 def _frontend_values(found: FrontendsReading | None) -> Iterator[tuple[str, float]]:

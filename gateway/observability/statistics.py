@@ -4,7 +4,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -295,6 +295,14 @@ class FrontendsReading:
 
     up: int
     restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysReading:
+    """The values of API keys; refused requests by wire and reason."""
+
+    refusals: Mapping[tuple[str, str], int]
+    reload_failures: int
 
 
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:

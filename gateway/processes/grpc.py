@@ -38,9 +38,11 @@ class GrpcCall(RpcCall, ChannelCall):
     def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
         head, message = read_headed(payload)
         loop = asyncio.get_running_loop()
-        super().__init__(channel, call)
+        RpcCall.__init__(self)
+        ChannelCall.__init__(self, channel, call)
         self._metadata = read_metadata(head["metadata"])
         self._peer: str = head["peer"]
+        self._authority: str = head["authority"]
         secs: float | None = head["secs"]
         self._deadline = None if secs is None else loop.time() + secs
         self._messages: deque[bytes | None] = deque((message, None) if head["whole"] else ())
@@ -58,6 +60,10 @@ class GrpcCall(RpcCall, ChannelCall):
     @property
     def peer(self) -> str:
         return self._peer
+
+    @property
+    def authority(self) -> str:
+        return self._authority
 
     def time_remaining(self) -> float | None:
         if self._deadline is None:
@@ -210,6 +216,7 @@ class _Relay:
             "path": self._path,
             "metadata": metadata_pairs(call.metadata),
             "peer": call.peer,
+            "authority": encodable(call.authority),
             "secs": call.time_remaining(),
             "whole": whole,
         }

@@ -115,12 +115,13 @@ def _data_bytes(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request to record; its stream can be resumed in the same place only."""
+    """A request to record; its stream can be resumed in the same place by the same tenant only."""
 
     place: str
     model: Model
     request: InferRequest
     key: Key | None = None
+    tenant: str = ""
 
 
 class Follower(Protocol):

@@ -22,7 +22,7 @@ BYTES_PER_CHARACTER = 4
 
 
 class Recordings:
-    """Finds recordings by token and by idempotency key, and bounds their total size.
+    """Finds recordings by token and by the keys of each tenant, and bounds their total size.
 
     A recording counts as its whole limit until its stream ends, then as the bytes it keeps. Ended
     ones without followers are evicted for new ones, oldest first. INVALID_ARG if the settings have
@@ -43,7 +43,7 @@ class Recordings:
         self._total_limit = settings.total_size
         self._booked = 0
         self._by_token: dict[str, Recording] = {}
-        self._by_key: dict[str, Recording] = {}
+        self._by_key: dict[tuple[str, str], Recording] = {}
         self._over: dict[Recording, None] = {}
         self._exiting = False
         self._resumed = self._joined = self._expired = 0
@@ -59,21 +59,22 @@ class Recordings:
         was dropped.
         """
         self._refuse_if_exiting()
-        joined = None if recorded.key is None else self._join(recorded.key)
+        joined = None if recorded.key is None else self._join(recorded.key, recorded.tenant)
         if joined is not None:
             return joined
         self._make_room(_fixed_bytes(recorded))
         return self._record(recorded, submit())
 
-    def resume(self, event: EventId | None, place: str) -> RecordingReader:
-        """Read a stream after an event, in the place of its request.
+    def resume(self, event: EventId | None, place: str, tenant: str = "") -> RecordingReader:
+        """Read a stream after an event, in the place and by the tenant of its request.
 
         NOT_FOUND, always with the same text, if there is no such stream; see `Recording.check`
         and `Recording.follow` for other errors.
         """
         self._refuse_if_exiting()
         found = self._by_token.get(event.token) if event is not None else None
-        if event is None or found is None or found.recorded.place != place:
+        known = None if found is None else (found.recorded.place, found.recorded.tenant)
+        if event is None or found is None or known != (place, tenant):
             raise InferenceError(
                 Code.NOT_FOUND,
                 "there is no such stream to go on with here: it has expired, or it was asked for "
@@ -123,8 +124,8 @@ class Recordings:
         self._by_token.pop(recording.token, None)
         self._forget_key(recording)
 
-    def _join(self, key: Key) -> RecordingReader | None:
-        found = self._by_key.get(key.name)
+    def _join(self, key: Key, tenant: str) -> RecordingReader | None:
+        found = self._by_key.get((tenant, key.name))
         if found is None:
             return None
         if found.recorded.key != key:
@@ -148,7 +149,7 @@ class Recordings:
         self._booked += _fixed_bytes(kept)
         self._by_token[recording.token] = recording
         if recorded.key is not None:
-            self._by_key[recorded.key.name] = recording
+            self._by_key[recorded.tenant, recorded.key.name] = recording
         reader = RecordingReader(recording)
         recording.begin()
         return reader
@@ -167,9 +168,12 @@ class Recordings:
             idle.drop()
 
     def _forget_key(self, recording: Recording) -> None:
-        key = recording.recorded.key
-        if key is not None and self._by_key.get(key.name) is recording:
-            del self._by_key[key.name]
+        recorded = recording.recorded
+        if recorded.key is None:
+            return
+        name = recorded.tenant, recorded.key.name
+        if self._by_key.get(name) is recording:
+            del self._by_key[name]
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:

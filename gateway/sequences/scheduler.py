@@ -19,7 +19,7 @@ from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.config.scheduling import ControlKind, DynamicBatching, SequenceBatching, StrategyDirect
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, SequenceTag, request_prefix
+from gateway.messages import InferRequest, SequenceKey, SequenceTag, request_prefix
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
 from gateway.schedulers.begun_executions import all_ended
 from gateway.schedulers.execution import Entry, Execution
@@ -83,7 +83,7 @@ class SequenceScheduler(Scheduler):
         tag = self._tag(entry.request)
         if tag is not entry.request.sequence:
             entry = Entry(replace(entry.request, sequence=tag), entry.stream, entry.record)
-        if tag.start and self._table.knows(tag.correlation_id):
+        if tag.start and self._table.knows(tag.key):
             self._warn_of_conflict(tag)
         self._push(entry, tag)
 
@@ -188,9 +188,9 @@ class SequenceScheduler(Scheduler):
         """Queue a request again, as the last of its sequence, without flags."""
         entry, sequence = row.waiting.entry, row.sequence
         if sequence.closed:
-            entry.stream.fail(self._admission.not_started(sequence.correlation_id))
+            entry.stream.fail(self._admission.not_started(sequence.tag.correlation_id))
             return
-        tag = SequenceTag(sequence.correlation_id)
+        tag = replace(sequence.tag, start=False, end=False)
         request = replace(entry.request, sequence=tag, timeout_us=0)
         self._push(Entry(request, entry.stream, entry.record), tag)
 
@@ -304,7 +304,7 @@ class SequenceAdmission:
     `known` says whether a sequence is open.
     """
 
-    def __init__(self, config: ModelConfig, known: Callable[[int | str], bool]) -> None:
+    def __init__(self, config: ModelConfig, known: Callable[[SequenceKey], bool]) -> None:
         batching = config.sequence_batching
         self._model = config.name
         self._batching = config.batching
@@ -332,7 +332,7 @@ class SequenceAdmission:
                     f"inference request to model '{self._model}' must specify a non-zero or "
                     "non-empty correlation ID"
                 )
-        elif not tag.start and not self._known(tag.correlation_id):
+        elif not tag.start and not self._known(tag.key):
             raise self.not_started(tag.correlation_id)
 
     def not_started(self, correlation_id: int | str) -> InferenceError:

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.messages import InferRequest, SequenceTag
+from gateway.messages import InferRequest, SequenceKey, SequenceTag
 from gateway.schedulers.queue import NS_PER_US, QueuedRequest
 from gateway.tensor import Tensor
 
@@ -41,7 +41,7 @@ class OpenSequence:
     backlog (0: none).
     """
 
-    correlation_id: int | str
+    tag: SequenceTag
     waiting: deque[QueuedRequest] = field(default_factory=deque)
     states: Mapping[str, Tensor] = field(default_factory=lambda: NO_STATES)
     slot: SequenceSlot | None = None
@@ -69,19 +69,19 @@ class SequenceTable:
         self._idle_ns = idle_us * NS_PER_US
         self._busy = busy
         self._none_open = asyncio.Event()
-        self._open: dict[int | str, OpenSequence] = {}
+        self._open: dict[SequenceKey, OpenSequence] = {}
         self._resting: OrderedDict[OpenSequence, None] = OrderedDict()
         self._backlog: OrderedDict[OpenSequence, None] = OrderedDict()
         self._free: dict[Hashable, list[tuple[int, SequenceSlot]]] = {}
 
-    def knows(self, correlation_id: int | str) -> bool:
-        """Whether a sequence with that id is open."""
-        return correlation_id in self._open
+    def knows(self, key: SequenceKey) -> bool:
+        """Whether a sequence with that key is open."""
+        return key in self._open
 
     def continues(self, request: InferRequest) -> bool:
         """Whether the request continues an open sequence."""
         tag = request.sequence
-        return tag is not None and not tag.start and self.knows(tag.correlation_id)
+        return tag is not None and not tag.start and self.knows(tag.key)
 
     async def ended(self) -> None:
         """Wait until no sequence is open."""
@@ -104,7 +104,7 @@ class SequenceTable:
         self, waiting: QueuedRequest, tag: SequenceTag, timeout_us: int, now_ns: int
     ) -> OpenSequence:
         """Append a request to its sequence; an unknown sequence begins with it."""
-        sequence = self._open.get(tag.correlation_id) or self._begin(tag.correlation_id, now_ns)
+        sequence = self._open.get(tag.key) or self._begin(tag, now_ns)
         sequence.waiting.append(waiting)
         waiting.queued = True
         self._rest(sequence, now_ns)
@@ -119,7 +119,7 @@ class SequenceTable:
         """Close a sequence: it takes no further requests; queued ones are still executed."""
         if not sequence.closed:
             sequence.closed = True
-            del self._open[sequence.correlation_id]
+            del self._open[sequence.tag.key]
             self._resting.pop(sequence, None)
             if not self._open:
                 self._none_open.set()
@@ -205,8 +205,8 @@ class SequenceTable:
             if slot is not None and not slot.retired:
                 self._set_free(slot)
 
-    def _begin(self, correlation_id: int | str, now_ns: int) -> OpenSequence:
-        sequence = self._open[correlation_id] = OpenSequence(correlation_id)
+    def _begin(self, tag: SequenceTag, now_ns: int) -> OpenSequence:
+        sequence = self._open[tag.key] = OpenSequence(tag)
         slot = self._take_free()
         if slot is not None:
             self._place(sequence, slot, now_ns)

@@ -133,7 +133,7 @@ def _parse(head: bytes) -> tuple[int, Mapping[str, str]]:
 def post(path: str, body: bytes, *headers: str) -> bytes:
     """A POST of JSON."""
     described = ("content-type: application/json", f"content-length: {len(body)}")
-    lines = (f"POST {path} HTTP/1.1", "host: soak", *described, *headers)
+    lines = (f"POST {path} HTTP/1.1", "host: localhost", *described, *headers)
     return "\r\n".join((*lines, "", "")).encode() + body
 
 

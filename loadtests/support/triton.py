@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from gateway.settings import ENVIRONMENT
 from gateway.storage.store import default_root
@@ -237,13 +237,14 @@ TRIES = 4
 class Traffic:
     """Requests to one model over one wire (`http` or `grpc`) by concurrent clients.
 
-    With 0 clients the `extra` flags give the load.
+    With 0 clients the `extra` flags give the load. Clients send the API key, if there is one.
     """
 
     model: str
     wire: str
     clients: int
     extra: Sequence[str] = ()
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +279,10 @@ def measure_costs(
     asked: argparse.Namespace, traffic: Traffic, line: Line, server: Server
 ) -> Mapping[Metric, float]:
     """Put the traffic on a server; the processor time is that of each request it has counted."""
-    before = _served(server, traffic.model)
+    before = _served(server, traffic)
     with spending(server.pid) as spent:
         found = measure(asked, traffic, server)
-    served = _served(server, traffic.model) - before
+    served = _served(server, traffic) - before
     return {
         **line.costs(found.per_sec, spent.secs / served * 1e6),
         line.lower("p50", "us"): found.p50_us,
@@ -290,10 +291,10 @@ def measure_costs(
     }
 
 
-def _served(server: Server, model: str) -> int:
+def _served(server: Server, traffic: Traffic) -> int:
     """The requests that a server has answered, by its statistics; those of the warm-up too."""
-    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{model}/stats"
-    with urlopen(url, timeout=10) as response:
+    url = f"http://127.0.0.1:{server.ports.http}/v2/models/{traffic.model}/stats"
+    with urlopen(Request(url, headers={"x-api-key": traffic.key}), timeout=10) as response:
         (found,) = json.load(response)["model_stats"]
     return int(found["inference_stats"]["success"]["count"])
 
@@ -355,6 +356,7 @@ def _flags(
         *("-p", str(int(asked.window_secs * 1000)), "-r", str(WINDOWS), "-s", str(STABLE_PERCENT)),
         *("-f", str(report)),
         *traffic.extra,
+        *(("-H", f"x-api-key:{traffic.key}") if traffic.key else ()),
     ]
 
 

@@ -67,7 +67,7 @@ def announced(server: Serving) -> str:
     return next(line.split()[1] for line in server.log if line.startswith("    grpc  "))
 
 
-def test_a_unix_socket_is_there_while_the_server_is(
+def test_a_unix_socket_is_there_while_the_server_is_and_its_clients_are_of_this_machine(
     models: Path, path: Path, transport: str
 ) -> None:
     with ending_well(models, transport, f"--grpc-address=unix:{path}") as server:
@@ -75,6 +75,8 @@ def test_a_unix_socket_is_there_while_the_server_is(
         assert answered(f"unix:{path}")
         with InferenceServerClient(f"unix:{path}") as client:
             assert client.is_server_ready()
+            found = client.update_log_settings({"log_verbose_level": 1})
+        assert found.settings["log_verbose_level"].uint32_param == 1
         assert announced(server) == f"unix:{path}"
         assert f"Started GRPCInferenceService at unix:{path}" in server.text
     assert not path.exists()

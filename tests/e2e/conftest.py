@@ -26,6 +26,8 @@ from tests.serving import Serving, write_model
 
 MAX_IN_FLIGHT = 100
 MAX_RUNNING = 8
+BLOCKS = MAX_RUNNING * 8192 // 32
+"""Of the cache: no stream has to wait for another's end, however long both are."""
 SEND_TIMEOUT_SECS = 1
 FIRST_RESPONSE_SECS = 2
 EXIT_TIMEOUT_SECS = 3
@@ -131,7 +133,7 @@ def shared_laptop_server(
     """A server as the first, whose model is computed by OpenVINO GenAI."""
     repository = tmp_path_factory.mktemp("repository")
     write_llama(repository, max_in_flight=MAX_IN_FLIGHT)
-    write_laptop(repository, gguf, max_num_seqs=MAX_RUNNING)
+    write_laptop(repository, gguf, max_num_seqs=MAX_RUNNING, num_kv_blocks=BLOCKS)
     shared = SharedServer(repository, ("--model-config-name=laptop", *FLAGS))
     yield shared
     shared.close()

@@ -78,15 +78,17 @@ def wait_in_engine(server: Serving, condition: Callable[[], bool], what: str) ->
     The time is over after DROPPED_SECS, and on a busy machine not before LEAST_STEPS steps of the
     engine, but after LONGEST_SECS in any case.
     """
-    began, steps = time.monotonic(), figures(server)[STEPS]
+    began, steps, is_so = time.monotonic(), figures(server)[STEPS], False
 
     def is_over() -> bool:
+        nonlocal is_so
+        is_so = condition()
         secs = time.monotonic() - began
         made = figures(server)[STEPS] - steps
-        return secs >= LONGEST_SECS or (secs >= DROPPED_SECS and made >= LEAST_STEPS)
+        return is_so or secs >= LONGEST_SECS or (secs >= DROPPED_SECS and made >= LEAST_STEPS)
 
-    wait_until(lambda: condition() or is_over(), what)
-    assert condition(), f"not within {DROPPED_SECS:g} s and {LEAST_STEPS} steps: {what}"
+    wait_until(is_over, what)
+    assert is_so, f"not within {DROPPED_SECS:g} s and {LEAST_STEPS} steps: {what}"
 
 
 def wait_generated(server: Serving, tokens: float) -> None:

@@ -88,7 +88,7 @@ def test_the_disconnect_of_one_of_two_clients_does_not_disturb_the_other(
 def test_a_reader_that_stops_reading_is_gone_after_the_send_timeout(
     server: Serving, llama: Llama, way: Way
 ) -> None:
-    with forgotten(server, llama), way.leave(server, long_id(STORY)):
+    with forgotten(server, llama, stalled=True), way.leave(server, long_id(STORY)):
         server.wait_metric(IN_FLIGHT, "llama", 0, STALLED_SECS)
         wait_at_rest(server)
 

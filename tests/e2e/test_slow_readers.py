@@ -19,7 +19,8 @@ from tests.raw import Connection
 from tests.rpc import connected, streaming
 from tests.serving import WAIT_SECS, Serving, wait_until
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+TEST_SECS = 240
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TEST_SECS)]
 
 FEW_TOKENS = 24
 QUEUED = 64
@@ -63,7 +64,7 @@ def reads_a_byte_a_second(server: Serving, door: Door, request_id: str) -> Itera
 @contextmanager
 def reads_one_message(server: Serving, request_id: str) -> Iterator[None]:
     """A client of an endless ModelStreamInfer; it disconnects after the block."""
-    with connected(server.grpc) as stub, streaming(stub) as rpc:
+    with connected(server.grpc) as stub, streaming(stub, timeout=TEST_SECS) as rpc:
         rpc.ask(message(request_id=request_id, **ENDLESS))
         assert not rpc.answer().error_message
         yield

@@ -13,6 +13,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
+from gateway.policy.caller import Caller
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import (
     TEXT,
@@ -141,14 +142,16 @@ async def test_a_strict_server_asks_its_models_whether_they_are_ready(
     assert ("Model 'text' version 1 is not ready: not today" in caplog.text) is strict
 
 
+@pytest.mark.parametrize("caller", [None, Caller(tenant="a")])
 async def test_while_it_exits_the_requests_of_open_sequences_are_taken_until_these_have_ended(
-    serve: Serve,
+    serve: Serve, caller: Caller | None
 ) -> None:
     instance = ScriptedInstance(1)
     batching = SequenceBatching(max_sequence_idle_microseconds=HOUR_US)
     config = replace(TEXT, sequence_batching=batching)
     dataplane = dataplane_of(LoadedModels(serve(instance, config=config)))
-    with dataplane.infer(text_request(sequence=SequenceTag(1, start=True))) as stream:
+    first = text_request(sequence=SequenceTag(1, start=True))
+    with dataplane.infer(first, caller=caller) as stream:
         (await instance.begun()).finish("begun")
         assert await soon(read_all(stream)) == ["begun"]
     dataplane.refuse_requests()
@@ -158,8 +161,9 @@ async def test_while_it_exits_the_requests_of_open_sequences_are_taken_until_the
     assert dataplane.taking_requests
     for new in (None, SequenceTag(1, start=True), SequenceTag(2)):
         with pytest.raises(InferenceError, match="Server exiting"):
-            dataplane.infer(text_request(sequence=new))
-    with dataplane.infer(text_request(sequence=SequenceTag(1, end=True))) as stream:
+            dataplane.infer(text_request(sequence=new), caller=caller)
+    last = text_request(sequence=SequenceTag(1, end=True))
+    with dataplane.infer(last, caller=caller) as stream:
         await soon(ended)
         assert not dataplane.taking_requests
         (await instance.begun()).finish("ended")

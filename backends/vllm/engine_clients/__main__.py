@@ -11,6 +11,7 @@ import sys
 import uvloop
 
 from backends.vllm.engine_processes import follow
+from gateway.process_limits import collect_garbage_rarely
 
 
 async def _run(descriptor: int) -> None:
@@ -25,6 +26,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     follow(int(sys.argv[2]))
+    collect_garbage_rarely()
     uvloop.run(_run(int(sys.argv[1])))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -93,6 +93,7 @@ class GrpcioCall(RpcCall):
     """RPC of grpc.aio; an `uncompressed` one disables the compression of the server."""
 
     def __init__(self, context: Context, *, uncompressed: bool) -> None:
+        super().__init__()
         self._context = context
         self._uncompressed = uncompressed
 

@@ -110,6 +110,14 @@ def timeout_secs(value: bytes) -> float:
     return secs
 
 
+def authority_of(request: Any) -> str:
+    """The `:authority` of a request of httpunk, or its `host`; "" if it has neither."""
+    if request.authority is not None:
+        return str(request.authority)
+    host: bytes = request.headers.get("host") or b""
+    return host.decode("latin-1")
+
+
 def read_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
     """The metadata among the headers of a request; RpcError for invalid base64."""
     return [

@@ -6,24 +6,35 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Protocol
 
+from httpunk import HeaderMap
+
 from gateway.frontends.grpc.http2_wire import (
     DEADLINE,
     DEADLINE_PASSED,
     ENCODING,
+    authority_of,
+    framed,
     only_message,
+    read_metadata,
     require_grpc,
     timeout_secs,
 )
 from gateway.frontends.grpc.hyper_call import (
+    BEGUN,
+    HTTP_OK,
+    SMALL_BYTES,
+    STATUS,
     HyperCall,
     HyperEvent,
     is_whole,
-    on_reset,
     whole_body,
 )
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
 from gateway.frontends.grpc.rpc import BegunCall, Metadata, Method, RpcError, StatusCode
 from gateway.settings import CompressionLevel
+
+ANSWERED = HeaderMap(((STATUS, str(int(StatusCode.OK))),))
+"""Trailers of an answer without metadata."""
 
 log = logging.getLogger("sluice.grpc")
 
@@ -32,6 +43,8 @@ Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 class RpcOwner(Protocol):
     """The connection of the RPCs."""
+
+    peer: str
 
     def new_call(self, request: Any) -> HyperCall:
         """The call of a request."""
@@ -56,10 +69,16 @@ class BegunCalls:
         self._compresses = compression is not CompressionLevel.NONE
         self._loop = asyncio.get_running_loop()
         self._calls: set[BegunHyperCall] = set()
-        self._none = HyperEvent(self._loop)
+        self._known_headers: object = None  # accepted ones, without a deadline
+        self._none = HyperEvent()
 
     def __bool__(self) -> bool:
         return bool(self._calls)
+
+    @property
+    def peer(self) -> str:
+        """The address of the client in gRPC's notation."""
+        return self._owner.peer
 
     def begin(self, request: Any, method: Method) -> bool:
         """Begin an RPC; False if it needs a task.
@@ -67,37 +86,52 @@ class BegunCalls:
         That is the case with compression, an error in the headers, or a message that is incomplete
         or large.
         """
-        beginning = method.beginning
-        if beginning is None or request.headers.get(ENCODING) is not None:
+        beginning, secs = method.beginning, None
+        if beginning is None or (method.compresses and self._compresses):
             return False
-        if method.compresses and self._compresses:
-            return False
-        allowed = request.headers.get(DEADLINE)
-        try:
-            require_grpc(request)
-            secs = None if allowed is None else timeout_secs(allowed)
-        except RpcError:
-            return False
+        headers = request.method, request.headers.raw_items()
+        if headers != self._known_headers:
+            allowed = request.headers.get(DEADLINE)
+            try:
+                require_grpc(request)
+                secs = None if allowed is None else timeout_secs(allowed)
+            except RpcError:
+                return False
+            if request.headers.get(ENCODING) is not None:
+                return False
+            if allowed is None:
+                self._known_headers = headers
         message = _whole_message(request, beginning.may_begin)
         if message is None:
             return False
-        call = BegunHyperCall(self, request, self._owner.new_call(request))
+        call = BegunHyperCall(self, request)
         if secs is not None:
             call.expiry = self._loop.call_later(secs, call.expire)
         self._calls.add(call)
-        on_reset(request, call.cancel)
+        request._stream.reset_evt.listen(call.cancel)
         method.begin(beginning, message, call)
         return True
 
-    def end(self, call: "BegunHyperCall", ending: Coroutine[Any, Any, None] | None) -> None:
-        """End an RPC; `ending` sends its end, in a task from its first wait on."""
+    def answer(self, call: "BegunHyperCall", message: bytes) -> None:
+        """End an RPC with its message."""
         try:
-            if ending is not None:
-                self._owner.send_together(partial(self._send, call, ending))
+            self._owner.send_together(partial(self._send_answer, call.request, message))
         finally:
-            self._calls.discard(call)
-            if not self._calls:
-                self._none.set()
+            self.discard(call)
+
+    def fail(self, call: "BegunHyperCall", error: RpcError) -> None:
+        """End an RPC with an error."""
+        full = self._owner.new_call(call.request)
+        try:
+            self._owner.send_together(partial(self._send, full, call.request, full.fail(error)))
+        finally:
+            self.discard(call)
+
+    def discard(self, call: "BegunHyperCall") -> None:
+        """End an RPC without an answer."""
+        self._calls.discard(call)
+        if not self._calls:
+            self._none.set()
 
     def cancel(self) -> None:
         """End all without an answer."""
@@ -110,29 +144,43 @@ class BegunCalls:
             self._none.clear()
             await self._none.wait()
 
-    def _send(self, call: "BegunHyperCall", ending: Coroutine[Any, Any, None]) -> None:
-        sending = self._owner.until_end(call.request, call.call, ending)
+    def _send_answer(self, request: Any, message: bytes) -> None:
+        rest: Coroutine[Any, Any, None] | None
+        if len(message) > SMALL_BYTES:
+            call = self._owner.new_call(request)
+            self._send(call, request, call.answer(message))
+            return
+        try:
+            rest = _send_at_once(request, message)
+        except Exception as error:  # noqa: BLE001 - it would reach the model that has answered
+            rest = _failed(error)
+        if rest is not None:
+            self._send(self._owner.new_call(request), request, rest)
+
+    def _send(self, call: HyperCall, request: Any, ending: Coroutine[Any, Any, None]) -> None:
+        """End a request; `ending` sends its end, in a task from its first wait on."""
+        sending = self._owner.until_end(request, call, ending)
         try:
             task = start_eagerly(sending, self._loop.create_task)
         except (Exception, asyncio.CancelledError):
             # Around one request in a frontend: an error would reach the model that has answered.
             log.exception("request failed unexpectedly")
-            task = self._loop.create_task(call.request.reset())
+            task = self._loop.create_task(request.reset())
         if task is not None:
-            self._owner.start(call.request, task)
+            self._owner.start(request, task)
 
 
 class BegunHyperCall(BegunCall):
-    """An RPC without a task. It is `request`, and `call` once it ends.
+    """An RPC without a task.
 
     `expiry` is the timer of the client's deadline; sending an answer that is ready may take longer.
     """
 
-    __slots__ = ("_calls", "_disconnected", "_ended", "call", "expiry", "request")
+    __slots__ = ("_calls", "_disconnected", "_ended", "expiry", "request")
 
-    def __init__(self, calls: "BegunCalls", request: Any, call: HyperCall) -> None:
+    def __init__(self, calls: "BegunCalls", request: Any) -> None:
+        super().__init__()
         self.request = request
-        self.call = call
         self._calls = calls
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
@@ -140,18 +188,26 @@ class BegunHyperCall(BegunCall):
 
     @property
     def metadata(self) -> Metadata:
-        return self.call.metadata
+        return read_metadata(self.request.headers.raw_items())
+
+    @property
+    def peer(self) -> str:
+        return self._calls.peer
+
+    @property
+    def authority(self) -> str:
+        return authority_of(self.request)
 
     def on_disconnect(self, disconnected: Callable[[], object]) -> None:
         self._disconnected = disconnected
 
     def answer(self, message: bytes) -> None:
         if self._ends():
-            self._calls.end(self, self.call.answer(message))
+            self._calls.answer(self, message)
 
     def fail(self, error: RpcError) -> None:
         if self._ends():
-            self._calls.end(self, self.call.fail(error))
+            self._calls.fail(self, error)
             self._disconnect()
 
     def expire(self) -> None:
@@ -161,8 +217,7 @@ class BegunHyperCall(BegunCall):
     def cancel(self) -> None:
         """End the RPC without an answer: its client has disconnected."""
         if self._ends():
-            self.call.end()
-            self._calls.end(self, None)
+            self._calls.discard(self)
             self._disconnect()
 
     def _ends(self) -> bool:
@@ -171,7 +226,7 @@ class BegunHyperCall(BegunCall):
         self._ended = True
         if self.expiry is not None:
             self.expiry.cancel()
-        on_reset(self.request, None)
+        self.request._stream.reset_evt.listen(None)
         return True
 
     def _disconnect(self) -> None:
@@ -188,6 +243,34 @@ def _whole_message(request: Any, may_take: Callable[[int], bool]) -> bytes | Non
     if message is not None:
         whole_body(request)
     return message
+
+
+def _send_at_once(request: Any, message: bytes) -> Coroutine[Any, Any, None] | None:
+    """Send an answer of at most SMALL_BYTES; a coroutine sends what remains.
+
+    That is the case if the client's window is full, or the stream has ended.
+    """
+    connection, stream = request._conn, request._stream
+    (body,) = framed((message,))
+    flags = connection.send_response_head(stream.id, HTTP_OK, BEGUN, False).flags
+    sent = connection.send_data(stream.id, body, 0, False)
+    if not sent.done:
+        connection._after(flags | sent.flags)
+        return _send_rest(request, body, sent.sent)
+    ended = connection.send_trailers(stream.id, ANSWERED)
+    connection._after(flags | sent.flags | ended.flags)
+    return None
+
+
+async def _send_rest(request: Any, body: bytes, sent: int) -> None:
+    """Send the body behind its first `sent` bytes, and the trailers."""
+    connection, stream = request._conn, request._stream
+    await connection._send_data(stream, body, False, sent)
+    connection._send_trailers(stream, ANSWERED)
+
+
+async def _failed(error: Exception) -> None:
+    raise error
 
 
 def start_eagerly(

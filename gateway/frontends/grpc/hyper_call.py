@@ -7,7 +7,6 @@ names of httpunk: its release is pinned, and tests fail if they change.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from httpunk import HeaderMap, HTTPunkError
@@ -19,6 +18,7 @@ from gateway.frontends.grpc.http2_wire import (
     ENCODING,
     IDENTITY,
     Deframer,
+    authority_of,
     compressed_in_thread,
     encoding_for,
     framed,
@@ -46,8 +46,7 @@ BEGINNING = (("content-type", "application/grpc"), ("grpc-accept-encoding", ACCE
 STATUS = "grpc-status"
 DETAILS = "grpc-message"
 BEGUN = HeaderMap(BEGINNING)
-ANSWERED = HeaderMap(((STATUS, str(int(StatusCode.OK))),))
-"""Headers and trailers of an answer without metadata."""
+"""Headers of an answer without metadata."""
 
 SMALL_BYTES = 64 << 10
 """Answers up to this size do not count towards the budget, so they are always sent."""
@@ -78,6 +77,7 @@ class HyperCall(RpcCall):
         loop: asyncio.AbstractEventLoop,
         threads: Threads,
     ) -> None:
+        super().__init__()
         self._threads = threads
         self._request = request
         self._incoming = BufferShare(budget)
@@ -97,6 +97,10 @@ class HyperCall(RpcCall):
     @property
     def peer(self) -> str:
         return self._peer
+
+    @property
+    def authority(self) -> str:
+        return authority_of(self._request)
 
     def time_remaining(self) -> float | None:
         return None if self._deadline is None else self._deadline - self._loop.time()
@@ -177,13 +181,6 @@ class HyperCall(RpcCall):
 
     async def answer(self, message: bytes) -> None:
         """End a unary RPC with its message. RpcError if a large one exceeds the budget."""
-        if self._stream is None and not self._trailing and self._encoding == IDENTITY:
-            body = framed((message,))
-            self._count_unsent(body)
-            # Set before sending the rest, so that a deadline meanwhile sends trailers, not headers.
-            self._stream = await self._request.send_response(HTTP_OK, headers=BEGUN)
-            await send_rest(self._stream, body, ANSWERED)
-            return
         await self.send((message,))
         await self._finish(StatusCode.OK)
 
@@ -262,10 +259,9 @@ class HyperCall(RpcCall):
 class HyperEvent:
     """An event with at most one waiting task and one listener."""
 
-    __slots__ = ("_listener", "_loop", "_set", "_waiter")
+    __slots__ = ("_listener", "_set", "_waiter")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._set = False
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], object] | None = None
@@ -291,7 +287,7 @@ class HyperEvent:
     async def wait(self) -> None:
         """Wait until the event is set."""
         while not self._set:
-            self._waiter = self._loop.create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def hold(self) -> None:
@@ -342,7 +338,7 @@ class HyperBackend(AsyncioBackend):
     """httpunk's backend for asyncio, with these events and queues."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.event: Any = partial(HyperEvent, loop)
+        self.event: Any = HyperEvent
         self._loop = loop
 
     def queue(self) -> tuple[HyperQueue, HyperQueue]:
@@ -362,28 +358,14 @@ def whole_body(request: Any) -> bytes:
     connection, stream_id, size = request._conn, request._stream.id, len(chunk)
     if is_budgeted:
         connection.release_data_frame(stream_id, size)
-    connection._after(connection.release_capacity(stream_id, size))
+    flags = connection.release_capacity(stream_id, size)
+    if flags:
+        connection._after(flags)
     found: bytes = chunk
     return found
-
-
-async def send_rest(answer: Any, body: Sequence[bytes], trailers: HeaderMap) -> None:
-    """Send the body and the trailers of an answer; waits only for flow control."""
-    connection, stream = answer._conn, answer._stream
-    for piece in body:
-        sent = connection._try_send_data(stream, piece, 0, False)
-        if sent is not None:
-            await connection._send_data(stream, piece, False, sent)
-    answer._done = True
-    connection._send_trailers(stream, trailers)
 
 
 def is_reset(request: Any) -> bool:
     """Whether the client has reset a request."""
     found: bool = request._stream.reset_evt.is_set()
     return found
-
-
-def on_reset(request: Any, reset: Callable[[], object] | None) -> None:
-    """Call a function when the client resets a request; None ends that."""
-    request._stream.reset_evt.listen(reset)

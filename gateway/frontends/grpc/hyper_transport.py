@@ -13,17 +13,19 @@ from httpunk.asyncio import H2ServerProtocol
 
 from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_begun import BegunCalls
-from gateway.frontends.grpc.hyper_call import (
-    HyperBackend,
-    HyperCall,
-    is_reset,
-    on_reset,
-)
+from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
-from gateway.frontends.grpc.sockets import HTTP_2, SocketFile, bound, read_certificates, unix_path
+from gateway.frontends.grpc.sockets import (
+    SocketFile,
+    bound,
+    peer_name,
+    read_certificates,
+    speaks_http_2,
+    unix_path,
+)
 from gateway.process_limits import DescriptorReserve
-from gateway.settings import UNIX, GrpcSettings
+from gateway.settings import GrpcSettings
 from gateway.threads import Threads, request_threads
 
 BACKLOG = 4096
@@ -55,9 +57,6 @@ BUFFERED_BYTES = 4 << 30
 
 GREETING_SECS = 20.0
 """Timeout for the preface and the settings of a client."""
-
-MAPPED = "::ffff:"
-"""Prefix of an IPv4 address on an IPv6 socket."""
 
 SHOWN_CHARS = 256
 """Longest part of the path shown in the error."""
@@ -145,7 +144,7 @@ class HyperConnection(H2ServerProtocol):
         super().__init__()  # type: ignore[no-untyped-call]
         self._shared = shared
         self._socket: Any = None
-        self._peer = ""
+        self.peer = ""
         self._bounds: Any = None
         self._begun = BegunCalls(self, shared.settings.compression)
         self._rpcs: set[asyncio.Task[None]] = set()
@@ -153,7 +152,8 @@ class HyperConnection(H2ServerProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._socket = transport
-        self._peer = _peer_name(transport.get_extra_info("peername"))
+        address = self._shared.settings.address
+        self.peer = peer_name(transport.get_extra_info("peername"), address)
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._greeting = self._loop.call_later(GREETING_SECS, self._require_greeted)
         self._shared.connections.add(self)
@@ -161,7 +161,7 @@ class HyperConnection(H2ServerProtocol):
         # The connection is kept until its RPCs have ended, also after a disconnect.
         serving: Any = self._serve_task
         serving.add_done_callback(lambda _: self._shared.connections.discard(self))
-        refused = not _speaks_http_2(transport.get_extra_info("ssl_object"))
+        refused = not speaks_http_2(transport.get_extra_info("ssl_object"))
         if refused or self._shared.is_closing or self._shared.reserve.drops(transport):
             transport.abort()
 
@@ -172,6 +172,14 @@ class HyperConnection(H2ServerProtocol):
             self._server.stop()
         super().connection_lost(exc)  # type: ignore[no-untyped-call]
 
+    def data_received(self, data: bytes) -> None:
+        """Override of httpunk: pass bytes to the task that waits for them, or keep them."""
+        waiter: PromptWaiter | None = self._read_waiter
+        if waiter is None or waiter.done() or len(data) > self._bounds.turn_bytes:
+            super().data_received(data)  # type: ignore[no-untyped-call]
+        else:
+            waiter.set_result(data)
+
     async def receive_some(self, max_bytes: int = 0) -> bytes:
         """Override of httpunk: read at most `turn_bytes`.
 
@@ -179,16 +187,18 @@ class HyperConnection(H2ServerProtocol):
         connections before each further read.
         """
         stream: Any = super()
-        while not stream.writable_now():
+        while self._writing_paused:
             await stream.drain_future()
-        if stream.readable_now():
+        if self._buffered or self._eof:
             await asyncio.sleep(0)
         else:
             self._read_waiter = PromptWaiter(self._loop)
             try:
-                await self._read_waiter
+                received = await self._read_waiter
             finally:
                 self._read_waiter = None
+            if received is not None:
+                return received
         data: bytes = await stream.receive_some(self._bounds.turn_bytes)
         return data
 
@@ -259,12 +269,12 @@ class HyperConnection(H2ServerProtocol):
         """Own the task of an RPC; a reset cancels it."""
         self._rpcs.add(task)
         task.add_done_callback(self._rpcs.discard)
-        on_reset(request, task.cancel)
+        request._stream.reset_evt.listen(task.cancel)
 
     def new_call(self, request: Any) -> HyperCall:
         """The call of a request."""
         shared = self._shared
-        return HyperCall(request, self._peer, shared.budget, self._loop, shared.threads)
+        return HyperCall(request, self.peer, shared.budget, self._loop, shared.threads)
 
     async def handle(self, request: Any) -> None:
         """Serve one RPC until it is answered or its client disconnects."""
@@ -295,6 +305,8 @@ class HyperConnection(H2ServerProtocol):
         if method is None:
             shown = request.path[:SHOWN_CHARS]
             raise RpcError(StatusCode.UNIMPLEMENTED, f"no method '{shown}' is served here")
+        if method.guard is not None:
+            method.guard(call)  # before the message is read
         if method.compresses:
             call.compress(self._shared.settings.compression)
         await call.run(method)
@@ -313,11 +325,19 @@ class HyperConnection(H2ServerProtocol):
 class PromptWaiter:
     """A future with one waiting task, which continues in the call of `set_result`.
 
-    It continues in the next turn of the event loop if that call is made by a task, or before the
-    task waits.
+    The result is received bytes, or None if others have to be looked at first. The task continues
+    in the next turn of the event loop if that call is made by a task, or before the task waits.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_context", "_loop", "_set", "_wake")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_cancelled",
+        "_context",
+        "_loop",
+        "_received",
+        "_set",
+        "_wake",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio_future_blocking = False  # how asyncio recognizes a future
@@ -325,6 +345,7 @@ class PromptWaiter:
         self._set = self._cancelled = False
         self._wake: Callable[[PromptWaiter], object] | None = None
         self._context: Context | None = None
+        self._received: bytes | None = None
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the task."""
@@ -334,9 +355,10 @@ class PromptWaiter:
         """Whether it is set or cancelled."""
         return self._set or self._cancelled
 
-    def set_result(self, result: None) -> None:
+    def set_result(self, result: bytes | None) -> None:
         """Wake the task."""
         self._set = True
+        self._received = result
         wake, self._wake = self._wake, None
         if wake is None or self._context is None:
             return
@@ -355,35 +377,23 @@ class PromptWaiter:
             self._loop.call_soon(wake, self, context=self._context)
         return True
 
-    def result(self) -> None:
+    def result(self) -> bytes | None:
         """The outcome for the task; CancelledError after `cancel`."""
         if self._cancelled:
             raise asyncio.CancelledError
+        return self._received
 
     def add_done_callback(
         self, wake: Callable[["PromptWaiter"], object], *, context: Context
     ) -> None:
         """For the task: continue by this call."""
-        if self.done():
+        if self._set or self._cancelled:
             self._loop.call_soon(wake, self, context=context)
         else:
             self._wake, self._context = wake, context
 
-    def __await__(self) -> Generator["PromptWaiter", None, None]:
-        if not self.done():
+    def __await__(self) -> Generator["PromptWaiter", None, bytes | None]:
+        if not (self._set or self._cancelled):
             self._asyncio_future_blocking = True
             yield self
-        self.result()
-
-
-def _speaks_http_2(session: Any) -> bool:
-    """Whether a TLS session has agreed on HTTP/2, as gRPC requires; true without TLS."""
-    return session is None or session.selected_alpn_protocol() == HTTP_2
-
-
-def _peer_name(name: Any) -> str:
-    """An address in gRPC's notation."""
-    if not isinstance(name, tuple):
-        return UNIX
-    host, port = name[0].removeprefix(MAPPED), name[1]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        return self.result()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.rpc import Metadata
+from gateway.frontends.grpc.rpc import Metadata, RpcHead
 from gateway.messages import Parameter, SequenceTag
+from gateway.policy.credentials import METADATA
 from gateway.protos import grpc_service_pb2 as pb
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -49,6 +50,12 @@ class HeaderForwarding:
     def __init__(self, pattern: str) -> None:
         self.enabled = bool(pattern)
         self._pattern = re.compile(pattern, re.IGNORECASE)
+
+    def metadata_of(self, rpc: RpcHead) -> Metadata:
+        """The metadata that may be forwarded: without API keys."""
+        if rpc.caller is None:
+            return rpc.metadata
+        return [each for each in rpc.metadata if each[0] not in METADATA]
 
     def select(self, metadata: Metadata) -> Mapping[str, str]:
         """The metadata with matching names; INVALID_ARG for a name that Triton reserves."""

@@ -89,9 +89,15 @@ def _joined(parts: list[Buffer], size: int) -> bytes:
 
 
 def _head(model: str, version: str, request_id: str) -> bytes:
-    return pb.ModelInferResponse(
-        model_name=model, model_version=version, id=request_id
-    ).SerializeToString()
+    head = _model(model, version)
+    if not request_id:
+        return head
+    return head + pb.ModelInferResponse(id=request_id).SerializeToString()
+
+
+@lru_cache(1024)
+def _model(name: str, version: str) -> bytes:
+    return pb.ModelInferResponse(model_name=name, model_version=version).SerializeToString()
 
 
 @lru_cache(1024)

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from gateway.errors import Code, InferenceError, unexpected
+from gateway.policy.caller import Caller
 from gateway.threads import LARGE_BYTES
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -68,13 +69,13 @@ class ClientDisconnected(Exception):
     """The client has disconnected; the method is about to be cancelled."""
 
 
-class RpcCall(ABC):
-    """Interface between a method and the transport of its RPC.
+class RpcHead(ABC):
+    """The client of an RPC, and its headers. The guard of the method sets `caller`."""
 
-    The task of the method is cancelled when the client disconnects or its deadline passes.
-    """
+    __slots__ = ("caller",)
 
-    __slots__ = ()
+    def __init__(self) -> None:
+        self.caller: Caller | None = None
 
     @property
     @abstractmethod
@@ -84,7 +85,21 @@ class RpcCall(ABC):
     @property
     @abstractmethod
     def peer(self) -> str:
-        """The address of the client in gRPC's notation: `ipv4:127.0.0.1:40000`."""
+        """The address of the client in gRPC's notation: `ipv4:127.0.0.1:40000`; "" if unknown."""
+
+    @property
+    def authority(self) -> str:
+        """The `:authority` of the RPC; "" if the transport does not have it."""
+        return ""
+
+
+class RpcCall(RpcHead):
+    """Interface between a method and the transport of its RPC.
+
+    The task of the method is cancelled when the client disconnects or its deadline passes.
+    """
+
+    __slots__ = ()
 
     @abstractmethod
     def time_remaining(self) -> float | None:
@@ -110,7 +125,7 @@ class RpcCall(ABC):
         """Call a function when the RPC has ended: answered, failed or cancelled."""
 
 
-class BegunCall(ABC):
+class BegunCall(RpcHead):
     """Interface between a method without a task and the transport of its RPC.
 
     The method ends the RPC by one call of `answer` or `fail`, from any code on the event loop.
@@ -118,11 +133,6 @@ class BegunCall(ABC):
     """
 
     __slots__ = ()
-
-    @property
-    @abstractmethod
-    def metadata(self) -> Metadata:
-        """As `RpcCall.metadata`."""
 
     @abstractmethod
     def on_disconnect(self, disconnected: Callable[[], object]) -> None:
@@ -216,9 +226,7 @@ class _ErrorTranslation:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is None:
-            return
-        if isinstance(error, PASSED):
+        if error is None or isinstance(error, PASSED):
             return
         if isinstance(error, Exception) or _is_stray(error):
             raise translated(error) from None
@@ -239,6 +247,7 @@ Serve = Callable[[Any, RpcCall], Awaitable[Any]]
 Parse = Callable[[bytes], Any]
 ParseLarge = Callable[[bytes, RpcCall], Awaitable[Any]]
 Serialize = Callable[[Any], bytes]
+Guard = Callable[[RpcHead], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +259,7 @@ class Method:
     InferenceError or RpcError. The iterator also ends when the client disconnects, directly before
     the task is cancelled. `compresses` allows compression of the answers. `parse_large` parses
     messages above LARGE_BYTES without blocking the event loop. `beginning` is the same method
-    without a task, for messages up to that size.
+    without a task, for messages up to that size. `guard` refuses an RPC by RpcError.
     """
 
     serve: Serve
@@ -261,10 +270,13 @@ class Method:
     compresses: bool = False
     beginning: Beginning | None = None
     parse_large: ParseLarge | None = None
+    guard: Guard | None = None
 
     async def answer(self, message: bytes, call: RpcCall) -> bytes:
         """The answer to a message of a unary RPC. Raises only RpcError or ClientDisconnected."""
         with ERROR_TRANSLATION:
+            if self.guard is not None:
+                self.guard(call)
             if len(message) <= LARGE_BYTES or self.parse_large is None:
                 asked = self.parsed(message)
             else:
@@ -274,6 +286,8 @@ class Method:
     def begin(self, beginning: Beginning, message: bytes, call: BegunCall) -> None:
         """Answer a message of a unary RPC without a task."""
         try:
+            if self.guard is not None:
+                self.guard(call)
             beginning.begin(self.parsed(message), call)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - around one request
             call.fail(translated(error))
@@ -281,6 +295,8 @@ class Method:
     async def run(self, messages: AsyncIterable[bytes], call: RpcCall) -> None:
         """Answer a streaming RPC. Raises only RpcError or ClientDisconnected."""
         with ERROR_TRANSLATION:
+            if self.guard is not None:
+                self.guard(call)
             asked: Any = ParsedMessages(self, messages, call)
             if not self.client_streams:
                 asked = await self._only(asked)
@@ -365,14 +381,14 @@ def methods(
     """
     parsers = in_bytes or {}
     for described in service.methods:
-        name = described.name
+        name, answer = described.name, GetMessageClass(described.output_type)
         parse = parsers.get(name) or GetMessageClass(described.input_type).FromString
         yield (
             f"/{service.full_name}/{name}",
             Method(
                 serve=getattr(servicer, name),
                 parse=parse,
-                serialize=bytes if name in parsers else _serializer(described),
+                serialize=bytes if name in parsers else answer.SerializeToString,
                 client_streams=described.client_streaming,
                 server_streams=described.server_streaming,
                 compresses=name in compressing,
@@ -380,8 +396,3 @@ def methods(
                 parse_large=None if large is None else large(name, parse),
             ),
         )
-
-
-def _serializer(described: Any) -> Serialize:
-    serialize: Serialize = GetMessageClass(described.output_type).SerializeToString
-    return serialize

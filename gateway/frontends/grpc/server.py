@@ -9,9 +9,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from gateway.dataplane import DataPlane
+from gateway.frontends.grpc.guard import GrpcAccess
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode, Transport, methods
 from gateway.frontends.grpc.servicer import Servicer
+from gateway.policy.credentials import Credentials
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport
@@ -58,11 +60,13 @@ class GrpcServer:
         server_id: str,
         recordings: Recordings | None = None,
         create_transport: TransportFactory = local_transport,
+        credentials: Credentials | None = None,
     ) -> None:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
         self._health = HealthServicer((DESCRIPTOR.full_name,))
-        self._transport = create_transport(self._methods(), settings)
+        access = GrpcAccess(settings.restrictions, settings.control, credentials)
+        self._transport = create_transport(access.guarded(self._methods()), settings)
         self.address = settings.address
         self.port = self._transport.port
 

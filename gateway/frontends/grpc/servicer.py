@@ -240,7 +240,7 @@ class Servicer:
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def _decoder(self, call: RpcCall) -> RequestDecoder:
-        metadata = call.metadata if self._forwarding.enabled else ()
+        metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()
         return RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
 
 

@@ -7,12 +7,15 @@ import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gateway.settings import UNIX, GrpcSettings, GrpcTlsSettings, netloc
 
 EVERY_ADDRESS = "::"
 """Every address of IPv6 and IPv4."""
+
+MAPPED = "::ffff:"
+"""Prefix of an IPv4 address on an IPv6 socket."""
 
 
 def unix_path(address: str) -> str:
@@ -200,3 +203,18 @@ def _require(flag: str, path: str, found: object, what: str) -> None:
 
 def _fail(flag: str, path: str, why: str) -> NoReturn:
     raise OSError(f"{flag} '{path}' {why}")
+
+
+def speaks_http_2(session: Any) -> bool:
+    """Whether a TLS session has agreed on HTTP/2, as gRPC requires; true without TLS."""
+    return session is None or session.selected_alpn_protocol() == HTTP_2
+
+
+def peer_name(name: tuple[str, int] | None, listening_at: str) -> str:
+    """The client's address in gRPC's notation; "" for one that has reset its connection."""
+    if unix_path(listening_at):
+        return UNIX
+    if name is None:
+        return ""
+    host, port = name[0].removeprefix(MAPPED), name[1]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

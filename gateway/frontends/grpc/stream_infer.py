@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gateway.conversations.turn import read_turn
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane, RequestName, no_longer_valid
 from gateway.errors import Code, InferenceError, exiting, first_error
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
@@ -35,6 +35,7 @@ from gateway.frontends.grpc.rpc import (
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
+from gateway.policy.caller import Caller, tenant_of
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import EventId, RecordingReader, Responses, recorded_stream
 from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
@@ -60,7 +61,6 @@ RESUME_AFTER = "resume_after"
 REMEMBERED = 64
 """Number of ended requests of an RPC whose ids are remembered, for late cancellations."""
 
-
 ENDINGS = (StrictModeError, TimeoutError, RpcError, ClientDisconnected)
 """Expected errors, which end the RPC; any other is logged as unexpected."""
 
@@ -81,9 +81,10 @@ class StreamInferRpcs:
     ) -> None:
         """Serve one RPC. Raises RpcError or ClientDisconnected."""
         outbox = Outbox(call.send, self._send_timeout_secs)
-        strict = STRICT_MODE in call.metadata
         rpc = StreamInfer(
-            self._dataplane, decoder, outbox, strict=strict, recordings=self._recordings
+            *(self._dataplane, decoder, outbox, call.caller),
+            strict=STRICT_MODE in call.metadata,
+            recordings=self._recordings,
         )
         self._open.add(rpc)
         try:
@@ -112,6 +113,7 @@ class StreamInfer:
 
     __slots__ = (
         "_awaits_message",
+        "_caller",
         "_dataplane",
         "_decoder",
         "_ended",
@@ -125,6 +127,7 @@ class StreamInfer:
         "_refusals",
         "_requests",
         "_responses",
+        "_tenant",
     )
 
     def __init__(
@@ -132,6 +135,7 @@ class StreamInfer:
         dataplane: DataPlane,
         decoder: RequestDecoder,
         outbox: Outbox,
+        caller: Caller | None = None,
         *,
         strict: bool,
         recordings: Recordings | None = None,
@@ -140,6 +144,7 @@ class StreamInfer:
         self._recordings = recordings or Recordings()
         self._decoder = decoder
         self._outbox = outbox
+        self._caller, self._tenant = caller, tenant_of(caller)
         self._responses = ResponseSender(outbox, strict=strict)
         self._owned: dict[Responses, RequestName] = {}
         self._ended: list[int] = []
@@ -233,7 +238,7 @@ class StreamInfer:
 
         A late cancellation of an ended request of this RPC never cancels another client's request.
         """
-        name = RequestName(message.model_name, message.model_version, message.id)
+        name = RequestName(message.model_name, message.model_version, message.id, self._tenant)
         own = [recorded_stream(each) for each, found in self._owned.items() if name.means(found)]
         late = ended_key(message) in self._ended
         try:
@@ -252,6 +257,8 @@ class StreamInfer:
         self, request: Message, model: Model | InferenceError, position: OrderPosition | None
     ) -> StreamRequest:
         message, raw = request
+        if self._caller is not None and not self._caller.valid:
+            raise no_longer_valid()
         if resumes(message):
             return self._resume(message)
         if isinstance(model, InferenceError):
@@ -260,12 +267,9 @@ class StreamInfer:
         infer_request, resumable = without_resumable(decoded)
         begun: list[Trace] = []
         submit = partial(self._submit, infer_request, model, begun)
-        stream: Responses = (
-            recorded(self._recordings, message, infer_request, model, submit)
-            if resumable
-            else submit()
-        )
-        self._owned[stream] = RequestName(model.name, model.version, message.id)
+        record = partial(recorded, self._recordings, message, infer_request, model, submit)
+        stream: Responses = record(self._tenant) if resumable else submit()
+        self._owned[stream] = RequestName(model.name, model.version, message.id, self._tenant)
         return StreamRequest(
             key=ended_key(message),
             stream=stream,
@@ -281,18 +285,16 @@ class StreamInfer:
         found = read_turn(request, model.config)
         return None if found is None else self._order.position((model, found.tag.correlation_id))
 
-    def _submit(
-        self, infer_request: InferRequest, model: Model, begun: list[Trace]
-    ) -> ResponseStream:
-        trace = begin_trace(self._dataplane.tracer, infer_request)
+    def _submit(self, request: InferRequest, model: Model, begun: list[Trace]) -> ResponseStream:
+        trace = begin_trace(self._dataplane.tracer, request)
         if trace is not None:
             begun.append(trace)
-        return self._dataplane.infer(infer_request, model, trace)
+        return self._dataplane.infer(request, model, trace, self._caller)
 
     def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
-        reader = resumed(self._recordings, message)
+        reader = resumed(self._recordings, message, self._tenant)
         model = reader.recorded.model
-        self._owned[reader] = RequestName(model.name, model.version, message.id)
+        self._owned[reader] = RequestName(model.name, model.version, message.id, self._tenant)
         # Responses have the id of the resuming message.
         request = replace(reader.recorded.request, id=message.id)
         return StreamRequest(
@@ -344,8 +346,10 @@ def resumes(message: pb.ModelInferRequest) -> bool:
     return RESUME in message.parameters
 
 
-def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> RecordingReader:
-    """The rest of a recorded stream of the same model.
+def resumed(
+    recordings: Recordings, message: pb.ModelInferRequest, tenant: str = ""
+) -> RecordingReader:
+    """The rest of a recorded stream of the same model and tenant.
 
     NOT_FOUND for an unknown stream, INVALID_ARG for an invalid parameter.
     """
@@ -357,7 +361,7 @@ def resumed(recordings: Recordings, message: pb.ModelInferRequest) -> RecordingR
         raise InferenceError(
             Code.INVALID_ARG, f"parameter '{RESUME_AFTER}' is {after}, expected 0 or more"
         )
-    return recordings.resume(EventId(token, after), _place(message))
+    return recordings.resume(EventId(token, after), _place(message), tenant)
 
 
 def recorded(
@@ -366,6 +370,7 @@ def recorded(
     request: InferRequest,
     model: Model,
     submit: Callable[[], ResponseStream],
+    tenant: str = "",
 ) -> RecordingReader:
     """The recorded stream of a request; INVALID_ARG if the model is not decoupled."""
     if not model.decoupled:
@@ -374,7 +379,8 @@ def recorded(
             f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "
             f"model '{model.name}' is not decoupled",
         )
-    return recordings.open(RecordedRequest(_place(message), model, request), submit)
+    asked = RecordedRequest(_place(message), model, request, tenant=tenant)
+    return recordings.open(asked, submit)
 
 
 def _place(message: pb.ModelInferRequest) -> str:

@@ -1,5 +1,6 @@
 """ModelInfer: one request, one response."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +23,15 @@ class UnaryInferRpcs:
         self._dataplane = dataplane
         self._forwarding = forwarding
         self._known = MessageMemo()
-
-    def parse(self, data: bytes) -> InferMessage:
-        """The message; DecodeError for bytes that are not one."""
-        return self._known.parse(data)
+        self.parse: Callable[[bytes], InferMessage] = self._known.parse
+        self.may_begin: Callable[[int], bool] = dataplane.begins_without_task
 
     async def serve(self, incoming: InferMessage, call: RpcCall) -> bytes:
         """Answer a message; raises InferenceError."""
         model, infer_request = self._read(incoming, call)
         trace = begin_trace(self._dataplane.tracer, infer_request)
         try:
-            with self._dataplane.infer(infer_request, model, trace) as stream:
+            with self._dataplane.infer(infer_request, model, trace, call.caller) as stream:
                 self._learn(incoming, infer_request)
                 response = await stream.only()
         finally:
@@ -40,14 +39,10 @@ class UnaryInferRpcs:
                 _trace_sending(trace, call)
         return self._encoder(infer_request, model).encode(response)
 
-    def may_begin(self, size_bytes: int) -> bool:
-        """Whether a message of this size can be answered without a task."""
-        return self._dataplane.begins_without_task(size_bytes)
-
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
         """Answer a message without a task; raises InferenceError if it is refused."""
         model, infer_request = self._read(incoming, call)
-        stream = self._dataplane.infer(infer_request, model)
+        stream = self._dataplane.infer(infer_request, model, caller=call.caller)
         begun = _BegunInfer(stream, self._encoder(infer_request, model), call)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
@@ -57,14 +52,20 @@ class UnaryInferRpcs:
         self, incoming: InferMessage, call: RpcCall | BegunCall
     ) -> tuple[Model, InferRequest]:
         """The model and the request of a message."""
-        if (known := incoming.known) is not None:
-            model = self._dataplane.model(known.asked.model, known.asked.version)
-            _refuse_decoupled(model)
-            return model, known.request(incoming.data)
+        known = incoming.known
         message: Any = incoming.message
-        model = self._dataplane.model(message.model_name, message.model_version)
-        _refuse_decoupled(model)
-        metadata = call.metadata if self._forwarding.enabled else ()
+        if known is not None:
+            model = self._dataplane.model(known.asked.model, known.asked.version)
+        else:
+            model = self._dataplane.model(message.model_name, message.model_version)
+        if model.decoupled:
+            raise InferenceError(
+                Code.UNSUPPORTED,
+                "ModelInfer RPC doesn't support models with decoupled transaction policy",
+            )
+        if known is not None:
+            return model, known.request(incoming.data)
+        metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()
         decoder = RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
         return model, decoder.decode(message, incoming.raw, model.config)
 
@@ -95,14 +96,6 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
             self.call.fail(answer)
         else:
             self.call.answer(answer)
-
-
-def _refuse_decoupled(model: Model) -> None:
-    if model.decoupled:
-        raise InferenceError(
-            Code.UNSUPPORTED,
-            "ModelInfer RPC doesn't support models with decoupled transaction policy",
-        )
 
 
 def _trace_sending(trace: Trace, call: RpcCall) -> None:

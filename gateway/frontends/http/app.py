@@ -15,6 +15,7 @@ from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoute
 from gateway.frontends.http.documentation import Documentation, Tagged
 from gateway.frontends.http.errors import error_response, openai_error_body, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
+from gateway.frontends.http.guard import HttpAccess
 from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.openai.answers import openai_error, openai_refused
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
@@ -30,6 +31,8 @@ from gateway.metrics_page import (
     no_reading,
 )
 from gateway.observability.exposition import CONTENT_TYPE
+from gateway.policy.areas import Area
+from gateway.policy.credentials import Credentials
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings, MetricsSettings
 
@@ -40,6 +43,7 @@ def build_app(
     server_id: str,
     playground: PlaygroundRoutes | None = None,
     recordings: Recordings | None = None,
+    credentials: Credentials | None = None,
 ) -> ASGIApp:
     """A Starlette application, with `infer` and OpenAI's endpoints in front of it.
 
@@ -63,10 +67,12 @@ def build_app(
         *chain.from_iterable(tagged.values()),
         *(playground.routes() if playground is not None else ()),
     ]
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    access = HttpAccess(settings.restrictions, settings.control, credentials)
+    guard = access.guard(Area.INFERENCE)
+    app = Starlette(routes=access.guarded(routes), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    others = StreamHandover(openai.in_front_of(app))
-    return TracedApp(InferRoute(dataplane, settings, others, recordings), dataplane.tracer)
+    others = StreamHandover(openai.in_front_of(app, guard))
+    return TracedApp(InferRoute(dataplane, settings, others, recordings, guard), dataplane.tracer)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -100,19 +106,22 @@ def build_metrics_app(
     cache: CacheReader = no_reading,
     recordings: RecordingsReader = no_reading,
     frontends: FrontendsReader = no_reading,
+    credentials: Credentials | None = None,
 ) -> Starlette:
     """An application with the page `/metrics`, rendered for each request.
 
     Every other path is an empty page, as on Triton.
     """
-    page = MetricsPage(dataplane, settings, cache, recordings, frontends)
+    page = MetricsPage(dataplane, settings, cache, recordings, frontends, credentials)
 
     async def show(request: Request) -> Response:
         return Response(await page.render(), media_type=CONTENT_TYPE)
 
     routes = [Route(path, show, methods=["GET"]) for path in ("/metrics", "/metrics/")]
     other = Route("/{path:path}", _nothing, methods=["GET"])
-    return Starlette(routes=[*routes, other], exception_handlers={HTTPException: _no_page})
+    access = HttpAccess(credentials=None if settings.open else credentials)
+    found = access.guarded([*routes, other])
+    return Starlette(routes=found, exception_handlers={HTTPException: _no_page})
 
 
 async def _nothing(request: Request) -> Response:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.connection_parts import LENGTH, content_length
 from gateway.frontends.http.request_scope import OnDisconnect
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES, Threads
@@ -143,7 +144,7 @@ async def read_infer_body(
     length = header_length(headers)
     announced = None
     if b"transfer-encoding" not in headers:
-        announced = int(headers.get(b"content-length", b"0"))
+        announced = content_length(headers.get(LENGTH, b"0"))
     max_chunks = MAX_CHUNKS if announced is None else None
     if encoding in WINDOW_BITS:
         found = await read_compressed(receive, encoding, limit, threads, max_chunks)

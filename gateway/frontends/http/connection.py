@@ -11,8 +11,18 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.event_loop import WRITES
-from gateway.frontends.http.connection_parts import ClientDeadline, Flow, Owed, Pipeline, Signal
-from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.connection_parts import (
+    LENGTH,
+    ClientDeadline,
+    Flow,
+    Owed,
+    Pipeline,
+    SendTimeout,
+    Signal,
+    awaits_body,
+    refusal,
+    repeated,
+)
 from gateway.frontends.http.request_scope import (
     BEGIN_STREAM,
     SEND_PIECE,
@@ -33,6 +43,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16
 """Pipelined requests of a connection; beyond this number reading pauses."""
 
+TOO_LARGE, LATE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT
 HEAD_END = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
@@ -49,8 +60,11 @@ class BoundedProtocol(HttpToolsProtocol):
     A client that does not send the bytes that it owes within `limits` gets 408, or is dropped
     where no response is possible. No limit runs while a request is being answered.
 
-    Clients repeat the head of a request, byte for byte: a request whose head is that of the
-    last one, and which arrives as a whole, is begun without the parser, with the same scope.
+    A request with a short body starts when that has arrived: many clients send it after the head.
+
+    Clients repeat the head of a request, byte for byte: a request whose head is that of the last
+    one, and which arrives in one piece or as head and body, is begun without the parser, with the
+    same scope.
     """
 
     # Python shares the keys of up to 30 attributes among instances; uvicorn's protocol has 29.
@@ -61,6 +75,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "_deadline",
         "_framing_bytes",
         "_has_begun",
+        "_has_known_head",
         "_head_bytes",
         "_in_head",
         "_known_bytes",
@@ -69,9 +84,8 @@ class BoundedProtocol(HttpToolsProtocol):
         "_on_disconnect",
         "_receiving",
         "_reserve",
-        "_send_timeout_secs",
+        "_send_timeout",
         "_unstarted",
-        "_watchdog",
     )
 
     def __init__(
@@ -89,12 +103,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = False
         self._known_head = b""
         self._known_bytes = -1
+        self._has_known_head = False
         self.pipeline = Pipeline()  # type: ignore[assignment]
-        self._send_timeout_secs = send_timeout_secs
+        self._send_timeout = SendTimeout(send_timeout_secs)
         self._limits = limits
         self._reserve = reserve
         self._deadline: ClientDeadline
-        self._watchdog: asyncio.TimerHandle | None = None
         self._in_head = True
         self._has_begun = False
         self._head_bytes = 0
@@ -106,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def is_receiving(self) -> bool:
         """Whether a request has arrived without the end of its body."""
-        return not self._in_head
+        return self._has_known_head or not self._in_head
 
     def watch(self, on_disconnect: Callable[[], object] | None) -> None:
         """Call `on_disconnect` when the client disconnects, at once if it has; None ends that."""
@@ -133,6 +147,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reserve.drops(transport)
 
     def _owed(self) -> Owed:
+        if self._has_known_head:
+            return Owed.BODY
         if self._receiving is not None:
             return Owed.BODY if self._lacks_body(self._receiving) else Owed.NOTHING
         if self.cycle is not None and not self.cycle.response_complete:
@@ -150,42 +166,26 @@ class BoundedProtocol(HttpToolsProtocol):
         """Refuse a request that has begun; close a connection without one."""
         if self.transport.is_closing():
             return
+        self._parse_known_head()
         if not self._has_begun:
             self.transport.close()
         elif owed is Owed.HEAD:
             log.debug("request head timed out", extra={"secs": limit_secs})
-            self._refuse_late(f"request line and headers took longer than {limit_secs:g} s")
+            self._refuse(LATE, f"request line and headers took longer than {limit_secs:g} s")
         else:
             log.warning("request body timed out", extra={"secs": limit_secs})
-            self._refuse_late(f"no byte of the request body came within {limit_secs:g} s")
+            self._refuse(LATE, f"no byte of the request body came within {limit_secs:g} s")
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_progress()
+        self._send_timeout.start(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._call_off_watchdog()
-
-    def _expect_progress(self) -> None:
-        """Check later whether the client has read anything; until then no output is added."""
-        unsent = self.transport.get_write_buffer_size()
-        self._watchdog = self.loop.call_later(self._send_timeout_secs, self._look_again, unsent)
-
-    def _look_again(self, unsent_before: int) -> None:
-        if self.transport.get_write_buffer_size() < unsent_before:
-            self._expect_progress()
-            return
-        log.warning("client stopped reading", extra={"secs": self._send_timeout_secs})
-        self.transport.abort()
-
-    def _call_off_watchdog(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._send_timeout.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._call_off_watchdog()
+        self._send_timeout.cancel()
         self._deadline.cancel()
         super().connection_lost(exc)
         # uvicorn notifies only the latest request, which is not the answered one if requests are
@@ -195,12 +195,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered.message_event.set()
         if self._on_disconnect is not None:
             self._on_disconnect()
+        self._release()
+
+    def _release(self) -> None:
+        """Drop what refers to this object: without a cycle its memory is free at once."""
+        del self._deadline
+        if self._unstarted or self._answered is None or self._answered.response_complete:
+            self.cycle = self._answered = self._receiving = self._unstarted = None  # type: ignore[assignment]
+            self.scope = None  # type: ignore[assignment]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_begun = True
         self._begun = False
-        self._known_bytes = -1
+        self._known_head, self._known_bytes = b"", -1
         self._deadline.since = self.loop.time()
         self.scope["state"] = {
             SEND_PIECE: self._send_piece,
@@ -211,9 +219,9 @@ class BoundedProtocol(HttpToolsProtocol):
         }
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._head_bytes = 0
+        self._in_head, self._head_bytes = False, 0
         super().on_headers_complete()
+        self.headers = []  # trailers are not merged into the headers (RFC 9110, 6.5.1)
         self._receiving = self.cycle
         if not self.pipeline:
             self._answered = self.cycle
@@ -221,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read_on()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start a request; one that has just arrived is begun with its body, if that comes now."""
+        """Start a request; one that has just arrived is started at the end of `data_received`."""
         if self._begin is not None and cycle.more_body and self._receiving is None:
             self._unstarted = cycle, app
         else:
@@ -232,42 +240,48 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unstarted = None
         start = super()._start_asgi_task
         if cycle.more_body or self._begin is None or not self._begin(cycle, partial(start, cycle)):
-            self._known_bytes = -1  # an application may change the scope
+            self._known_head, self._known_bytes = b"", -1  # an application may change the scope
             start(cycle, app)
         else:
             self._begun = True
 
-    def _learn(self, data: bytes, head_bytes: int) -> None:
-        """Know the head of a request that was begun, if `data` is this request and nothing else."""
-        length = b"%d" % (len(data) - head_bytes)
-        if (b"content-length", length) in self.headers and not self.expect_100_continue:
-            self._known_head, self._known_bytes = data[:head_bytes], len(data)
+    def _learn_head(self, data: bytes) -> None:
+        """Know the head of a request, if these bytes are the request, or are its head."""
+        head, end, body = data.partition(HEAD_END)
+        if self._begun:
+            self._learn(head + end, len(body))
+        elif self._unstarted is not None and end and not body:
+            self._known_head = data
+
+    def _learn(self, head: bytes, body_bytes: int) -> None:
+        """Know the head of a request that was begun, if its body was the other bytes received."""
+        if (LENGTH, b"%d" % body_bytes) in self.scope["headers"] and not self.expect_100_continue:
+            self._known_head, self._known_bytes = head, len(head) + body_bytes
 
     def _repeats(self, data: bytes) -> bool:
-        """Begin the request, if it is whole and has the head of the last one."""
+        """Begin the request, if it has the head of the last one; or wait for its body."""
         last, head = self.cycle, self._known_head
-        if not last.response_complete or self._has_begun or not data.startswith(head):
+        is_known = len(data) in (len(head), self._known_bytes) and data.startswith(head)
+        if not (is_known and last.response_complete) or self.transport.is_closing():
             return False
-        if self.transport.is_closing():
-            return False
-        self.cycle = self._answered = cycle = RequestResponseCycle(
-            last.scope,
-            self.transport,
-            self.flow,
-            self.logger,
-            self.access_logger,
-            self.access_log,
-            last.default_headers,
-            Signal(),  # type: ignore[arg-type]
-            expect_100_continue=False,
-            keep_alive=last.keep_alive,
-            on_response=last.on_response,
-        )
-        cycle.body += memoryview(data)[len(head) :]
-        cycle.more_body = False
-        cycle.message_event.set()
-        self._start(cycle, self.app)
+        if len(data) == len(head) < self._known_bytes:
+            self._has_known_head = True
+            self._deadline.since = self.loop.time()
+        else:
+            body = memoryview(data)[len(head) :]
+            self.cycle = self._answered = repeated(last, body, self.on_response_complete)
+            self._start(self.cycle, self.app)
         return True
+
+    def _parse_known_head(self) -> None:
+        """Pass the known head to the parser, if it has arrived without a body."""
+        if self._has_known_head:
+            self._known_bytes = -1
+            self.data_received(b"")
+
+    def shutdown(self) -> None:
+        self._parse_known_head()
+        super().shutdown()
 
     def _begin_stream(self) -> None:
         """Replace the event of a request whose body has been read: an event takes 760 bytes."""
@@ -331,25 +345,31 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start(*self._unstarted)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            if len(data) == self._known_bytes and self._repeats(data):
-                return
-            is_first = not self._has_begun
-            end = data.find(HEAD_END)
-            if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
-                data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
-            if len(data) <= MAX_HEAD_BYTES - self._head_bytes and not self.transport.is_closing():
-                self._head_bytes += len(data)
-                super().data_received(data)  # as `_feed` does, without a call for each request
-                if self._begun and is_first:
-                    self._learn(data, end + len(HEAD_END))
-                data = b""
-        while data and not self.transport.is_closing():
-            data = data[self._feed(data) :]
-        if self._unstarted is not None:
+        if self._has_known_head:
+            self._has_known_head = False
+            data = self._known_head + data
+        is_first = self._in_head and not self._has_begun
+        if is_first and self._known_bytes >= 0 and self._repeats(data):
+            return
+        self._begun = False
+        self._parse(data)
+        if is_first:
+            self._learn_head(data)
+        elif self._begun and self._known_head:
+            self._learn(self._known_head, len(data))
+        if self._unstarted is not None and not awaits_body(self._unstarted[0]):
             self._start(*self._unstarted)
         if not self._in_head:
             self._deadline.since = self.loop.time()
+
+    def _parse(self, data: bytes) -> None:
+        """Pass the parser what it may have; refuse the rest."""
+        if self._in_head:
+            end = data.find(HEAD_END)
+            if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
+                data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
+        while data and not self.transport.is_closing():
+            data = data[self._feed(data) :]
 
     def _feed(self, data: bytes) -> int:
         """Pass the parser as many bytes as it may have, and return their number."""
@@ -357,21 +377,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._framing_bytes += len(data)
             super().data_received(data)
             if self._framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse_head(f"trailers or chunk extensions exceed {MAX_HEAD_BYTES} bytes")
+                self._refuse(
+                    TOO_LARGE, f"trailers or chunk extensions exceed {MAX_HEAD_BYTES} bytes"
+                )
             return len(data)
         piece = data[: MAX_HEAD_BYTES - self._head_bytes]
         if piece:
             self._head_bytes += len(piece)
             super().data_received(piece)
         else:
-            self._refuse_head(f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
+            self._refuse(TOO_LARGE, f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
         return len(piece)
-
-    def _refuse_head(self, message: str) -> None:
-        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
-
-    def _refuse_late(self, message: str) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
@@ -380,10 +396,5 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._receiving is not None and self._receiving.response_started:
             self.transport.abort()  # more bytes would be part of that response
             return
-        body = error_body(message)
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\n"
-            f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        self.transport.write(refusal(status, message))
         self.transport.close()

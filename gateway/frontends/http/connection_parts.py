@@ -1,19 +1,27 @@
-"""Parts of a connection: time limits, and small parts as uvicorn's.
+"""Parts of a connection: time limits, requests, and smaller parts in place of uvicorn's.
 
-The latter allocate nothing before they are needed: each event and each deque of the standard
-library takes 760 bytes, also without a waiter or item.
+These allocate nothing before they are needed: each event and each deque of the standard library
+takes 760 bytes, also without a waiter or item.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.frontends.http.errors import JSON, error_body
 from gateway.settings import HttpTimeLimits
+from gateway.tensor import Buffer
 
+log = logging.getLogger("sluice.http")
+
+LENGTH = b"content-length"
 HELD_SECS = 1.0
 """A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
 
@@ -75,6 +83,52 @@ class Pipeline(list[Any]):
         self.insert(0, item)
 
 
+def content_length(value: bytes) -> int:
+    """The number of a header that the parser has accepted; it may begin with thousands of zeros."""
+    return int(value.strip().lstrip(b"0") or b"0")
+
+
+def awaits_body(cycle: RequestResponseCycle) -> bool:
+    """Whether the client sends the rest of a short body without being asked for it."""
+    if not cycle.more_body or cycle.waiting_for_100_continue:
+        return False
+    length = next((value for name, value in cycle.scope["headers"] if name == LENGTH), None)
+    return length is not None and content_length(length) <= HIGH_WATER_LIMIT
+
+
+def refusal(status: HTTPStatus, message: str) -> bytes:
+    """The last response of a connection, to bytes that are no request."""
+    body = error_body(message)
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\n"
+        f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def repeated(
+    last: RequestResponseCycle, body: Buffer, on_response: Callable[[], None]
+) -> RequestResponseCycle:
+    """A whole request with the head of the last one of its connection, and another body."""
+    cycle = RequestResponseCycle(
+        last.scope,
+        last.transport,
+        last.flow,
+        last.logger,
+        last.access_logger,
+        last.access_log,
+        last.default_headers,
+        Signal(),  # type: ignore[arg-type]
+        expect_100_continue=False,
+        keep_alive=last.keep_alive,
+        on_response=on_response,
+    )
+    cycle.body += body
+    cycle.more_body = False
+    cycle.message_event.set()
+    return cycle
+
+
 class Owed(Enum):
     """The next bytes that a client has to send."""
 
@@ -85,6 +139,34 @@ class Owed(Enum):
     BODY = auto()
     REQUEST = auto()
     """The first byte of a request."""
+
+
+class SendTimeout:
+    """Drops a client that reads nothing for `secs`, from `start` until `cancel`."""
+
+    __slots__ = ("_secs", "_timer")
+
+    def __init__(self, secs: float) -> None:
+        self._secs = secs
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """Begin: output waits for the client."""
+        loop, unsent = asyncio.get_running_loop(), transport.get_write_buffer_size()
+        self._timer = loop.call_later(self._secs, self._look, transport, unsent)
+
+    def cancel(self) -> None:
+        """End: the client has read, or is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, transport: asyncio.Transport, unsent_before: int) -> None:
+        if transport.get_write_buffer_size() < unsent_before:
+            self.start(transport)
+            return
+        log.warning("client stopped reading", extra={"secs": self._secs})
+        transport.abort()
 
 
 class ClientDeadline:

@@ -23,7 +23,7 @@ from gateway.frontends.http.json_object import (
     string_member,
     unsigned_member,
 )
-from gateway.frontends.http.request_scope import MODEL, VERSION, version_of
+from gateway.frontends.http.request_scope import MODEL, VERSION, tenant_in, version_of
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
 from gateway.settings import HttpSettings
@@ -127,7 +127,8 @@ class CancelRoutes:
 
     async def cancel(self, request: Request) -> Response:
         """Cancel every request with that id on that model; 404 if there is none."""
-        name = RequestName(*_model_of(request), request.path_params["request_id"])
+        request_id, tenant = request.path_params["request_id"], tenant_in(request.scope)
+        name = RequestName(*_model_of(request), request_id, tenant)
         self._dataplane.cancel(name)
         return Response(b"{}", media_type=JSON)
 

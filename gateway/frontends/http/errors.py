@@ -37,6 +37,8 @@ OPENAI_STATUS = {**STATUS, Code.ALREADY_EXISTS: 409, Code.CANCELLED: 499}
 
 OPENAI_TYPES = {
     400: "BadRequestError",
+    401: "invalid_request_error",
+    403: "permission_error",
     404: "NotFoundError",
     409: "ConflictError",
     422: "UnprocessableEntityError",
@@ -45,7 +47,9 @@ OPENAI_TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-"""The `type` of OpenAI's errors by status, as in vLLM."""
+"""The `type` of OpenAI's errors by status, as in vLLM; 401 and 403 as OpenAI's own."""
+OPENAI_CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "forbidden"}
+"""The `code` of these; that of others is the status."""
 
 KEY_REUSED = 422
 """For a key that another request has used (Idempotency-Key header field, draft 06, 2.7)."""
@@ -100,7 +104,7 @@ def openai_error_body(status: int, message: str, param: str | None = None) -> by
         "message": shortened(message),
         "type": OPENAI_TYPES.get(status, OPENAI_TYPES[400] if status < 500 else OPENAI_TYPES[500]),
         "param": param,
-        "code": status,
+        "code": OPENAI_CODES.get(status, status),
     }
     return orjson.dumps({"error": error})
 

@@ -30,9 +30,11 @@ from gateway.frontends.http.request_scope import (
     VERSION,
     OnDisconnect,
     begin_trace,
+    caller_in,
     key_of,
     replay_headers,
     resumed,
+    tenant_in,
     version_of,
 )
 from gateway.frontends.http.sse import (
@@ -149,13 +151,15 @@ class GenerateRoutes:
         return GenerateEvents(stream, first, encoder, self._settings, threads)
 
     def _infer(self, request: Request, call: _Call) -> Responses:
+        scope = request.scope
+
         def submit() -> ResponseStream:
-            trace = begin_trace(request.scope, self._dataplane.tracer, call.request)
-            return self._dataplane.infer(call.request, trace=trace)
+            trace = begin_trace(scope, self._dataplane.tracer, call.request)
+            return self._dataplane.infer(call.request, trace=trace, caller=caller_in(scope))
 
         if call.key is None and not call.resumable:
             return submit()
-        asked = RecordedRequest(request.scope["path"], call.model, call.request, call.key)
+        asked = RecordedRequest(scope["path"], call.model, call.request, call.key, tenant_in(scope))
         return self._recordings.open(asked, submit)
 
     async def _read(self, request: Request) -> _Call:

@@ -27,7 +27,9 @@ from gateway.frontends.http.body import (
     off_loop,
     read_infer_body,
 )
+from gateway.frontends.http.connection_parts import LENGTH
 from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
+from gateway.frontends.http.guard import HttpGuard, refused_response
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.frontends.http.infer_response import (
     Answered,
@@ -36,6 +38,7 @@ from gateway.frontends.http.infer_response import (
     takes_long,
 )
 from gateway.frontends.http.request_scope import (
+    CALLER,
     IDEMPOTENCY_KEY,
     KNOWN_HEAD,
     NO_STATE,
@@ -48,9 +51,11 @@ from gateway.frontends.http.request_scope import (
     RequestState,
     Start,
     begin_trace,
+    caller_in,
     is_version,
     key_of,
     send_apart,
+    tenant_in,
     write_whole,
 )
 from gateway.messages import InferRequest, InferResponse
@@ -71,7 +76,6 @@ KEY_HEADER = IDEMPOTENCY_KEY.encode()
 WITH_TASK = frozenset({b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER})
 """The headers of requests whose responses need a task."""
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
-LENGTH = b"content-length"
 AS_JSON = (b"content-type", JSON.encode())
 AS_BINARY = (b"content-type", b"application/octet-stream")
 
@@ -122,7 +126,9 @@ class InferRoute:
         settings: HttpSettings,
         app: ASGIApp,
         recordings: Recordings | None = None,
+        guard: HttpGuard | None = None,
     ) -> None:
+        self._guard = guard
         self._dataplane = dataplane
         self._recordings = recordings or Recordings()
         self._threads = dataplane.threads
@@ -136,6 +142,9 @@ class InferRoute:
         found = PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
         if found is None:
             return self._app(scope, receive, send)
+        refusal = None if self._guard is None else self._guard.refusal(scope)
+        if refusal is not None:
+            return refused_response(refusal)(scope, receive, send)
         return self._respond(found, scope, receive, send)
 
     async def _respond(
@@ -166,6 +175,8 @@ class InferRoute:
         head: _Head | None = state.get(KNOWN_HEAD) or _head_without_task(scope)
         if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
+        if self._guard is not None and not self._guard.allows(scope):
+            return False
         state[KNOWN_HEAD] = head
         call = _Call(scope, receive, head, received_ns)
         try:
@@ -181,9 +192,10 @@ class InferRoute:
         body, cycle.body = cycle.body, bytearray()  # an idle connection keeps no body
         parts = divide(body, header_length(call.head.headers), self._limit)
         request, forms = self._decode(call, model, parts)
-        stream = self._dataplane.infer(request, model)
+        state: RequestState = call.scope["state"]
+        stream = self._dataplane.infer(request, model, caller=state.get(CALLER))
         begun = _BegunInfer(stream, self, call, cycle, start, model, request.id, forms)
-        cycle.scope["state"][WATCH](stream.cancel)
+        state[WATCH](stream.cancel)
         stream.listen(begun.look)
 
     def encode(self, call: _Call, answered: Answered) -> ASGIApp:
@@ -233,7 +245,7 @@ class InferRoute:
         trace = None
         if TRACES in call.scope:
             trace = begin_trace(call.scope, self._dataplane.tracer, request)
-        return self._dataplane.infer(request, model, trace)
+        return self._dataplane.infer(request, model, trace, caller_in(call.scope))
 
     async def _answer_once(
         self, call: _Call, reader: RecordingReader, forms: OutputForms
@@ -273,7 +285,7 @@ class InferRoute:
             key = await off_loop(self._threads, call.scope, key_of, call.scope, *parts)
         else:
             key = key_of(call.scope, *parts)
-        asked = RecordedRequest(call.scope["path"], model, request, key)
+        asked = RecordedRequest(call.scope["path"], model, request, key, tenant_in(call.scope))
         submit = partial(self._submit, call, model, request)
         return self._recordings.open(asked, submit)
 

@@ -59,7 +59,8 @@ class NamingProtocol(BoundedProtocol):
         self.scope["state"][HEADER_NAMES] = self._header_names
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_names.append(name)
+        if self._in_head:
+            self._header_names.append(name)
         super().on_header(name, value)
 
 
@@ -99,13 +100,16 @@ class HttpListener:
         self._server.stop()
 
     def drop_half_requests(self) -> None:
-        """Drop the connections on which half a request has arrived, and later ones, to the end.
+        """Drop half requests and close connections without one, also later ones, to the end.
 
-        A process that was still starting accepts what waited at its socket afterwards.
+        Connections accepted in the turn of the event loop that stops are begun after the stop, and
+        a process that was still starting accepts what waited at its socket: uvicorn closes neither.
         """
         for connection in self._connections():
             if connection.is_receiving:
                 connection.transport.abort()
+            elif self._server.should_exit:
+                connection.shutdown()
         if not self._server.ended:
             asyncio.get_running_loop().call_later(HALF_REQUESTS_SECS, self.drop_half_requests)
 

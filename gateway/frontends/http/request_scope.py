@@ -18,6 +18,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
+from gateway.policy.caller import Caller, tenant_of
+from gateway.policy.credentials import NAMES
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import Key
 from gateway.resumption.recordings import Recordings
@@ -53,6 +55,7 @@ SEND_PIECE: Final = "send_piece"
 WRITE_PIECE: Final = "write_piece"
 HEADER_NAMES: Final = "header_names"
 KNOWN_HEAD: Final = "known_head"
+CALLER: Final = "caller"
 
 
 class RequestState(TypedDict, total=False):
@@ -61,6 +64,7 @@ class RequestState(TypedDict, total=False):
     `header_names` are the names of the request's headers as the client wrote them, in order, if a
     model may get them. `begin_stream` gives back what only short answers need. `known_head` is what
     a route has found in the head of the request; the next request with the same head has it, too.
+    `caller` is absent on a server without API keys.
     """
 
     watch: Watch
@@ -70,6 +74,7 @@ class RequestState(TypedDict, total=False):
     write_piece: WritePiece
     header_names: Sequence[bytes]
     known_head: Any
+    caller: Caller
 
 
 NO_STATE: RequestState = {}
@@ -124,6 +129,17 @@ class OnDisconnect:
     ) -> None:
         if self._watch is not None:
             self._watch(None)
+
+
+def caller_in(scope: Scope) -> Caller | None:
+    """The caller of a request with an API key; None on a server without keys."""
+    state: RequestState = scope.get("state", NO_STATE)
+    return state.get(CALLER)
+
+
+def tenant_in(scope: Scope) -> str:
+    """The tenant of a request; "" on a server without API keys."""
+    return tenant_of(caller_in(scope))
 
 
 def piece_sender(scope: Scope, send: Send) -> SendPiece:
@@ -200,7 +216,8 @@ def is_version(text: str) -> bool:
 class HeaderFilter:
     """Picks headers whose names match a regular expression, regardless of case.
 
-    The model gets them as parameters (protocol: header forwarding). It is `on` if any is forwarded.
+    The model gets them as parameters (protocol: header forwarding). It is `on` if any is forwarded;
+    API keys never are.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -214,10 +231,11 @@ class HeaderFilter:
         values = [value for _, value in scope["headers"]]
         state: RequestState = scope.get("state", NO_STATE)
         names = state.get(HEADER_NAMES) or [name for name, _ in scope["headers"]]
+        secret = NAMES if CALLER in state else frozenset()
         return [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in zip(names, values, strict=True)
-            if self._pattern.search(name)
+            if self._pattern.search(name) and name.lower() not in secret
         ]
 
 
@@ -240,7 +258,7 @@ def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
     The path must be that of the request that began the stream. NOT_FOUND without such a stream.
     """
     given = Headers(scope=scope).get(LAST_EVENT_ID, "")
-    return recordings.resume(EventId.parse(given), scope["path"])
+    return recordings.resume(EventId.parse(given), scope["path"], tenant_in(scope))
 
 
 def stream_headers(responses: Responses) -> Mapping[str, str]:
@@ -276,6 +294,8 @@ class StreamHandover:
             _trim(scope)
             response = await handed.pop()(scope)
             await response(scope, receive, send)
+            # The connection's functions would make a cycle with its scope.
+            scope.pop("state", None)
 
 
 def _trim(scope: Scope) -> None:

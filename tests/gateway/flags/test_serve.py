@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import InferenceError
 from gateway.flags import serve as flags
+from gateway.policy.control import ChangeControl
 from gateway.settings import HttpTimeLimits, Settings
 
 
@@ -66,6 +68,19 @@ def test_a_bad_value_is_refused_with_what_was_found(flag: str, value: str) -> No
 def test_the_playground_is_there_unless_it_is_turned_off() -> None:
     assert parse().http.playground
     assert not parse("--playground=false").http.playground
+
+
+def test_the_server_is_changed_from_this_machine_only_unless_it_is_open() -> None:
+    settings = parse()
+    assert settings.http.control == settings.grpc.control == ChangeControl(is_open=False)
+    settings = parse("--open-control=true", "--allowed-hosts=A,b", "--allowed-hosts=10.0.0.5")
+    expected = ChangeControl(is_open=True, hosts=frozenset({"a", "b", "10.0.0.5"}))
+    assert settings.http.control == settings.grpc.control == expected
+
+
+def test_a_host_with_a_port_is_refused_by_the_option() -> None:
+    with pytest.raises(InferenceError, match="--allowed-hosts: 'a:80': expected the name or"):
+        parse("--allowed-hosts=a:80")
 
 
 def test_time_limits_of_http_have_defaults_and_0_turns_each_off() -> None:

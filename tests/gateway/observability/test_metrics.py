@@ -8,6 +8,7 @@ from gateway.observability.metrics import DOCUMENTED, families
 from gateway.observability.statistics import (
     CacheReading,
     FrontendsReading,
+    KeysReading,
     ModelStatistics,
     RecordingsReading,
     Summaries,
@@ -84,7 +85,8 @@ def test_the_page_has_the_documented_metrics_only() -> None:
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
     frontends = FrontendsReading(up=2, restarts=1)
-    found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends)
+    keys = KeysReading(refusals={("http", "wrong"): 1}, reload_failures=0)
+    found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends, keys)
     assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
 
 

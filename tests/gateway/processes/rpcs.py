@@ -35,6 +35,10 @@ class Rpc(RpcCall):
     def peer(self) -> str:
         return "ipv4:127.0.0.1:40000"
 
+    @property
+    def authority(self) -> str:
+        return "caf\xe9:8001"
+
     def time_remaining(self) -> float | None:
         return self._secs
 
@@ -115,5 +119,5 @@ async def only(message: bytes) -> AsyncIterator[bytes]:
 
 def asked_frame(message: bytes) -> bytes:
     """The payload that begins an RPC."""
-    head: object = {"path": PATH, "metadata": [], "peer": "unix:", "secs": None, "whole": True}
-    return headed(head, message)
+    head = {"path": PATH, "metadata": [], "peer": "unix:", "authority": "", "secs": None}
+    return headed({**head, "whole": True}, message)

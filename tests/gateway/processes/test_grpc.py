@@ -53,20 +53,21 @@ async def test_an_empty_answer_is_an_answer() -> None:
         assert await soon(link.method.answer(b"asked", Rpc())) == b""
 
 
-async def test_the_method_sees_metadata_peer_and_deadline_of_the_client() -> None:
+async def test_the_method_sees_metadata_addresses_and_deadline_of_the_client() -> None:
     found: list[Any] = []
 
     async def serve(asked: bytes, call: RpcCall) -> bytes:
-        found.append((call.metadata, call.peer, call.time_remaining()))
+        found.append((call.metadata, call.peer, call.authority, call.time_remaining()))
         return b""
 
     metadata: Metadata = [("name", "caf\xe9 \N{SNOWMAN}"), ("trace-bin", b"\0\xff")]
     async with linked(method=unary(serve)) as link:
         await soon(link.method.answer(b"", Rpc(metadata, secs=1000.0)))
         await soon(link.method.answer(b"", Rpc()))
-    assert found[0][:2] == (metadata, "ipv4:127.0.0.1:40000")
-    assert 900 < found[0][2] <= 1000
-    assert found[1] == ([], "ipv4:127.0.0.1:40000", None)
+    addresses = ("ipv4:127.0.0.1:40000", "caf\xe9:8001")
+    assert found[0][:3] == (metadata, *addresses)
+    assert 900 < found[0][3] <= 1000
+    assert found[1] == ([], *addresses, None)
 
 
 async def test_messages_arrive_in_order_after_the_initial_metadata() -> None:

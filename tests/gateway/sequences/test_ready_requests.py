@@ -2,6 +2,7 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import StrategyDirect, StrategyOldest
+from gateway.messages import SequenceTag
 from gateway.sequences.ready_requests import ReadyCandidates, ReadySlots, Row, RowDecision
 from gateway.sequences.table import OpenSequence, SequenceSlot
 from tests.gateway.schedulers.queues import MS, waiting
@@ -14,7 +15,7 @@ def sequence(
     number: int, key: object = None, arrived_ms: float = 0, flags: str = "", begun: bool = True
 ) -> OpenSequence:
     """One that has a request, in the slot of its number."""
-    found = OpenSequence(number, slot=SequenceSlot("owner", number), begun=begun)
+    found = OpenSequence(SequenceTag(number), slot=SequenceSlot("owner", number), begun=begun)
     request = waiting(str(number), arrived_ms=arrived_ms, key=key)
     entry = request.entry
     request.entry = type(entry)(part(number, str(number), flags), entry.stream, entry.record)
@@ -30,7 +31,7 @@ def slots(delay_ms: int = 0, utilization: float = 0) -> ReadySlots:
 
 
 def numbers(found: RowDecision) -> list[object]:
-    return [row and row.sequence.correlation_id for row in found.rows]
+    return [row and row.sequence.tag.correlation_id for row in found.rows]
 
 
 # Direct.

@@ -249,5 +249,5 @@ def test_sequences_sent_back_are_first_and_keep_their_order() -> None:
     assert found.idle_ns == 0
     found.add("b", 3)
     taken = [found.fill(0) for _ in range(3)]
-    assert [each and each.correlation_id for each in taken] == [1, 2, 3]
+    assert [each and each.tag.correlation_id for each in taken] == [1, 2, 3]
     assert all(each and place(each) for each in taken)

@@ -24,10 +24,12 @@ from gateway.frontends.http.request_scope import (
     LAST_EVENT_ID,
     OnDisconnect,
     begin_trace,
+    caller_in,
     id_line,
     key_of,
     replay_headers,
     resumed,
+    tenant_in,
 )
 from gateway.frontends.http.sse import EncodeText, EventStream, First, PendingEvents, event
 from gateway.messages import InferRequest, InferResponse
@@ -238,13 +240,16 @@ class OpenAiAnswers:
 
         def submit() -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
-            return self._dataplane.infer(infer_request, model, trace)
+            return self._dataplane.infer(infer_request, model, trace, caller_in(request.scope))
 
         key = key_of(request.scope, *call.body)
         if key is None:
             return submit()
         return self._recordings.open(
-            RecordedRequest(request.scope["path"], model, infer_request, key), submit
+            RecordedRequest(
+                request.scope["path"], model, infer_request, key, tenant_in(request.scope)
+            ),
+            submit,
         )
 
 

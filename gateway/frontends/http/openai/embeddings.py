@@ -26,7 +26,7 @@ from gateway.frontends.http.openai.request import (
     request_id,
     request_id_header,
 )
-from gateway.frontends.http.request_scope import OnDisconnect, begin_trace
+from gateway.frontends.http.request_scope import OnDisconnect, begin_trace, caller_in
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.stream import ResponseStream
@@ -179,7 +179,7 @@ class EmbeddingAnswers:
 
         def submit(each: InferRequest) -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, each)
-            return self._dataplane.infer(each, model, trace)
+            return self._dataplane.infer(each, model, trace, caller_in(request.scope))
 
         window = RequestWindow(submit, requests, AT_ONCE)
         with window, OnDisconnect(request.scope, window.cancel):

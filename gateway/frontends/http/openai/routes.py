@@ -14,6 +14,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.guard import HttpGuard
 from gateway.frontends.http.openai.answers import Answer, OpenAiAnswers, openai_refused
 from gateway.frontends.http.openai.request import ServedModels, request_id_header, serves
 from gateway.models.model import Model
@@ -72,8 +73,8 @@ class OpenAiRoutes:
             for number, path in enumerate(paths_of(endpoint))
         ]
 
-    def in_front_of(self, app: ASGIApp) -> ASGIApp:
-        """The endpoints, and `app` for all other requests.
+    def in_front_of(self, app: ASGIApp, guard: HttpGuard | None = None) -> ASGIApp:
+        """The endpoints, and `app` for all other requests, and for those that `guard` refuses.
 
         A request to an endpoint passes neither the application's middleware nor its table of
         routes; together they take as long as several tokens.
@@ -83,7 +84,7 @@ class OpenAiRoutes:
         async def route(scope: Scope, receive: Receive, send: Send) -> None:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
             answer = answers.get(scope["path"]) if is_post else None
-            if answer is None:
+            if answer is None or (guard is not None and not guard.allows(scope)):
                 await app(scope, receive, send)
             else:
                 response = await _answered(answer, Request(scope, receive, send))

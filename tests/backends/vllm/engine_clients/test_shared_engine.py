@@ -181,7 +181,7 @@ async def test_the_cores_of_an_engine_are_not_those_of_its_clients(llama: Llama)
 
 async def test_a_limit_of_requests_is_that_of_all_clients_together(llama: Llama) -> None:
     """Requests over the limit come later: at the same moment each client may admit one more."""
-    long = {"temperature": 0, "max_tokens": 32, "ignore_eos": True, "stream": True}
+    long = {"temperature": 0, "max_tokens": 900, "ignore_eos": True, "stream": True}
     asked = [asyncio.create_task(llama.say(ask(**long))) for _ in range(MOST_REQUESTS)]
     await llama.running(MOST_REQUESTS)
     more = [llama.say(ask(**long)) for _ in range(3)]

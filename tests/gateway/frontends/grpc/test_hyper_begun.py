@@ -1,13 +1,21 @@
-"""The eager start of coroutines."""
+"""RPCs without a task: answers that cannot be sent, and the eager start of coroutines."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+from hyperframe.frame import RstStreamFrame
 
+from gateway.frontends.grpc import hyper_begun
 from gateway.frontends.grpc.hyper_begun import start_eagerly
+from gateway.frontends.grpc.hyper_transport import HyperTransport
+from gateway.frontends.grpc.rpc import BegunCall, Method
+from gateway.settings import GrpcSettings
 from tests.builders import soon
+from tests.conformance import abuses
+from tests.conformance.abuses import frame
+from tests.http2 import CANCEL, Connection, message, request
 
 Made = list[asyncio.Task[None]]
 
@@ -115,3 +123,83 @@ async def test_an_error_reaches_the_awaiting_task(create: Any) -> None:
     assert task is not None
     with pytest.raises(ValueError, match="late"):
         await soon(task)
+
+
+class Begun:
+    """A method whose RPCs wait for the test."""
+
+    def __init__(self) -> None:
+        self.calls: asyncio.Queue[BegunCall] = asyncio.Queue()
+
+    def may_begin(self, size_bytes: int) -> bool:
+        return True
+
+    def begin(self, message: bytes, call: BegunCall) -> None:
+        self.calls.put_nowait(call)
+
+    async def serve(self, message: bytes, call: object) -> bytes:
+        raise AssertionError("an RPC has a task")
+
+
+@pytest.fixture
+async def begun() -> Begun:
+    return Begun()
+
+
+@pytest.fixture
+async def connection(begun: Begun) -> AsyncIterator[Connection]:
+    """A client of that method, `/test/begun`."""
+    method = Method(begun.serve, bytes, bytes, beginning=begun)
+    transport = HyperTransport({"/test/begun": method}, GrpcSettings(address="127.0.0.1", port=0))
+    await transport.start()
+    with Connection(transport.port) as found:
+        found.begin()
+        yield found
+    await soon(asyncio.gather(transport.stop(), transport.cut_off(60.0)))
+
+
+async def call_on(
+    connection: Connection, begun: Begun, stream: int, *more: tuple[str, str]
+) -> BegunCall:
+    headers = connection.headers(stream, request("/test/begun", *more))
+    connection.send(headers, frame(abuses.DATA, abuses.END_STREAM, stream, message(b"x")))
+    return await soon(begun.calls.get())
+
+
+async def test_an_answer_that_fails_ends_its_rpc_only(
+    begun: Begun,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = await call_on(connection, begun, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(hyper_begun, "framed", lambda _: 1 / 0)
+        first.answer(b"one")
+    assert "ZeroDivisionError" in caplog.text
+    assert (await asyncio.to_thread(connection.answer, 1)).reset is not None
+    (await call_on(connection, begun, 3)).answer(b"two")
+    assert (await asyncio.to_thread(connection.answer, 3)).messages == [b"two"]
+
+
+async def test_an_answer_to_a_reset_rpc_is_not_sent(begun: Begun, connection: Connection) -> None:
+    first: Any = await call_on(connection, begun, 1)
+    connection.send(RstStreamFrame(1, error_code=CANCEL))
+    second = await call_on(connection, begun, 3)
+    first._ended = False  # noqa: SLF001 - as if the reset were noticed later
+    first.answer(b"one")
+    second.answer(b"two")
+    assert (await asyncio.to_thread(connection.answer, 3)).messages == [b"two"]
+    assert not connection.known(1).head
+
+
+async def test_the_headers_of_each_rpc_count(begun: Begun, connection: Connection) -> None:
+    (await call_on(connection, begun, 1)).answer(b"one")
+    await call_on(connection, begun, 3, ("grpc-timeout", "50m"))
+    late = await asyncio.to_thread(connection.answer, 3)
+    assert late.client_status == "DEADLINE_EXCEEDED"
+    refused = connection.headers(5, request("/test/begun", without=("te",)))
+    connection.send(refused, frame(abuses.DATA, abuses.END_STREAM, 5, message(b"x")))
+    assert "te: trailers" in (await asyncio.to_thread(connection.answer, 5)).grpc_message
+    (await call_on(connection, begun, 7)).answer(b"two")
+    assert (await asyncio.to_thread(connection.answer, 7)).messages == [b"two"]

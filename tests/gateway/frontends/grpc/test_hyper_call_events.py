@@ -7,14 +7,14 @@ from tests.builders import soon
 
 
 async def test_an_event_that_was_set_is_not_waited_for() -> None:
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     signal.set()
     await soon(signal.wait())
     assert signal.is_set()
 
 
 async def test_setting_an_event_wakes_its_waiter() -> None:
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     waiting = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -23,7 +23,7 @@ async def test_setting_an_event_wakes_its_waiter() -> None:
 
 
 async def test_an_event_can_happen_again() -> None:
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     signal.set()
     signal.clear()
     assert not signal.is_set()
@@ -35,7 +35,7 @@ async def test_an_event_can_happen_again() -> None:
 
 
 async def test_a_cancelled_waiter_is_ignored() -> None:
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     waiting = asyncio.create_task(signal.wait())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -45,7 +45,7 @@ async def test_a_cancelled_waiter_is_ignored() -> None:
 
 async def test_a_listener_is_called_when_the_event_is_set_or_immediately() -> None:
     told: list[str] = []
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     signal.listen(lambda: told.append("then"))
     assert told == []
     signal.set()
@@ -57,7 +57,7 @@ async def test_a_listener_is_called_when_the_event_is_set_or_immediately() -> No
 
 async def test_a_held_event_is_set_without_a_call() -> None:
     told: list[str] = []
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     signal.listen(lambda: told.append("set"))
     signal.hold()
     signal.set()
@@ -69,7 +69,7 @@ async def test_a_held_event_is_set_without_a_call() -> None:
 
 async def test_a_listener_can_be_removed() -> None:
     told: list[str] = []
-    signal = HyperEvent(asyncio.get_running_loop())
+    signal = HyperEvent()
     signal.listen(lambda: told.append("set"))
     signal.listen(None)
     signal.set()

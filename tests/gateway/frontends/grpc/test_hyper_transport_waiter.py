@@ -73,3 +73,17 @@ async def test_a_wait_can_be_cancelled() -> None:
     assert waiter.done()
     assert not waiter.cancel()
     waiter.set_result(None)
+
+
+async def test_received_bytes_are_the_result() -> None:
+    found: list[bytes | None] = []
+
+    async def read(waiter: PromptWaiter) -> None:
+        found.append(await waiter)
+
+    waiter = PromptWaiter(asyncio.get_running_loop())
+    task = asyncio.create_task(read(waiter))
+    await asyncio.sleep(0)
+    await called(lambda: waiter.set_result(b"data"))
+    assert found == [b"data"]
+    await soon(task)

@@ -11,7 +11,9 @@ from gateway.frontends.grpc.parameters import (
     read_parameters,
     wants_empty_final,
 )
+from gateway.frontends.grpc.rpc import RpcHead
 from gateway.messages import SequenceTag
+from gateway.policy.caller import Caller
 from gateway.protos import grpc_service_pb2 as pb
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -176,3 +178,19 @@ def test_reserved_names_are_not_forwarded(name: str) -> None:
         Code.INVALID_ARG,
         f"Header '{name}' is reserved for Triton usage and cannot be forwarded.",
     )
+
+
+class Head(RpcHead):
+    """The head of an RPC with API keys."""
+
+    peer = ""
+    metadata = (("authorization", "Bearer K"), ("x-api-key", "K"), ("api-key", "K"), ("x-a", "b"))
+
+
+@pytest.mark.parametrize(("caller", "names"), [(None, 4), (Caller(tenant="a"), 1)])
+def test_api_keys_are_never_forwarded(caller: Caller | None, names: int) -> None:
+    head = Head()
+    head.caller = caller
+    found = HeaderForwarding(".*").metadata_of(head)
+    assert found[-1] == ("x-a", "b")
+    assert len(found) == names

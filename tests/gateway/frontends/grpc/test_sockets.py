@@ -3,12 +3,14 @@
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.frontends.grpc.sockets import (
     SocketFile,
     bound,
+    peer_name,
     read_certificates,
     require_free,
     unix_path,
@@ -38,6 +40,22 @@ def refusal(settings: GrpcSettings) -> str:
 def test_an_address_is_written_as_grpc_does(address: str, path: str, written: str) -> None:
     assert unix_path(address) == path
     assert netloc(address, 8001) == written
+
+
+@pytest.mark.parametrize(
+    ("address", "listening_at", "peer"),
+    [
+        (("127.0.0.1", 4000), "0.0.0.0", "ipv4:127.0.0.1:4000"),
+        (("::1", 4000, 0, 0), "::", "ipv6:[::1]:4000"),
+        (("::ffff:10.0.0.5", 4000, 0, 0), "::", "ipv4:10.0.0.5:4000"),
+        (None, "0.0.0.0", ""),
+        (None, "unix:/run/s", "unix:"),
+        ("", "unix:/run/s", "unix:"),
+    ],
+)
+def test_a_peer_is_written_as_grpc_does(address: Any, listening_at: str, peer: str) -> None:
+    """The address of a client that has reset its connection is None."""
+    assert peer_name(address, listening_at) == peer
 
 
 def test_a_port_is_exclusive_unless_every_server_shares_it() -> None:

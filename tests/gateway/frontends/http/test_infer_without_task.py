@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from backends.identity import ExecutionGate
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.infer import InferRoute
-from gateway.frontends.http.listener import HttpListener, listening_at
+from gateway.frontends.http.listener import DEFAULT_LIMITS, HttpListener, listening_at
 from gateway.frontends.http.request_scope import WATCH, TracedApp
 from gateway.messages import InferResponse
+from gateway.settings import HttpTimeLimits
 from gateway.threads import LARGE_BYTES
 from tests.builders import (
     DECOUPLED,
@@ -61,6 +63,13 @@ REQUESTS = {
     "no input": post(PATH, b'{"inputs":[]}'),
     "another route": post("/v2/models/echo/generate", b"{}"),
 }
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+HALVES = [
+    (REQUESTS["json"][:-1], REQUESTS["json"][-1:], 0),
+    (post(PATH, BODY)[: -len(BODY)], BODY, 0),
+    (post(PATH, b"")[:-2].replace(b"Content-Length: 0\r\n", CHUNKED), b"0\r\n\r\n", 1),
+]
+"""Requests in two pieces, and the number of tasks between them."""
 PAUSE_SECS = 0.01
 
 
@@ -75,6 +84,10 @@ class Served:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.listener.port)
         self._writers.append(writer)
         return reader, writer
+
+    @property
+    def connections(self) -> int:
+        return len(self.listener._server.server_state.connections)  # noqa: SLF001 - the same
 
     @property
     def tasks(self) -> int:
@@ -93,8 +106,8 @@ def app_of(*models: Any) -> TracedApp:
 
 
 @asynccontextmanager
-async def served(*models: Any) -> AsyncIterator[Served]:
-    listener = HttpListener(app_of(*models), listening_at("127.0.0.1", 0))
+async def served(*models: Any, limits: HttpTimeLimits = DEFAULT_LIMITS) -> AsyncIterator[Served]:
+    listener = HttpListener(app_of(*models), listening_at("127.0.0.1", 0), limits=limits)
     serving = asyncio.create_task(listener.serve())
     found = Served(listener)
     try:
@@ -147,11 +160,25 @@ async def test_no_task_waits_for_the_response(serve: Serve) -> None:
         assert server.tasks == 0
         gate.open()
         assert (await answer_of(reader)).endswith(ANSWER.encode())
-        writer.write(REQUESTS["json"][:-1])
-        await asyncio.sleep(PAUSE_SECS)
-        assert server.tasks == 1
-        writer.write(REQUESTS["json"][-1:])
-        await answer_of(reader)
+        for head, body, tasks in HALVES:
+            writer.write(head)
+            await asyncio.sleep(PAUSE_SECS)
+            assert server.tasks == tasks
+            writer.write(body)
+            await answer_of(reader)
+
+
+async def test_a_long_body_is_refused_before_it_has_arrived(serve: Serve) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        writer.write(post(PATH, b" " * HIGH_WATER_LIMIT)[:-1])
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(1), 5 * PAUSE_SECS)
+        writer.write(b" ")
+        assert (await answer_of(reader)).startswith(b"HTTP/1.1 400 ")
+        reader, writer = await server.connect()
+        writer.write(post(PATH, b" " * (HIGH_WATER_LIMIT + 1))[:-1])
+        assert (await answer_of(reader)).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_answered_requests_are_freed_without_garbage_collection(serve: Serve) -> None:

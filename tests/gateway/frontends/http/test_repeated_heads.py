@@ -8,10 +8,11 @@ from itertools import permutations
 import pytest
 
 from gateway.dataplane import DataPlane
-from gateway.frontends.http.connection import BoundedProtocol
-from tests.builders import ScriptedInstance, soon
+from gateway.frontends.http.connection import HEAD_END, BoundedProtocol
+from gateway.settings import HttpTimeLimits
+from tests.builders import WAIT_SECS, ScriptedInstance, soon
 from tests.conftest import Serve
-from tests.gateway.frontends.http.test_infer import ANSWER, ASK, ECHO, PATH, echo
+from tests.gateway.frontends.http.test_infer import ANSWER, ASK, BODY, ECHO, PATH, echo
 from tests.gateway.frontends.http.test_infer_without_task import (
     PAUSE_SECS,
     REQUESTS,
@@ -48,12 +49,26 @@ def id_of(response: bytes) -> int:
 
 
 async def exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: Iterable[bytes]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    requests: Iterable[bytes],
+    *,
+    divided: bool = False,
 ) -> None:
     """Send requests one after the other; each response has the id of its request, from 0 on."""
     for number, request in enumerate(requests):
-        writer.write(request)
+        head, body = halves(request)
+        writer.write(head if divided else request)
+        if divided:
+            await asyncio.sleep(PAUSE_SECS)
+            writer.write(body)
         assert id_of(await answer_of(reader)) == number
+
+
+def halves(request: bytes) -> tuple[bytes, bytes]:
+    """The head and the body of a request."""
+    end = request.index(HEAD_END) + len(HEAD_END)
+    return request[:end], request[end:]
 
 
 async def test_requests_with_the_same_head_are_parsed_once(
@@ -65,6 +80,183 @@ async def test_requests_with_the_same_head_are_parsed_once(
         assert len(parsed) == 1
         await exchange(reader, writer, [asked(number, "X-Other: 1") for number in range(5)])
         assert len(parsed) == 2
+
+
+async def test_a_known_head_waits_for_its_body(serve: Serve, parsed: list[None]) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        await exchange(reader, writer, map(asked, range(5)), divided=True)
+        assert len(parsed) == 1
+        await exchange(reader, writer, map(asked, range(5)))
+        await exchange(reader, writer, map(asked, range(5)), divided=True)
+        assert len(parsed) == 1
+        await exchange(reader, writer, [asked(each, "X-O: 1") for each in range(5)], divided=True)
+        assert len(parsed) == 2
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_known_head_without_a_body_times_out(serve: Serve, *, has_begun: bool) -> None:
+    limits = HttpTimeLimits(head_secs=0, body_idle_secs=0.1, connection_idle_secs=0)
+    async with served(serve(echo(), config=ECHO), limits=limits) as server:
+        reader, writer = await server.connect()
+        await exchange(reader, writer, [asked(0)])
+        head, body = halves(asked(1))
+        writer.write(head)
+        if has_begun:
+            await asyncio.sleep(PAUSE_SECS)
+            writer.write(body[:1])
+        late = await soon(reader.read())
+    assert late.startswith(b"HTTP/1.1 408 ")
+    assert b"no byte of the request body came within 0.1 s" in late
+
+
+async def test_the_time_of_a_body_begins_with_its_head(serve: Serve) -> None:
+    limits = HttpTimeLimits(head_secs=0, body_idle_secs=0.8, connection_idle_secs=0)
+    async with served(serve(echo(), config=ECHO), limits=limits) as server:
+        reader, writer = await server.connect()
+        await exchange(reader, writer, [asked(0)])
+        for part in halves(asked(1)):
+            await asyncio.sleep(0.5)
+            writer.write(part)
+        assert id_of(await answer_of(reader)) == 1
+
+
+async def test_the_head_of_an_earlier_request_is_not_that_of_a_divided_one(serve: Serve) -> None:
+    other = REQUESTS["no model"]
+    head, body = halves(other)
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        for part in (*halves(REQUESTS["json"]), head[:20], head[20:], body):
+            writer.write(part)
+            await asyncio.sleep(PAUSE_SECS)
+        assert (await answer_of(reader)).endswith(ANSWER.encode())
+        assert (await answer_of(reader)).startswith(b"HTTP/1.1 404 ")
+        writer.write(REQUESTS["json"])
+        assert (await answer_of(reader)).endswith(ANSWER.encode())
+
+
+async def test_a_known_head_is_answered_while_the_server_stops(serve: Serve) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        idle, _ = await server.connect()
+        await exchange(reader, writer, [asked(0)])
+        head, body = halves(asked(1))
+        writer.write(head)
+        await asyncio.sleep(PAUSE_SECS)
+        server.listener.stop(WAIT_SECS)
+        assert await soon(idle.read()) == b""
+        writer.write(body)
+        assert id_of(await answer_of(reader)) == 1
+        assert await soon(reader.read()) == b""
+
+
+async def test_a_known_head_without_a_body_is_half_a_request(serve: Serve) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        idle, idle_writer = await server.connect()
+        await exchange(reader, writer, [asked(0)])
+        writer.write(halves(asked(1))[0])
+        await asyncio.sleep(PAUSE_SECS)
+        server.listener.drop_half_requests()
+        assert await soon(reader.read()) == b""
+        await exchange(idle, idle_writer, [asked(0)])
+
+
+async def test_a_client_may_disconnect_behind_a_known_head(serve: Serve) -> None:
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        await exchange(reader, writer, [asked(0)])
+        writer.write(halves(asked(1))[0])
+        await asyncio.sleep(PAUSE_SECS)
+        writer.close()
+        for _ in range(100):
+            await asyncio.sleep(PAUSE_SECS)
+            if not server.connections:
+                break
+        assert not server.connections
+
+
+async def test_a_known_head_of_a_get_has_no_body(serve: Serve) -> None:
+    head = b"GET /v2/models/echo HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        for _ in range(3):
+            writer.write(head)
+            assert (await answer_of(reader)).startswith(b"HTTP/1.1 418 ")
+
+
+async def test_the_first_bytes_of_a_divided_head_are_no_head(serve: Serve) -> None:
+    head, body = halves(asked(1))
+    path = b"POST /v2/models/other/infer HTTP/1.1\r\n"
+    for first in range(1, 10):
+        other = path + b"Content-Length: 2\r\nX: " + b"x" * 100
+        other = other[: first + len(body) - 6] + b"\r\n\r\n{}"
+        async with served(serve(echo(), config=ECHO)) as server:
+            reader, writer = await server.connect()
+            for part in (head[:first], head[first:], body):
+                writer.write(part)
+                await asyncio.sleep(PAUSE_SECS)
+            assert id_of(await answer_of(reader)) == 1
+            assert len(other) == first + len(body)
+            writer.write(other)
+            assert (await answer_of(reader)).startswith(b"HTTP/1.1 404 ")
+
+
+async def test_requests_behind_a_repeated_one_are_served_after_an_error(serve: Serve) -> None:
+    wrong = asked(0).replace(b'"id": "0"', b'"id": 0.5')
+    instance = ScriptedInstance()
+    async with served(serve(instance, config=ECHO)) as server:
+        reader, writer = await server.connect()
+        writer.write(wrong)
+        assert (await answer_of(reader)).startswith(b"HTTP/1.1 500 ")
+        for number in (1, 2):
+            writer.write(asked(number))
+            await asyncio.sleep(PAUSE_SECS)
+        for number in (1, 2):
+            give_back(await instance.begun())
+            assert id_of(await answer_of(reader)) == number
+
+
+async def test_a_busy_connection_is_not_idle_after_an_error(serve: Serve) -> None:
+    wrong = asked(0).replace(b'"id": "0"', b'"id": 0.5')
+    limits = HttpTimeLimits(head_secs=0, body_idle_secs=0, connection_idle_secs=0.5)
+    async with served(serve(echo(), config=ECHO), limits=limits) as server:
+        reader, writer = await server.connect()
+        writer.write(wrong)
+        assert (await answer_of(reader)).startswith(b"HTTP/1.1 500 ")
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            writer.write(asked(1))
+            assert id_of(await answer_of(reader)) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+async def test_a_length_may_begin_with_thousands_of_zeros(serve: Serve, cut: int) -> None:
+    zeros = b"Content-Length: " + b"0" * 5000
+    head, body = halves(asked(1).replace(b"Content-Length: ", zeros))
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        for _ in range(2):
+            writer.write(head + body[:cut])
+            await asyncio.sleep(PAUSE_SECS)
+            writer.write(body[cut:])
+            assert id_of(await answer_of(reader)) == 1
+
+
+@pytest.mark.parametrize("is_body", [False, True])
+async def test_empty_lines_before_a_request_are_no_head(serve: Serve, *, is_body: bool) -> None:
+    request = post(PATH, BODY + b" " * (len(BODY) % 2))
+    lines = b"\r\n" * (len(halves(request)[1]) // 2) if is_body else b""
+    count = len(HEAD_END + lines) if is_body else len(request)
+    async with served(serve(echo(), config=ECHO)) as server:
+        reader, writer = await server.connect()
+        writer.write(request)
+        expected = await answer_of(reader)
+        behind_lines = HEAD_END + request
+        for sent in (HEAD_END + lines, behind_lines[:count], behind_lines[count:]):
+            writer.write(sent)
+            await asyncio.sleep(PAUSE_SECS)
+        assert await answer_of(reader) == expected
 
 
 @pytest.mark.parametrize(("one", "other"), [*permutations(MIXED, 2)])

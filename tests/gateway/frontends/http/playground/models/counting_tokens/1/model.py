@@ -6,7 +6,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 PIECES = (("one ", 2, "None"), ("two ", 3, "None"), ("three", 4, "length"))
-PAUSE_SECS = 0.1
+PAUSE_SECS = 0.5
 
 
 class TritonPythonModel:

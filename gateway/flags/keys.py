@@ -1,0 +1,78 @@
+"""Options of `sluice key`."""
+
+import argparse
+import math
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from gateway.policy.keys import Role
+
+UNITS_SECS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+DURATION = re.compile(r"(?P<count>[1-9][0-9]{0,5})(?P<unit>[mhdw])")
+
+
+def add_flags(command: argparse.ArgumentParser) -> None:
+    """Add the actions and their options."""
+    actions = command.add_subparsers(
+        title="actions", required=True, metavar="ACTION", dest="action"
+    )
+    new = actions.add_parser("new", help="add a key; it is printed once")
+    _add_file(new)
+    new.add_argument("--tenant", required=True, metavar="NAME", help="the owner of the key")
+    new.add_argument(
+        "--role",
+        type=roles,
+        default=(Role.INFER,),
+        metavar="ROLE[,ROLE...]",
+        help=f"of {', '.join(Role)} (default: {Role.INFER})",
+    )
+    new.add_argument(
+        "--expires",
+        type=expiry,
+        default=math.inf,
+        metavar="TIME",
+        help="90d, 12h, 30m, 4w, or a time as 2027-01-31T00:00:00Z (default: never)",
+    )
+    new.add_argument("--note", default="-", metavar="TEXT", help="a remark for the list")
+    listing = actions.add_parser("list", help="list the keys, without their secrets")
+    _add_file(listing)
+    revoke = actions.add_parser("revoke", help="remove a key; its requests in flight end")
+    _add_file(revoke)
+    revoke.add_argument("id", metavar="ID", help="the second part of the key: sk-sluice-ID-...")
+
+
+def roles(text: str) -> Sequence[Role]:
+    """The roles of an option."""
+    try:
+        return tuple(Role(each) for each in text.split(","))
+    except ValueError:
+        expected = ", ".join(Role)
+        raise argparse.ArgumentTypeError(f"'{text}': expected some of {expected}") from None
+
+
+def expiry(text: str) -> float:
+    """The end of a duration that begins now, or a time; in seconds of the Unix epoch."""
+    if found := DURATION.fullmatch(text):
+        return math.ceil(time.time()) + int(found["count"]) * UNITS_SECS[found["unit"]]
+    try:
+        end = datetime.fromisoformat(text)
+    except ValueError:
+        end = datetime.min
+    if end.tzinfo is None:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no time: expected 90d, 12h, 30m, 4w, or a time as 2027-01-31T00:00:00Z"
+        )
+    return end.timestamp()
+
+
+def _add_file(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--file",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the file of `sluice serve --api-keys`",
+    )

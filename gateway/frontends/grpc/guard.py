@@ -1,0 +1,146 @@
+"""Access over gRPC: the metadata of a restricted area, an API key, and changes by strangers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gateway.frontends.grpc.rpc import Guard, Method, RpcCall, RpcError, RpcHead, Serve, StatusCode
+from gateway.policy.areas import (
+    AREA_OF_METHOD,
+    AREA_OF_METHOD_CHANGE,
+    AREA_OF_SETTINGS,
+    Area,
+    area_at,
+)
+from gateway.policy.caller import address_of, caller_of
+from gateway.policy.control import ChangeControl
+from gateway.policy.credentials import (
+    MAY_CHANGE,
+    MAY_READ,
+    METADATA,
+    Credentials,
+    KeyRefusal,
+    Reason,
+)
+from gateway.policy.keys import Role
+from gateway.policy.restrictions import GRPC_PREFIX, Restriction, Restrictions
+
+STATUS = {
+    Reason.MALFORMED: StatusCode.INVALID_ARGUMENT,
+    Reason.MISSING: StatusCode.UNAUTHENTICATED,
+    Reason.WRONG: StatusCode.UNAUTHENTICATED,
+    Reason.FORBIDDEN: StatusCode.PERMISSION_DENIED,
+}
+
+
+class GrpcRestriction:
+    """The condition of one restricted area."""
+
+    def __init__(self, restriction: Restriction) -> None:
+        self._restriction = restriction
+        self._name = GRPC_PREFIX + restriction.name
+        shown = GRPC_PREFIX + restriction.shown
+        self._message = f"This protocol is restricted, expecting header '{shown}'"
+
+    def __call__(self, rpc: RpcHead) -> None:
+        """Raise RpcError for an RPC without the metadata of the area."""
+        values = (value for name, value in rpc.metadata if name == self._name)
+        found = (each if isinstance(each, bytes) else each.encode() for each in values)
+        if not self._restriction.allows(found):
+            raise RpcError(StatusCode.UNAVAILABLE, self._message)
+
+
+class GrpcControl:
+    """The condition of the changes in one area."""
+
+    def __init__(self, control: ChangeControl, area: Area) -> None:
+        self._control = control
+        self._area = area
+
+    def __call__(self, rpc: RpcHead) -> None:
+        """Raise RpcError for an RPC of a caller that may not change the server."""
+        caller = caller_of(address_of(rpc.peer), _headers(rpc), self._control.hosts)
+        refusal = self._control.refusal(self._area, caller)
+        if refusal is not None:
+            raise RpcError(StatusCode.PERMISSION_DENIED, refusal)
+
+
+def _headers(rpc: RpcHead) -> Iterator[tuple[str, str]]:
+    if rpc.authority:
+        yield "host", rpc.authority
+    for name, value in rpc.metadata:
+        if isinstance(value, str):
+            yield name, value
+
+
+class GrpcKeys:
+    """The condition that an RPC has an API key with one of some roles."""
+
+    def __init__(self, credentials: Credentials, roles: frozenset[Role]) -> None:
+        self._credentials = credentials
+        self._roles = roles
+
+    def __call__(self, rpc: RpcHead) -> None:
+        """Set the caller of an RPC; raise RpcError for one without such a key."""
+        given = [
+            (name.encode(), value if isinstance(value, bytes) else value.encode())
+            for name, value in rpc.metadata
+            if name in METADATA
+        ]
+        found = self._credentials.check(given, self._roles)
+        if isinstance(found, KeyRefusal):
+            self._credentials.note("grpc", found)
+            raise RpcError(STATUS[found.reason], found.message)
+        rpc.caller = found
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcAccess:
+    """The conditions of all methods. Without `credentials` an RPC needs no key."""
+
+    restrictions: Restrictions = field(default_factory=dict)
+    control: ChangeControl = field(default_factory=ChangeControl)
+    credentials: Credentials | None = None
+
+    def guarded(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
+        """The methods with their conditions; LookupError for one without an area."""
+        return {path: self._guarded(path, method) for path, method in methods.items()}
+
+    def _guarded(self, path: str, method: Method) -> Method:
+        area = area_at(path, AREA_OF_METHOD, "method")
+        guards: list[Guard] = []
+        if area in self.restrictions:
+            guards.append(GrpcRestriction(self.restrictions[area]))
+        if path in AREA_OF_METHOD_CHANGE:
+            guards += self._of_change(area)
+        elif self.credentials is not None and area in MAY_READ:
+            guards.append(GrpcKeys(self.credentials, MAY_READ[area]))
+        if path in AREA_OF_SETTINGS:
+            method = replace(method, serve=_guarded_settings(method.serve, self._of_change(area)))
+        return replace(method, guard=_each_of(guards)) if guards else method
+
+    def _of_change(self, area: Area) -> list[Guard]:
+        if self.credentials is None:
+            return [GrpcControl(self.control, area)]
+        keys = GrpcKeys(self.credentials, MAY_CHANGE)
+        return [keys, GrpcControl(self.control.opened(), area)]
+
+
+def _each_of(guards: list[Guard]) -> Guard:
+    def guard(rpc: RpcHead) -> None:
+        for each in guards:
+            each(rpc)
+
+    return guard
+
+
+def _guarded_settings(serve: Serve, guards: list[Guard]) -> Serve:
+    """A method with conditions of messages that have settings."""
+    guard = _each_of(guards)
+
+    async def guarded_serve(message: Any, call: RpcCall) -> Any:
+        if message.settings:
+            guard(call)
+        return await serve(message, call)
+
+    return guarded_serve

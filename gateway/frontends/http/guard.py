@@ -1,0 +1,184 @@
+"""Access over HTTP: the header of a restricted area, an API key, and changes by strangers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.frontends.http.errors import plain_error
+from gateway.frontends.http.request_scope import CALLER
+from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
+from gateway.policy.caller import Caller, caller_of
+from gateway.policy.control import ChangeControl
+from gateway.policy.credentials import MAY_CHANGE, MAY_READ, NAMES, Credentials, KeyRefusal, Reason
+from gateway.policy.keys import Role
+from gateway.policy.restrictions import Restriction, Restrictions
+
+FORBIDDEN = HTTPStatus.FORBIDDEN.value
+STATUS = {
+    Reason.MALFORMED: HTTPStatus.BAD_REQUEST.value,
+    Reason.MISSING: HTTPStatus.UNAUTHORIZED.value,
+    Reason.WRONG: HTTPStatus.UNAUTHORIZED.value,
+    Reason.FORBIDDEN: FORBIDDEN,
+}
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="sluice"'}
+"""The header of 401 (RFC 9110, 11.6.1)."""
+
+
+class HttpRestriction:
+    """The condition of one restricted area."""
+
+    def __init__(self, restriction: Restriction) -> None:
+        self._restriction = restriction
+        self._header = restriction.name.encode()
+        self._message = f"This API is restricted, expecting header '{restriction.shown}'"
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether a request has the header of the area."""
+        header = self._header
+        return self._restriction.allows(value for name, value in scope["headers"] if name == header)
+
+    def refusal(self, scope: Scope) -> HTTPException:
+        """The refusal of a request without it."""
+        return HTTPException(FORBIDDEN, self._message)
+
+
+class HttpKeys:
+    """The condition that a request has an API key with one of some roles."""
+
+    def __init__(self, credentials: Credentials, roles: frozenset[Role]) -> None:
+        self._credentials = credentials
+        self._roles = roles
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether a request has such a key; its caller is then in the state of the request."""
+        found = self._found(scope)
+        if isinstance(found, KeyRefusal):
+            return False
+        scope.setdefault("state", {})[CALLER] = found
+        return True
+
+    def refusal(self, scope: Scope) -> HTTPException:
+        """The refusal of a request without one, which is counted."""
+        refusal = self._found(scope)
+        assert isinstance(refusal, KeyRefusal)  # noqa: S101 - called if it is not allowed
+        self._credentials.note("http", refusal)
+        status = STATUS[refusal.reason]
+        challenge = CHALLENGE if status == HTTPStatus.UNAUTHORIZED else None
+        return HTTPException(status, refusal.message, challenge)
+
+    def _found(self, scope: Scope) -> Caller | KeyRefusal:
+        given = [each for each in scope["headers"] if each[0] in NAMES]
+        return self._credentials.check(given, self._roles)
+
+
+class HttpControl:
+    """The condition of the changes in one area."""
+
+    def __init__(self, control: ChangeControl, area: Area) -> None:
+        self._control = control
+        self._area = area
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether the caller of a request may change the server."""
+        return self._found(scope) is None
+
+    def refusal(self, scope: Scope) -> HTTPException:
+        """The refusal of one that may not."""
+        return HTTPException(FORBIDDEN, self._found(scope))
+
+    def _found(self, scope: Scope) -> str | None:
+        # uvicorn has no address of a client that has reset its connection.
+        address, _ = scope.get("client") or ("", 0)
+        headers = (
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        )
+        caller = caller_of(address, headers, self._control.hosts)
+        return self._control.refusal(self._area, caller)
+
+
+Condition = HttpRestriction | HttpKeys | HttpControl
+
+
+class HttpGuard:
+    """The conditions of one route, at least one."""
+
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self._conditions = conditions
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether a request meets all conditions."""
+        return all(condition.allows(scope) for condition in self._conditions)
+
+    def refusal(self, scope: Scope) -> HTTPException | None:
+        """The refusal by the first condition that a request does not meet."""
+        for condition in self._conditions:
+            if not condition.allows(scope):
+                return condition.refusal(scope)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAccess:
+    """The conditions of all routes. Without `credentials` a request needs no key."""
+
+    restrictions: Restrictions = field(default_factory=dict)
+    control: ChangeControl = field(default_factory=ChangeControl)
+    credentials: Credentials | None = None
+
+    def guard(self, area: Area, *, changes: bool = False) -> HttpGuard | None:
+        """The guard of a route of an area that changes the server, or does not."""
+        found: list[Condition] = []
+        if area in self.restrictions:
+            found.append(HttpRestriction(self.restrictions[area]))
+        roles = MAY_CHANGE if changes else MAY_READ.get(area)
+        if self.credentials is not None and roles:
+            found.append(HttpKeys(self.credentials, roles))
+        if changes:
+            control = self.control if self.credentials is None else self.control.opened()
+            found.append(HttpControl(control, area))
+        return HttpGuard(found) if found else None
+
+    def guarded(self, routes: Iterable[Route]) -> list[BaseRoute]:
+        """The routes with their conditions; LookupError for a route without an area."""
+        found: list[BaseRoute] = []
+        for route in routes:
+            area = area_at(route.path, AREA_OF_ROUTE, "route")
+            guard = self.guard(area, changes=changes_server(route))
+            found.append(route if guard is None else GuardedRoute(route, guard))
+        return found
+
+
+class GuardedRoute(BaseRoute):
+    """A route with conditions; it refuses before it looks at the method, as Triton."""
+
+    def __init__(self, route: Route, guard: HttpGuard) -> None:
+        self.path = route.path
+        self.methods = route.methods
+        self._route = route
+        self._guard = guard
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return self._route.matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._guard.refusal(scope)
+        if refusal is not None:
+            raise refusal
+        await self._route.handle(scope, receive, send)
+
+
+def changes_server(route: Route) -> bool:
+    """Whether a route changes the server."""
+    changes = route.methods is None or CHANGING in route.methods
+    return changes and route.path in AREA_OF_ROUTE_CHANGE
+
+
+def refused_response(refusal: HTTPException) -> Response:
+    """The response of v2 to a refused request."""
+    headers: Mapping[str, str] = refusal.headers or {}
+    return plain_error(refusal.status_code, refusal.detail, dict(headers))

@@ -1,0 +1,1 @@
+"""Access to the server: the area of each route and method, and its conditions."""

@@ -1,0 +1,87 @@
+"""API keys: `sk-sluice-ID-SECRET-CHECK`, looked up by their public ID, compared by their digest.
+
+The secret has 256 bits; by the check scanners of texts know a key from other words.
+"""
+
+import hmac
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from types import MappingProxyType
+from zlib import crc32
+
+from gateway.policy.caller import Caller
+
+PREFIX = "sk-sluice-"
+ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+CHECK_CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+ID = slice(len(PREFIX), len(PREFIX) + 8)
+MAX_KEY_BYTES = 128
+"""Of a given key; a longer one is refused without a digest."""
+
+
+class Role(StrEnum):
+    """The rights of a key."""
+
+    INFER = "infer"
+    OBSERVE = "observe"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret; `expires` is in seconds of the Unix epoch.
+
+    `caller` is the sender of all requests with this key.
+    """
+
+    id: str
+    digest: bytes = field(repr=False)
+    tenant: str
+    roles: frozenset[Role] = frozenset({Role.INFER})
+    expires: float = math.inf
+    note: str = field(default="-", compare=False)
+    caller: Caller = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caller", Caller(tenant=self.tenant, key_id=self.id))
+
+
+def new_key() -> tuple[str, str, bytes]:
+    """A key, its public id and its digest."""
+    key_id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(8))
+    text = f"{PREFIX}{key_id}-{secrets.token_urlsafe(32)}"
+    key = f"{text}-{_check(text)}"
+    return key, key_id, sha256(key.encode()).digest()
+
+
+def _check(text: str) -> str:
+    number, characters = crc32(text.encode()), ""
+    for _ in range(6):
+        number, rest = divmod(number, len(CHECK_CHARACTERS))
+        characters = CHECK_CHARACTERS[rest] + characters
+    return characters
+
+
+class KeyTable:
+    """The keys of a file by their public id; `expiring` are those that are valid for a time."""
+
+    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
+        self.keys: Mapping[str, ApiKey] = MappingProxyType({each.id: each for each in keys})
+        self.expiring = [each for each in self.keys.values() if each.expires != math.inf]
+
+    def find(self, given: bytes, now: float) -> ApiKey | None:
+        """The key that a client gives, if it is valid; the time is that of a wrong one."""
+        if len(given) > MAX_KEY_BYTES:
+            return None
+        key = self.keys.get(given[ID].decode("latin-1"), _NO_KEY)
+        if hmac.compare_digest(sha256(given).digest(), key.digest) and now < key.expires:
+            return key
+        return None
+
+
+_NO_KEY = ApiKey("", secrets.token_bytes(32), "")
+"""The key of unknown ids: nothing has its digest."""

@@ -1,0 +1,135 @@
+"""Conditions of routes: the address and the headers of a request decide, and in which order."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.frontends.http.guard import HttpAccess, HttpControl, changes_server
+from gateway.policy.areas import Area
+from gateway.policy.control import ChangeControl
+from gateway.policy.credentials import Credentials
+from gateway.policy.key_file import text_of_key
+from gateway.policy.keys import ApiKey, Role, new_key
+from gateway.policy.restrictions import Restriction
+
+LOGGING = "/v2/logging"
+HOST = (b"host", b"localhost:8000")
+CLOSED = ChangeControl()
+
+
+def refusal(
+    client: Any, *headers: tuple[bytes, bytes], control: ChangeControl = CLOSED
+) -> str | None:
+    condition, scope = HttpControl(control, Area.LOGGING), {"client": client, "headers": headers}
+    return None if condition.allows(scope) else condition.refusal(scope).detail
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_a_change_of_this_machine_is_answered(address: str) -> None:
+    assert refusal((address, 40000), HOST) is None
+
+
+@pytest.mark.parametrize("client", [("10.0.0.5", 40000), None])
+def test_a_change_of_another_machine_or_of_an_unknown_client_is_refused(client: Any) -> None:
+    """The address of a client that has reset its connection is unknown."""
+    text = "changing log settings is answered to this machine only"
+    assert (refusal(client, HOST) or "").startswith(text)
+    assert refusal(client, HOST, control=ChangeControl(is_open=True)) is None
+
+
+def test_headers_decide_too() -> None:
+    client = ("127.0.0.1", 40000)
+    assert refusal(client, (b"host", b"caf\xe9.example"))
+    assert (
+        refusal(
+            client, (b"host", b"a.example"), control=ChangeControl(hosts=frozenset({"a.example"}))
+        )
+        is None
+    )
+    assert refusal(client, HOST, (b"via", b"1.1 a"))
+    assert "found Origin 'null'" in (refusal(client, HOST, (b"origin", b"null")) or "")
+
+
+def test_a_client_that_the_scope_lacks_is_unknown() -> None:
+    assert not HttpControl(CLOSED, Area.TRACE).allows({"headers": []})
+
+
+async def changed(request: Request) -> Response:
+    return Response()
+
+
+@pytest.mark.parametrize(
+    ("methods", "changes"), [(["POST"], True), (["PUT", "POST"], True), (["GET"], False)]
+)
+def test_the_method_of_a_route_decides_whether_it_changes(
+    methods: list[str], changes: bool
+) -> None:
+    assert changes_server(Route(LOGGING, changed, methods=methods)) is changes
+    assert not changes_server(Route("/v2/logs", changed, methods=methods))
+
+
+def test_a_route_for_every_method_changes() -> None:
+    route = Route(LOGGING, changed)
+    route.methods = None
+    assert changes_server(route)
+
+
+@pytest.mark.parametrize(
+    ("address", "headers", "status", "text"),
+    [
+        ("10.0.0.5", {}, 403, "This API is restricted, expecting header 'K'"),
+        ("10.0.0.5", {"k": "v"}, 403, "changing log settings is answered to this machine only"),
+        ("127.0.0.1", {}, 403, "This API is restricted, expecting header 'K'"),
+        ("127.0.0.1", {"k": "v"}, 200, ""),
+    ],
+)
+async def test_a_restricted_area_is_looked_at_first(
+    address: str, headers: dict[str, str], status: int, text: str
+) -> None:
+    restrictions = {Area.LOGGING: Restriction.of("K", "v")}
+    routes = HttpAccess(restrictions, CLOSED).guarded([Route(LOGGING, changed, methods=["POST"])])
+    transport = httpx.ASGITransport(Starlette(routes=routes), client=(address, 40000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.post(LOGGING, headers=headers)
+    assert answer.status_code == status
+    assert answer.text.startswith(text)
+
+
+def test_a_restricted_route_that_reads_has_a_condition_and_a_free_one_none() -> None:
+    route = Route(LOGGING, changed, methods=["GET"])
+    restricted = HttpAccess({Area.LOGGING: Restriction.of("K", "v")})
+    assert restricted.guarded([route]) != [route]
+    assert HttpAccess().guarded([route]) == [route]
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "status", "text"),
+    [
+        ("admin", {}, 403, "This API is restricted, expecting header 'K'"),
+        ("admin", {"k": "v"}, 401, "the API key is missing"),
+        ("observe", {"k": "v", "x-api-key": "KEY"}, 403, "the API key"),
+        ("admin", {"k": "v", "x-api-key": "KEY"}, 200, ""),
+        ("admin", {"k": "v", "x-api-key": "KEY", "origin": "null"}, 403, "changes are not"),
+    ],
+)
+async def test_a_key_is_looked_at_after_the_restriction_and_instead_of_the_machine(
+    tmp_path: Path, role: str, given: dict[str, str], status: int, text: str
+) -> None:
+    key, key_id, digest = new_key()
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    file.write_text(text_of_key(ApiKey(key_id, digest, "team", frozenset({Role(role)}))))
+    access = HttpAccess({Area.LOGGING: Restriction.of("K", "v")}, CLOSED, Credentials(file))
+    app = Starlette(routes=access.guarded([Route(LOGGING, changed, methods=["POST"])]))
+    transport = httpx.ASGITransport(app, client=("10.0.0.5", 40000))
+    headers = {name: key if value == "KEY" else value for name, value in given.items()}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.post(LOGGING, headers=headers)
+    assert answer.status_code == status
+    assert answer.text.startswith(text)
