@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 from weakref import ref
 
@@ -28,15 +28,6 @@ T = TypeVar("T")
 def no_longer_valid() -> InferenceError:
     """The error of a request whose API key was revoked or has expired since it was sent."""
     return InferenceError(Code.CANCELLED, "the API key of the request is no longer valid")
-
-
-def _of_caller(request: InferRequest, caller: Caller) -> InferRequest:
-    if not caller.valid:
-        raise no_longer_valid()
-    tag = request.sequence
-    if tag is not None and tag.correlation_id:
-        tag = replace(tag, tenant=caller.tenant)
-    return replace(request, caller=caller, sequence=tag)
 
 
 def _continues(model: Model, request: InferRequest) -> bool:
@@ -98,21 +89,22 @@ class DataPlane:
         request: InferRequest,
         model: Model | None = None,
         trace: Trace | None = None,
-        caller: Caller | None = None,
     ) -> ResponseStream:
-        """Submit a request; the caller owns the stream and reads it inside `with`.
+        """Submit a request; its sender owns the stream and reads it inside `with`.
 
         Synchronous: requests are queued in the order of the calls. A turn of a conversation
-        waits for the turns before it. `model` saves the look-up if the caller has just done it.
-        `trace` records the events of the request; ids of requests and sequences are those of the
-        tenant of `caller`. Raises InferenceError if the request is refused before it is queued.
+        waits for the turns before it. `model` saves the look-up if the sender has just done it.
+        `trace` records the events of the request. Raises InferenceError if the request is refused
+        before it is queued.
         """
+        caller = request.caller
         try:
             if self._exiting and not self._ending_sequences:
                 raise exiting()
             if model is None or model.retired:
                 model = self.model(request.model, request.version)
-            request = request if caller is None else _of_caller(request, caller)
+            if caller is not None and not caller.valid:
+                raise no_longer_valid()
             if self._exiting and not _continues(model, request):
                 raise exiting()
             interceptor = None

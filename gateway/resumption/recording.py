@@ -9,6 +9,7 @@ from typing import Protocol
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.policy.caller import tenant_of
 from gateway.stream import ResponseStream
 from gateway.tensor import Buffer, Tensor
 
@@ -121,7 +122,11 @@ class RecordedRequest:
     model: Model
     request: InferRequest
     key: Key | None = None
-    tenant: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of its caller."""
+        return tenant_of(self.request.caller)
 
 
 class Follower(Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
-from gateway.policy.caller import Caller
+from gateway.policy.caller import Caller, tenant_of
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import (
     TEXT,
@@ -150,8 +151,9 @@ async def test_while_it_exits_the_requests_of_open_sequences_are_taken_until_the
     batching = SequenceBatching(max_sequence_idle_microseconds=HOUR_US)
     config = replace(TEXT, sequence_batching=batching)
     dataplane = dataplane_of(LoadedModels(serve(instance, config=config)))
-    first = text_request(sequence=SequenceTag(1, start=True))
-    with dataplane.infer(first, caller=caller) as stream:
+    of_caller = partial(text_request, caller=caller)
+    tag = SequenceTag(1, tenant=tenant_of(caller))
+    with dataplane.infer(of_caller(sequence=replace(tag, start=True))) as stream:
         (await instance.begun()).finish("begun")
         assert await soon(read_all(stream)) == ["begun"]
     dataplane.refuse_requests()
@@ -159,11 +161,10 @@ async def test_while_it_exits_the_requests_of_open_sequences_are_taken_until_the
     ended = asyncio.create_task(dataplane.sequences_ended())
     await settle()
     assert dataplane.taking_requests
-    for new in (None, SequenceTag(1, start=True), SequenceTag(2)):
+    for new in (None, replace(tag, start=True), replace(tag, correlation_id=2)):
         with pytest.raises(InferenceError, match="Server exiting"):
-            dataplane.infer(text_request(sequence=new), caller=caller)
-    last = text_request(sequence=SequenceTag(1, end=True))
-    with dataplane.infer(last, caller=caller) as stream:
+            dataplane.infer(of_caller(sequence=new))
+    with dataplane.infer(of_caller(sequence=replace(tag, end=True))) as stream:
         await soon(ended)
         assert not dataplane.taking_requests
         (await instance.begun()).finish("ended")

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
 from gateway.messages import InferRequest
+from gateway.policy.caller import Caller
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.request_memo import MOST_BYTES, RequestMemo
 from gateway.tensor import Buffer, Datatype, Tensor
@@ -43,8 +44,8 @@ class MemoEntry(NamedTuple):
                 return False
         return True
 
-    def request(self, data: bytes) -> InferRequest:
-        """The request of a message with these bytes."""
+    def request(self, data: bytes, caller: Caller | None = None) -> InferRequest:
+        """The request of a caller's message with these bytes."""
         asked = self.asked
         return InferRequest(
             model=asked.model,
@@ -60,6 +61,7 @@ class MemoEntry(NamedTuple):
             priority=asked.priority,
             timeout_us=asked.timeout_us,
             received_ns=time.perf_counter_ns(),
+            caller=caller,
         )
 
 
@@ -105,7 +107,8 @@ class MessageMemo:
         if not _is_plain(message, raw, request):
             return
         known = MemoEntry(
-            replace(request, inputs=()), tuple(_pieces(len(header), marks, raw, request))
+            replace(request, inputs=(), caller=None),
+            tuple(_pieces(len(header), marks, raw, request)),
         )
         if known.fits(data) and _is_all_but_raw(header, message):
             self._known[header] = known

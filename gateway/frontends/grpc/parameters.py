@@ -8,6 +8,7 @@ from typing import Any
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.rpc import Metadata, RpcHead
 from gateway.messages import Parameter, SequenceTag
+from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.credentials import METADATA
 from gateway.protos import grpc_service_pb2 as pb
 
@@ -32,15 +33,17 @@ class InferParameters:
     priority: int = 0
     timeout_us: int = 0
 
-    @property
-    def sequence(self) -> SequenceTag | None:
-        """The sequence tag of the request, if it is in a sequence."""
+    def sequence(self, caller: Caller | None) -> SequenceTag | None:
+        """The sequence tag of a request of that caller, if it is in a sequence."""
         tags = self.sequence_tags
         correlation_id = tags.get("sequence_id", 0)
         if not correlation_id:
             return None
         return SequenceTag(
-            correlation_id, tags.get("sequence_start", False), tags.get("sequence_end", False)
+            correlation_id,
+            tags.get("sequence_start", False),
+            tags.get("sequence_end", False),
+            tenant_of(caller),
         )
 
 

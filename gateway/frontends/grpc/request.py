@@ -24,6 +24,7 @@ from gateway.messages import InferRequest, RequestedOutput, SharedRegion, asked_
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
+from gateway.policy.caller import Caller
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import NUMPY_TYPES, Buffer, Datatype, Tensor
@@ -83,11 +84,16 @@ class DecodedRequest:
 class RequestDecoder:
     """Decodes the requests of one RPC, and forwards metadata of the RPC to each."""
 
-    __slots__ = ("_forwarding", "_metadata", "_shared_memory")
+    __slots__ = ("_forwarding", "_metadata", "_shared_memory", "caller")
 
     def __init__(
-        self, shared_memory: SharedMemory, forwarding: HeaderForwarding, metadata: Metadata
+        self,
+        shared_memory: SharedMemory,
+        forwarding: HeaderForwarding,
+        metadata: Metadata,
+        caller: Caller | None = None,
     ) -> None:
+        self.caller = caller
         self._shared_memory = shared_memory
         self._forwarding = forwarding
         self._metadata = metadata
@@ -120,10 +126,11 @@ class RequestDecoder:
             inputs=tuple([reader.read(tensor) for tensor in message.inputs[:]]),
             outputs=self._outputs(message.outputs[:]),
             parameters=parameters.custom,
-            sequence=parameters.sequence if parameters.sequence_tags else None,
+            sequence=parameters.sequence(self.caller) if parameters.sequence_tags else None,
             priority=parameters.priority,
             timeout_us=parameters.timeout_us,
             received_ns=received_ns,
+            caller=self.caller,
         )
 
     def _outputs(self, given: Sequence[Any]) -> tuple[RequestedOutput, ...]:

@@ -241,7 +241,8 @@ class Servicer:
 
     def _decoder(self, call: RpcCall) -> RequestDecoder:
         metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()
-        return RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
+        shared_memory = self._dataplane.shared_memory
+        return RequestDecoder(shared_memory, self._forwarding, metadata, call.caller)
 
 
 def _override(parameters: Parameters) -> Override | None:

@@ -35,7 +35,7 @@ from gateway.frontends.grpc.rpc import (
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
-from gateway.policy.caller import Caller, tenant_of
+from gateway.policy.caller import tenant_of
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import EventId, RecordingReader, Responses, recorded_stream
 from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
@@ -82,7 +82,7 @@ class StreamInferRpcs:
         """Serve one RPC. Raises RpcError or ClientDisconnected."""
         outbox = Outbox(call.send, self._send_timeout_secs)
         rpc = StreamInfer(
-            *(self._dataplane, decoder, outbox, call.caller),
+            *(self._dataplane, decoder, outbox),
             strict=STRICT_MODE in call.metadata,
             recordings=self._recordings,
         )
@@ -135,7 +135,6 @@ class StreamInfer:
         dataplane: DataPlane,
         decoder: RequestDecoder,
         outbox: Outbox,
-        caller: Caller | None = None,
         *,
         strict: bool,
         recordings: Recordings | None = None,
@@ -144,7 +143,7 @@ class StreamInfer:
         self._recordings = recordings or Recordings()
         self._decoder = decoder
         self._outbox = outbox
-        self._caller, self._tenant = caller, tenant_of(caller)
+        self._caller, self._tenant = decoder.caller, tenant_of(decoder.caller)
         self._responses = ResponseSender(outbox, strict=strict)
         self._owned: dict[Responses, RequestName] = {}
         self._ended: list[int] = []
@@ -268,7 +267,7 @@ class StreamInfer:
         begun: list[Trace] = []
         submit = partial(self._submit, infer_request, model, begun)
         record = partial(recorded, self._recordings, message, infer_request, model, submit)
-        stream: Responses = record(self._tenant) if resumable else submit()
+        stream: Responses = record() if resumable else submit()
         self._owned[stream] = RequestName(model.name, model.version, message.id, self._tenant)
         return StreamRequest(
             key=ended_key(message),
@@ -289,7 +288,7 @@ class StreamInfer:
         trace = begin_trace(self._dataplane.tracer, request)
         if trace is not None:
             begun.append(trace)
-        return self._dataplane.infer(request, model, trace, self._caller)
+        return self._dataplane.infer(request, model, trace)
 
     def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
         reader = resumed(self._recordings, message, self._tenant)
@@ -370,7 +369,6 @@ def recorded(
     request: InferRequest,
     model: Model,
     submit: Callable[[], ResponseStream],
-    tenant: str = "",
 ) -> RecordingReader:
     """The recorded stream of a request; INVALID_ARG if the model is not decoupled."""
     if not model.decoupled:
@@ -379,7 +377,7 @@ def recorded(
             f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "
             f"model '{model.name}' is not decoupled",
         )
-    asked = RecordedRequest(_place(message), model, request, tenant=tenant)
+    asked = RecordedRequest(_place(message), model, request)
     return recordings.open(asked, submit)
 
 

@@ -31,7 +31,7 @@ class UnaryInferRpcs:
         model, infer_request = self._read(incoming, call)
         trace = begin_trace(self._dataplane.tracer, infer_request)
         try:
-            with self._dataplane.infer(infer_request, model, trace, call.caller) as stream:
+            with self._dataplane.infer(infer_request, model, trace) as stream:
                 self._learn(incoming, infer_request)
                 response = await stream.only()
         finally:
@@ -42,7 +42,7 @@ class UnaryInferRpcs:
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
         """Answer a message without a task; raises InferenceError if it is refused."""
         model, infer_request = self._read(incoming, call)
-        stream = self._dataplane.infer(infer_request, model, caller=call.caller)
+        stream = self._dataplane.infer(infer_request, model)
         begun = _BegunInfer(stream, self._encoder(infer_request, model), call)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
@@ -64,9 +64,11 @@ class UnaryInferRpcs:
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             )
         if known is not None:
-            return model, known.request(incoming.data)
+            return model, known.request(incoming.data, call.caller)
         metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()
-        decoder = RequestDecoder(self._dataplane.shared_memory, self._forwarding, metadata)
+        decoder = RequestDecoder(
+            self._dataplane.shared_memory, self._forwarding, metadata, call.caller
+        )
         return model, decoder.decode(message, incoming.raw, model.config)
 
     def _learn(self, incoming: InferMessage, request: InferRequest) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
@@ -34,7 +33,6 @@ from gateway.frontends.http.request_scope import (
     key_of,
     replay_headers,
     resumed,
-    tenant_in,
     version_of,
 )
 from gateway.frontends.http.sse import (
@@ -155,11 +153,11 @@ class GenerateRoutes:
 
         def submit() -> ResponseStream:
             trace = begin_trace(scope, self._dataplane.tracer, call.request)
-            return self._dataplane.infer(call.request, trace=trace, caller=caller_in(scope))
+            return self._dataplane.infer(call.request, trace=trace)
 
         if call.key is None and not call.resumable:
             return submit()
-        asked = RecordedRequest(scope["path"], call.model, call.request, call.key, tenant_in(scope))
+        asked = RecordedRequest(scope["path"], call.model, call.request, call.key)
         return self._recordings.open(asked, submit)
 
     async def _read(self, request: Request) -> _Call:
@@ -175,8 +173,9 @@ class GenerateRoutes:
 def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buffer) -> _Call:
     members = parse_generate(body)
     refuse_repeated_inputs(body, members, model.config)
-    decoded = decode_generate(members, model.config, version)
-    wanted, resumable = without_resumable(replace(decoded, received_ns=received_ns))
+    caller = caller_in(scope)
+    asked = decode_generate(members, model.config, version, received_ns, caller)
+    wanted, resumable = without_resumable(asked)
     return _Call(model, wanted, key_of(scope, body), resumable)
 
 

@@ -24,6 +24,7 @@ from gateway.frontends.http.json_tensors import (
 )
 from gateway.frontends.http.large_json import LargeArray, plain
 from gateway.messages import InferRequest, InferResponse, SequenceTag, request_prefix
+from gateway.policy.caller import Caller
 from gateway.tensor import Buffer, Datatype, Tensor
 
 NESTED = "parameters"
@@ -48,7 +49,11 @@ MARK = "\u0001sluice\u0001"
 
 
 def decode_generate(
-    members: Mapping[str, Any], config: ModelConfig, version: str = ""
+    members: Mapping[str, Any],
+    config: ModelConfig,
+    version: str = "",
+    received_ns: int = 0,
+    caller: Caller | None = None,
 ) -> InferRequest:
     """A generate request: inputs by name, all other members are parameters (generate extension).
 
@@ -56,7 +61,7 @@ def decode_generate(
     """
     reader = _GenerateReader(config, _request_id(members, config))
     reader.read(members)
-    sequence = _take_tag(reader.parameters, config)
+    sequence = _take_tag(reader.parameters, config, caller)
     return InferRequest(
         model=config.name,
         version=version,
@@ -64,16 +69,20 @@ def decode_generate(
         inputs=tuple(reader.inputs.values()),
         parameters=reader.parameters,
         sequence=sequence,
+        received_ns=received_ns,
+        caller=caller,
     )
 
 
-def _take_tag(parameters: dict[str, Any], config: ModelConfig) -> SequenceTag | None:
+def _take_tag(
+    parameters: dict[str, Any], config: ModelConfig, caller: Caller | None
+) -> SequenceTag | None:
     tags = {name: parameters[name] for name in TAGS if name in parameters}
     if not tags or not converses(config):
         return None
     for name in tags:
         del parameters[name]
-    return read_parameters({"parameters": tags}).sequence
+    return read_parameters({"parameters": tags}).sequence(caller)
 
 
 def _request_id(members: Mapping[str, Any], config: ModelConfig) -> str:

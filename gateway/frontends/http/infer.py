@@ -38,7 +38,6 @@ from gateway.frontends.http.infer_response import (
     takes_long,
 )
 from gateway.frontends.http.request_scope import (
-    CALLER,
     IDEMPOTENCY_KEY,
     KNOWN_HEAD,
     NO_STATE,
@@ -55,7 +54,6 @@ from gateway.frontends.http.request_scope import (
     is_version,
     key_of,
     send_apart,
-    tenant_in,
     write_whole,
 )
 from gateway.messages import InferRequest, InferResponse
@@ -193,7 +191,7 @@ class InferRoute:
         parts = divide(body, header_length(call.head.headers), self._limit)
         request, forms = self._decode(call, model, parts)
         state: RequestState = call.scope["state"]
-        stream = self._dataplane.infer(request, model, caller=state.get(CALLER))
+        stream = self._dataplane.infer(request, model)
         begun = _BegunInfer(stream, self, call, cycle, start, model, request.id, forms)
         state[WATCH](stream.cancel)
         stream.listen(begun.look)
@@ -245,7 +243,7 @@ class InferRoute:
         trace = None
         if TRACES in call.scope:
             trace = begin_trace(call.scope, self._dataplane.tracer, request)
-        return self._dataplane.infer(request, model, trace, caller_in(call.scope))
+        return self._dataplane.infer(request, model, trace)
 
     async def _answer_once(
         self, call: _Call, reader: RecordingReader, forms: OutputForms
@@ -285,7 +283,7 @@ class InferRoute:
             key = await off_loop(self._threads, call.scope, key_of, call.scope, *parts)
         else:
             key = key_of(call.scope, *parts)
-        asked = RecordedRequest(call.scope["path"], model, request, key, tenant_in(call.scope))
+        asked = RecordedRequest(call.scope["path"], model, request, key)
         submit = partial(self._submit, call, model, request)
         return self._recordings.open(asked, submit)
 
@@ -313,7 +311,8 @@ class InferRoute:
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
         forwarded = self._filter.of(call.scope) if self._filter.on else ()
-        target = Target(model.config, call.head.version, forwarded, call.received_ns)
+        caller = caller_in(call.scope)
+        target = Target(model.config, call.head.version, forwarded, call.received_ns, caller)
         header, binary = body
         if header is None:
             return self._decoder.decode_raw(target, binary)

@@ -30,6 +30,7 @@ from gateway.messages import (
     SequenceTag,
     SharedRegion,
 )
+from gateway.policy.caller import Caller, tenant_of
 from gateway.request_memo import MOST_BYTES, RequestMemo
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Tensor, value
@@ -136,12 +137,11 @@ class JsonParameters:
     timeout_us: int = 0
     binary_output: bool = False
 
-    @property
-    def sequence(self) -> SequenceTag | None:
-        """The place of the request in its sequence, if it has one."""
+    def sequence(self, caller: Caller | None) -> SequenceTag | None:
+        """The place of a request of that caller in its sequence, if it has one."""
         if not self.correlation_id:
             return None
-        return SequenceTag(self.correlation_id, self.start, self.end)
+        return SequenceTag(self.correlation_id, self.start, self.end, tenant_of(caller))
 
 
 def read_parameters(found: Members) -> JsonParameters:
@@ -263,6 +263,7 @@ class Target(NamedTuple):
     version: str = ""
     headers: Iterable[tuple[str, str]] = ()
     received_ns: int = 0
+    caller: Caller | None = None
 
 
 class InferDecoder:
@@ -325,6 +326,7 @@ class InferDecoder:
             inputs=(raw_input(target.config, body),),
             parameters=parameters,
             received_ns=target.received_ns,
+            caller=target.caller,
         )
         return request, OutputForms(default=True, only_binary=True)
 
@@ -340,8 +342,9 @@ def _request(target: Target, known: KnownRequest, inputs: tuple[Tensor, ...]) ->
         parameters=with_headers(parameters.custom, target.headers)
         if target.headers
         else parameters.custom,
-        sequence=parameters.sequence if parameters.correlation_id else None,
+        sequence=parameters.sequence(target.caller) if parameters.correlation_id else None,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
         received_ns=target.received_ns,
+        caller=target.caller,
     )

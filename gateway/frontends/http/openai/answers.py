@@ -29,7 +29,6 @@ from gateway.frontends.http.request_scope import (
     key_of,
     replay_headers,
     resumed,
-    tenant_in,
 )
 from gateway.frontends.http.sse import EncodeText, EventStream, First, PendingEvents, event
 from gateway.messages import InferRequest, InferResponse
@@ -236,21 +235,18 @@ class OpenAiAnswers:
             id=own_id(request, call.members),
             inputs=request_tensors(call.body, call.endpoint, model.config),
             received_ns=call.received_ns,
+            caller=caller_in(request.scope),
         )
 
         def submit() -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
-            return self._dataplane.infer(infer_request, model, trace, caller_in(request.scope))
+            return self._dataplane.infer(infer_request, model, trace)
 
         key = key_of(request.scope, *call.body)
         if key is None:
             return submit()
-        return self._recordings.open(
-            RecordedRequest(
-                request.scope["path"], model, infer_request, key, tenant_in(request.scope)
-            ),
-            submit,
-        )
+        asked = RecordedRequest(request.scope["path"], model, infer_request, key)
+        return self._recordings.open(asked, submit)
 
 
 def openai_refused(request: Request, error: InferenceError) -> Response:

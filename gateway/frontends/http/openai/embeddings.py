@@ -174,12 +174,12 @@ class EmbeddingAnswers:
         encoder = encoder_of(model.config)
         assert encoder is not None  # noqa: S101 - it serves the endpoint
         asked = read_embedding_request(call.members, encoder.size)
-        found = request_id(request)
-        requests = [encoder.request(text, found, call.received_ns) for text in asked.texts]
+        found, caller = request_id(request), caller_in(request.scope)
+        requests = [encoder.request(text, found, call.received_ns, caller) for text in asked.texts]
 
         def submit(each: InferRequest) -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, each)
-            return self._dataplane.infer(each, model, trace, caller_in(request.scope))
+            return self._dataplane.infer(each, model, trace)
 
         window = RequestWindow(submit, requests, AT_ONCE)
         with window, OnDisconnect(request.scope, window.cancel):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput
+from gateway.policy.caller import Caller
 from gateway.tensor import Datatype, Tensor
 
 TOKENS = "num_input_tokens"
@@ -33,7 +34,9 @@ class TextEncoder:
     size: int
     counts_tokens: bool
 
-    def request(self, text: str, request_id: str, received_ns: int) -> InferRequest:
+    def request(
+        self, text: str, request_id: str, received_ns: int, caller: Caller | None = None
+    ) -> InferRequest:
         """The request for one text."""
         names = (self.output, TOKENS) if self.counts_tokens else (self.output,)
         return InferRequest(
@@ -42,6 +45,7 @@ class TextEncoder:
             inputs=(Tensor(self.input, Datatype.BYTES, self.shape, (text.encode(),)),),
             outputs=tuple([RequestedOutput(name) for name in names]),
             received_ns=received_ns,
+            caller=caller,
         )
 
     def vector(self, response: InferResponse) -> Vector:

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from backends.vllm.backend import VllmBackend
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, InferResponse
 from gateway.openai_contract import OpenAiRefusal
 from tests.backends.vllm.conftest import (
     ANSWER,
@@ -25,6 +25,7 @@ from tests.backends.vllm.conftest import (
     engine_marks,
     loaded,
     openai,
+    strings,
 )
 from tests.backends.vllm.processes import clients, engine_processes, leaves_nothing, zmq_threads
 from tests.builders import death_of, soon
@@ -181,15 +182,29 @@ async def test_the_cores_of_an_engine_are_not_those_of_its_clients(llama: Llama)
 
 async def test_a_limit_of_requests_is_that_of_all_clients_together(llama: Llama) -> None:
     """Requests over the limit come later: at the same moment each client may admit one more."""
-    long = {"temperature": 0, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    asked = [asyncio.create_task(llama.say(ask(**long))) for _ in range(MOST_REQUESTS)]
+    enough = asyncio.Event()
+    asked = [asyncio.create_task(said(llama, enough)) for _ in range(MOST_REQUESTS)]
     await llama.running(MOST_REQUESTS)
-    more = [llama.say(ask(**long)) for _ in range(3)]
+    more = [llama.say(ask(**ENDLESS)) for _ in range(3)]
     refused = await soon(asyncio.gather(*more, return_exceptions=True))
     assert [getattr(each, "code", each) for each in refused] == [Code.UNAVAILABLE] * 3
-    said = await soon(asyncio.gather(*asked))
-    assert [each.startswith(ANSWER) for each in said] == [True] * MOST_REQUESTS
+    enough.set()
+    texts = await soon(asyncio.gather(*asked))
+    assert [each.startswith(ANSWER) for each in texts] == [True] * MOST_REQUESTS
+    await llama.running(0)
     assert await soon(llama.say(ask(stream=True, **GREEDY))) == ANSWER
+
+
+async def said(llama: Llama, enough: asyncio.Event) -> str:
+    """What an endless request says until it is enough, and at least as much as the answer."""
+    text = ""
+    async with aclosing(llama.instance.execute([ask(temperature=0, **ENDLESS)])) as answers:
+        async for _, answer in answers:
+            assert isinstance(answer, InferResponse)
+            text += strings(answer, "text_output")[0]
+            if enough.is_set() and len(text) >= len(ANSWER):
+                break
+    return text
 
 
 async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: Write) -> None:

@@ -66,7 +66,9 @@ def test_a_sequence_has_an_id_and_flags(
     value: pb.InferParameter, correlation_id: int | str
 ) -> None:
     found = read({"sequence_id": value, "sequence_start": BOOL})
-    assert found.sequence == SequenceTag(correlation_id, start=True, end=False)
+    assert found.sequence(None) == SequenceTag(correlation_id, start=True, end=False)
+    own = SequenceTag(correlation_id, start=True, end=False, tenant="a")
+    assert found.sequence(Caller(tenant="a")) == own
     assert found.custom == {}
 
 
@@ -76,13 +78,13 @@ def test_a_sequence_has_an_id_and_flags(
     ids=["zero", "empty"],
 )
 def test_zero_and_nothing_are_no_sequence(value: pb.InferParameter) -> None:
-    assert read({"sequence_id": value}).sequence is None
-    assert read({}).sequence is None
+    assert read({"sequence_id": value}).sequence(None) is None
+    assert read({}).sequence(None) is None
 
 
 def test_a_correlation_id_has_at_most_128_characters() -> None:
     longest = pb.InferParameter(string_param="x" * 128)
-    assert read({"sequence_id": longest}).sequence == SequenceTag("x" * 128)
+    assert read({"sequence_id": longest}).sequence(None) == SequenceTag("x" * 128)
     longer = pb.InferParameter(string_param="x" * 129)
     assert refusal({"sequence_id": longer}) == (
         Code.UNSUPPORTED,
