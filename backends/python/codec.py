@@ -26,6 +26,7 @@ from gateway.messages import (
     RequestedOutput,
     SequenceTag,
 )
+from gateway.policy.caller import Caller, tenant_of
 from gateway.tensor import CONVERTED, Datatype, Tensor
 
 DATATYPES = {datatype.value: datatype for datatype in Datatype}
@@ -202,7 +203,7 @@ def to_json(header: list[Any]) -> bytes:
 
 
 def read_request(
-    found: list[Any], tensors: TensorReader, traced: InferRequest | None
+    found: list[Any], tensors: TensorReader, traced: InferRequest | None, caller: Caller | None
 ) -> InferRequest:
     """A request of a model to another one; its trace is a part of the trace of `traced`."""
     (
@@ -225,17 +226,20 @@ def read_request(
         inputs=tensors.read(inputs),
         outputs=tuple([RequestedOutput(name) for name in outputs]),
         parameters=parameters or {},
-        sequence=_sequence(correlation, flags),
+        sequence=_sequence(correlation, flags, caller),
         priority=priority or 0,
         timeout_us=timeout or 0,
         trace=None if traced is None else traced.trace,
+        caller=caller,
     )
 
 
-def _sequence(correlation: int | str | None, flags: int) -> SequenceTag | None:
+def _sequence(
+    correlation: int | str | None, flags: int, caller: Caller | None
+) -> SequenceTag | None:
     if not correlation:
         return None
-    return SequenceTag(correlation, start=bool(flags & START), end=bool(flags & END))
+    return SequenceTag(correlation, bool(flags & START), bool(flags & END), tenant_of(caller))
 
 
 log = logging.getLogger("sluice.python")

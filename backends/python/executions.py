@@ -23,6 +23,7 @@ from backends.python.worker.sluice_worker.protocol import ToWorker
 from gateway.backend import NotSent
 from gateway.errors import Code, InferenceError
 from gateway.messages import Cancellation, InferRequest, InferResponse, Phases
+from gateway.policy.caller import Caller, tenant_of
 
 log = logging.getLogger("sluice.python")
 
@@ -206,6 +207,16 @@ class WorkerExecutions:
         """A request that is open."""
         execution = self._by_request.get(number)
         return None if execution is None else execution.request(number)
+
+    @property
+    def caller(self) -> Caller | None:
+        """The caller of the open requests, if they are of one tenant."""
+        found = {
+            tenant_of(request.caller): request.caller
+            for execution in self._open
+            for request in execution.requests
+        }
+        return next(iter(found.values())) if len(found) == 1 else None
 
     def release(self, execution: WorkerExecution) -> None:
         """Take back all that an execution holds: the only way in which one ends."""

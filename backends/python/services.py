@@ -101,7 +101,9 @@ class ServicesOfServer:
         over_work: bool,
     ) -> ModelCall:
         tensors = TensorReader(body, self._link.incoming)
-        request = read_request(described, tensors, self._executions.request(described[0]))
+        traced = self._executions.request(described[0])
+        caller = self._executions.caller if traced is None else traced.caller
+        request = read_request(described, tensors, traced, caller)
         return ModelCall(
             number=number,
             request=request,

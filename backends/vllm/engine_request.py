@@ -1,8 +1,9 @@
 """One request in the engine: its outputs, and its abort."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,9 @@ from gateway.generation import Delta
 from gateway.messages import Sink
 
 ABORT_TIMEOUT_SECS = 2.0
+SALT = "cache_salt"
+DECODER = "decoder_prompt"
+"""Keys of an engine's input: a part of the cache's keys, and the input of a decoder."""
 CANNOT_FOLLOW = (
     "the engine cannot follow the 'structured_outputs' of the request, or not prepare that within "
     f"{GRAMMAR_SECS:g} s"
@@ -32,7 +36,8 @@ class EngineRequest:
     Exiting the block before the last output aborts the request immediately, and calls `wasted`
     with the number of delivered unread tokens: with streaming those since the last output, else
     all of them. Tokens of the step during which the abort arrives are not counted. At its end
-    `counts` gets the numbers of its outputs.
+    `counts` gets the numbers of its outputs. Only requests of the same `tenant` share beginnings of
+    prompts in the engine's cache: the time of an answer shows whether a beginning was known.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class EngineRequest:
         request_id: str,
         wasted: Callable[[int], None],
         counts: OutputCounts | None = None,
+        tenant: str = "",
     ) -> None:
         self.finished = False
+        self._tenant = tenant
         self._counts = counts
         self._read_count = 0
         self._engine = engine
@@ -77,6 +84,8 @@ class EngineRequest:
         # Before Python 3.12 `wait_for`, in which vLLM renders, returns what is ready instead.
         raise_if_cancelled()
         constraint = getattr(parameters, "structured_outputs", None)
+        if self._tenant:
+            prompt = salted(prompt, self._tenant)
         self._constrained = constraint is not None
         check_constraint(constraint)
         try:
@@ -159,6 +168,15 @@ class EngineRequest:
                 await asyncio.wait((abort,))
         if not abort.cancelled() and not isinstance(abort.exception(), VLLMError):
             abort.result()
+
+
+def salted(prompt: Mapping[str, Any], tenant: str) -> dict[str, Any]:
+    """An engine's input with the `cache_salt` of a tenant, made of its own one if it has one."""
+    if DECODER in prompt:
+        return {**prompt, DECODER: salted(prompt[DECODER], tenant)}
+    own = prompt.get(SALT) or ""
+    text = f"{tenant}\0{own}".encode("utf-8", "surrogatepass")
+    return {**prompt, SALT: sha256(text).hexdigest()}
 
 
 def raise_if_cancelled() -> None:

@@ -35,6 +35,7 @@ from gateway.generation import (
 )
 from gateway.messages import InferRequest
 from gateway.openai_contract import REQUEST
+from gateway.policy.caller import tenant_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,8 @@ class VllmInstance(Instance):
         """Answer a request with a text, a conversation, or an embedding request."""
         try:
             generation = read_generation(request)
-            started = EngineRequest(self._llm, self._new_id(), self._wasted, self._counts)
+            tenant = tenant_of(request.caller)
+            started = EngineRequest(self._llm, self._new_id(), self._wasted, self._counts, tenant)
             async with started as running:
                 transcript = await self._submit(generation, running)
                 sink = request.sink if transcript.is_of_one_text else None

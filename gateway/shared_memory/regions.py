@@ -6,6 +6,7 @@ from enum import Enum
 from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
+from gateway.policy.caller import Caller
 from gateway.shared_memory.cuda import CudaRegion, open_cuda
 from gateway.shared_memory.system import SystemRegion, open_system
 from gateway.tensor import Buffer, Datatype, Tensor
@@ -18,6 +19,10 @@ DISABLED = (
 )
 
 
+Regions = dict[tuple[str, str], SystemRegion | CudaRegion]
+"""Regions by tenant and name; the tenant is "" on a server without API keys."""
+
+
 class RegionKind(Enum):
     """The kinds of region; the value is the word in Triton's messages."""
 
@@ -26,15 +31,25 @@ class RegionKind(Enum):
 
 
 class SharedMemory:
-    """The registered regions; both kinds share one name space.
+    """The registered regions of a tenant; both kinds share one name space.
 
     Raises InferenceError with Triton's texts (shared memory extension). Unregistering frees the
     name at once; the memory is released when the last request that uses the region has ended.
+    `regions` are those of all tenants, by tenant and name.
     """
 
-    def __init__(self, *, allowed: bool = False) -> None:
+    def __init__(
+        self, *, allowed: bool = False, tenant: str = "", regions: Regions | None = None
+    ) -> None:
         self._allowed = allowed
-        self._regions: dict[str, SystemRegion | CudaRegion] = {}
+        self._tenant = tenant
+        self._regions: Regions = {} if regions is None else regions
+
+    def of(self, caller: Caller | None) -> "SharedMemory":
+        """The regions of a caller's tenant."""
+        if caller is None or caller.tenant == self._tenant:
+            return self
+        return SharedMemory(allowed=self._allowed, tenant=caller.tenant, regions=self._regions)
 
     # Registration.
 
@@ -47,7 +62,7 @@ class SharedMemory:
                 Code.INVALID_ARG,
                 f"'region name' is necessary to register {kind.value.lower()} shared memory region",
             )
-        if name in self._regions:
+        if (self._tenant, name) in self._regions:
             raise InferenceError(
                 Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager"
             )
@@ -64,19 +79,19 @@ class SharedMemory:
         INTERNAL if it does not exist, INVALID_ARG if it is smaller.
         """
         self.check_new(RegionKind.SYSTEM, name)
-        self._regions[name] = open_system(name, key, offset, byte_size)
+        self._regions[self._tenant, name] = open_system(name, key, offset, byte_size)
 
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Register the memory of a cudaIpcMemHandle_t; INVALID_ARG without a GPU."""
         self.check_new(RegionKind.CUDA, name)
-        self._regions[name] = open_cuda(name, raw_handle, device_id, byte_size)
+        self._regions[self._tenant, name] = open_cuda(name, raw_handle, device_id, byte_size)
 
     def unregister(self, kind: RegionKind, name: str = "") -> None:
         """Remove a region, or all of that kind; an unknown name is no error."""
         if not self._allowed:
             raise InferenceError(Code.UNSUPPORTED, DISABLED)
         for region in self._of_kind(kind) if not name else self._named(kind, name):
-            del self._regions[region.name]
+            del self._regions[self._tenant, region.name]
 
     def system_status(self, name: str = "") -> list[SystemRegion]:
         """One system region, or all of them; NOT_FOUND for any other name."""
@@ -95,7 +110,7 @@ class SharedMemory:
 
         NOT_FOUND for an unknown name, INVALID_ARG for a part that exceeds the region.
         """
-        found = self._regions.get(region.name)
+        found = self._regions.get((self._tenant, region.name))
         if found is None:
             raise InferenceError(
                 Code.NOT_FOUND, f"Unable to find shared memory region: '{region.name}'"
@@ -142,7 +157,11 @@ class SharedMemory:
             memory.write(located.offset, output.raw())
 
     def _of_kind(self, kind: RegionKind) -> list[SystemRegion | CudaRegion]:
-        return [region for _, region in sorted(self._regions.items()) if _kind(region) is kind]
+        return [
+            region
+            for (tenant, _), region in sorted(self._regions.items())
+            if tenant == self._tenant and _kind(region) is kind
+        ]
 
     def _named(self, kind: RegionKind, name: str) -> list[SystemRegion | CudaRegion]:
         return [region for region in self._of_kind(kind) if region.name == name]
@@ -150,7 +169,7 @@ class SharedMemory:
     def _status(self, kind: RegionKind, name: str) -> list[SystemRegion | CudaRegion]:
         if not name:
             return self._of_kind(kind)
-        region = self._regions.get(name)
+        region = self._regions.get((self._tenant, name))
         if region is None:
             raise InferenceError(
                 Code.NOT_FOUND,

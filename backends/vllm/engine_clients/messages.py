@@ -18,6 +18,7 @@ from gateway.backend import Instance
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Parameter, Usage
 from gateway.openai_contract import OpenAiRefusal
+from gateway.policy.caller import Caller, tenant_of
 from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
 from gateway.tensor import Datatype, Tensor
 
@@ -65,6 +66,7 @@ class _Request(msgspec.Struct, array_like=True):
     id: str
     inputs: tuple[_Tensor, ...]
     parameters: dict[str, Any]
+    tenant: str
 
 
 class _Response(msgspec.Struct, array_like=True):
@@ -107,9 +109,10 @@ def read_offer(payload: bytes) -> Offer:
 def write_request(request: InferRequest) -> bytes:
     """The parts of a request that an engine reads; INVALID_ARG if a number is too large."""
     inputs = tuple(map(_written, request.inputs))
-    parameters = dict(request.parameters)
+    parameters, tenant = dict(request.parameters), tenant_of(request.caller)
+    found = _Request(request.model, request.version, request.id, inputs, parameters, tenant)
     try:
-        return _encode(_Request(request.model, request.version, request.id, inputs, parameters))
+        return _encode(found)
     except (OverflowError, TypeError) as error:
         raise InferenceError(
             Code.INVALID_ARG,
@@ -126,6 +129,7 @@ def read_request(payload: bytes) -> InferRequest:
         id=found.id,
         inputs=tuple(map(_read, found.inputs)),
         parameters=found.parameters,
+        caller=Caller(tenant=found.tenant) if found.tenant else None,
     )
 
 

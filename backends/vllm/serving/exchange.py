@@ -34,7 +34,10 @@ class Exchange:
         new_id: Callable[[], str],
         wasted: Callable[[int], None],
         counts: OutputCounts | None = None,
+        tenant: str = "",
     ) -> None:
+        self._counts = counts
+        self._tenant = tenant
         self.failure: VLLMError | None = None
         self.begun = False
         self.latest_chunk = b""
@@ -43,7 +46,6 @@ class Exchange:
         self._engine = engine
         self._new_id = new_id
         self._wasted = wasted
-        self._counts = counts
         self._generations: list[Generation] = []
         self._prompt_tokens = 0
         self._completion_tokens = 0
@@ -137,7 +139,8 @@ class Exchange:
         if self.begun:
             self._generations = [each for each in self._generations if not each.spent]
         check_count(len(self._generations) + 1)
-        running = EngineRequest(self._engine, self._new_id(), self._wasted, self._counts)
+        new = self._new_id()
+        running = EngineRequest(self._engine, new, self._wasted, self._counts, self._tenant)
         # A generation after the first output continues a prompt, as in a beam search.
         generation = Generation(self, running, (prompt, parameters, options), own=not self.begun)
         self._generations.append(generation)

@@ -28,6 +28,7 @@ from backends.vllm.settings import REASONING_PARSER, TOOL_CALL_PARSER, EngineMod
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Parameter, Sink
 from gateway.openai_contract import EVENT, REQUEST, RESPONSE, read_request
+from gateway.policy.caller import tenant_of
 from gateway.tensor import Datatype, Tensor
 
 LARGE_BYTES = 1 << 16
@@ -67,7 +68,8 @@ class OpenAiServing:
         Raises InferenceError, possibly after responses.
         """
         service, body = await self._read(request)
-        new = Exchange(self._engine, self._new_id, self._wasted, self._counts)
+        tenant = tenant_of(request.caller)
+        new = Exchange(self._engine, self._new_id, self._wasted, self._counts, tenant)
         async with new as exchange:
             try:
                 answer = await self._call(service, body, exchange, request.sink)

@@ -94,7 +94,7 @@ class RequestDecoder:
         caller: Caller | None = None,
     ) -> None:
         self.caller = caller
-        self._shared_memory = shared_memory
+        self._shared_memory = shared_memory.of(caller)
         self._forwarding = forwarding
         self._metadata = metadata
 

@@ -26,7 +26,7 @@ from gateway.observability.tracer import read_trace_settings, show_trace_setting
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings
-from gateway.shared_memory.regions import RegionKind
+from gateway.shared_memory.regions import RegionKind, SharedMemory
 
 CONFIG = "config"
 UNLOAD_DEPENDENTS = "unload_dependents"
@@ -195,7 +195,7 @@ class Servicer:
         self, request: pb.SystemSharedMemoryStatusRequest, call: RpcCall
     ) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._dataplane.shared_memory.system_status(request.name):
+        for region in self._regions(call).system_status(request.name):
             found = response.regions[region.name]
             found.name, found.key = region.name, region.key
             found.offset, found.byte_size = region.offset, region.byte_size
@@ -204,7 +204,7 @@ class Servicer:
     async def SystemSharedMemoryRegister(
         self, request: pb.SystemSharedMemoryRegisterRequest, call: RpcCall
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        self._dataplane.shared_memory.register_system(
+        self._regions(call).register_system(
             request.name, request.key, request.offset, request.byte_size
         )
         return pb.SystemSharedMemoryRegisterResponse()
@@ -212,14 +212,14 @@ class Servicer:
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, call: RpcCall
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        self._dataplane.shared_memory.unregister(RegionKind.SYSTEM, request.name)
+        self._regions(call).unregister(RegionKind.SYSTEM, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def CudaSharedMemoryStatus(
         self, request: pb.CudaSharedMemoryStatusRequest, call: RpcCall
     ) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
-        for region in self._dataplane.shared_memory.cuda_status(request.name):
+        for region in self._regions(call).cuda_status(request.name):
             found = response.regions[region.name]
             found.name, found.device_id = region.name, region.device_id
             found.byte_size = region.byte_size
@@ -228,7 +228,7 @@ class Servicer:
     async def CudaSharedMemoryRegister(
         self, request: pb.CudaSharedMemoryRegisterRequest, call: RpcCall
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        self._dataplane.shared_memory.register_cuda(
+        self._regions(call).register_cuda(
             request.name, request.raw_handle, request.device_id, request.byte_size
         )
         return pb.CudaSharedMemoryRegisterResponse()
@@ -236,8 +236,11 @@ class Servicer:
     async def CudaSharedMemoryUnregister(
         self, request: pb.CudaSharedMemoryUnregisterRequest, call: RpcCall
     ) -> pb.CudaSharedMemoryUnregisterResponse:
-        self._dataplane.shared_memory.unregister(RegionKind.CUDA, request.name)
+        self._regions(call).unregister(RegionKind.CUDA, request.name)
         return pb.CudaSharedMemoryUnregisterResponse()
+
+    def _regions(self, call: RpcCall) -> SharedMemory:
+        return self._dataplane.shared_memory.of(call.caller)
 
     def _decoder(self, call: RpcCall) -> RequestDecoder:
         metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()

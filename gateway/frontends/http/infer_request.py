@@ -300,9 +300,10 @@ class InferDecoder:
         found = parse_request(header)
         request_id = string_member(found, "id") if "id" in found else ""
         parameters = read_parameters(found)
-        reader = InferInputReader(target.config, binary, self._shared_memory, self._limit)
+        shared_memory = self._shared_memory.of(target.caller)
+        reader = InferInputReader(target.config, binary, shared_memory, self._limit)
         inputs = reader.read(found, request_id)
-        outputs, forms = read_outputs(found, self._shared_memory, default=parameters.binary_output)
+        outputs, forms = read_outputs(found, shared_memory, default=parameters.binary_output)
         meaning = KnownRequest(
             len(binary), request_id, parameters, reader.binary_inputs, outputs, forms
         )

@@ -15,8 +15,9 @@ from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_json_object
+from gateway.frontends.http.request_scope import caller_in
 from gateway.settings import HttpSettings
-from gateway.shared_memory.regions import RegionKind
+from gateway.shared_memory.regions import RegionKind, SharedMemory
 
 PATHS = {RegionKind.SYSTEM: "/v2/systemsharedmemory", RegionKind.CUDA: "/v2/cudasharedmemory"}
 NO_STRING = "attempt to access JSON non-string as string"
@@ -53,7 +54,7 @@ class SharedMemoryRoutes:
 
     async def system_status(self, request: Request) -> Response:
         """One system region, or all."""
-        found = self._shared_memory.system_status(_region(request))
+        found = self._regions(request).system_status(_region(request))
         rows = [
             {"name": each.name, "key": each.key, "offset": each.offset, "byte_size": each.byte_size}
             for each in found
@@ -62,7 +63,7 @@ class SharedMemoryRoutes:
 
     async def cuda_status(self, request: Request) -> Response:
         """One CUDA region, or all."""
-        found = self._shared_memory.cuda_status(_region(request))
+        found = self._regions(request).cuda_status(_region(request))
         rows = [
             {"name": each.name, "device_id": each.device_id, "byte_size": each.byte_size}
             for each in found
@@ -77,7 +78,7 @@ class SharedMemoryRoutes:
         if not isinstance(key, str):
             raise InferenceError(Code.INTERNAL, NO_STRING)
         offset, byte_size = _unsigned(members.get("offset", 0)), _unsigned(members["byte_size"])
-        self._shared_memory.register_system(_region(request), key, offset, byte_size)
+        self._regions(request).register_system(_region(request), key, offset, byte_size)
         return Response(media_type=JSON)
 
     async def register_cuda(self, request: Request) -> Response:
@@ -86,21 +87,25 @@ class SharedMemoryRoutes:
         _require(members, "raw_handle", "byte_size")
         handle = _handle(members["raw_handle"])
         device_id, byte_size = _unsigned(_member(members, "device_id")), members["byte_size"]
-        self._shared_memory.register_cuda(_region(request), handle, device_id, _unsigned(byte_size))
+        byte_size = _unsigned(byte_size)
+        self._regions(request).register_cuda(_region(request), handle, device_id, byte_size)
         return Response(media_type=JSON)
 
     async def unregister_system(self, request: Request) -> Response:
         """Unregister one system region, or all."""
-        self._shared_memory.unregister(RegionKind.SYSTEM, _region(request))
+        self._regions(request).unregister(RegionKind.SYSTEM, _region(request))
         return Response(media_type=JSON)
 
     async def unregister_cuda(self, request: Request) -> Response:
         """Unregister one CUDA region, or all."""
-        self._shared_memory.unregister(RegionKind.CUDA, _region(request))
+        self._regions(request).unregister(RegionKind.CUDA, _region(request))
         return Response(media_type=JSON)
 
+    def _regions(self, request: Request) -> SharedMemory:
+        return self._shared_memory.of(caller_in(request.scope))
+
     async def _members(self, request: Request, kind: RegionKind) -> Mapping[str, Any]:
-        self._shared_memory.check_new(kind, _region(request))
+        self._regions(request).check_new(kind, _region(request))
         body = await read_body(request, self._max_input_size)
         return await decoded(self._threads, request.scope, parse_json_object, body)
 

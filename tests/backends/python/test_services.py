@@ -9,7 +9,8 @@ import pytest
 
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, SequenceTag
+from gateway.policy.caller import Caller, tenant_of
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.backends.python.loading import (
@@ -40,6 +41,44 @@ async def test_business_logic_calls_another_model(load: Load) -> None:
     answer = array_tensor("y", Datatype.FP32, np.array([7], np.float32))
     others.streams[0].put(InferResponse(outputs=(answer,), final=True))
     assert await soon(asking) == "[[7.0]]"
+
+
+# A model that calls another one for its requests, or for the one whose trace it passes.
+CALLS = """
+    def execute(self, requests):
+        pb_utils.InferenceRequest(
+            model_name="other", requested_output_names=["y"], inputs=[requests[0].inputs()[0]],
+            correlation_id=7, trace=TRACE,
+        ).exec()
+        return [response(x(each)) for each in requests]
+"""
+CALLER, OF_SAME, OF_OTHER = (Caller(tenant=tenant, key_id="k") for tenant in "aab")
+
+
+@pytest.mark.parametrize(
+    ("trace", "callers", "tenant"),
+    [
+        ("None", [CALLER], "a"),
+        ("None", [CALLER, OF_SAME], "a"),
+        ("None", [CALLER, OF_OTHER], ""),
+        ("requests[1].trace()", [CALLER, OF_OTHER], "b"),
+        ("None", [None], ""),
+    ],
+    ids=["alone", "of one tenant", "of two tenants", "traced", "without keys"],
+)
+async def test_calls_of_a_model_are_of_the_tenant_of_its_requests(
+    load: Load, trace: str, callers: Sequence[Caller | None], tenant: str
+) -> None:
+    others = Others()
+    instance = await load(CALLS.replace("TRACE", trace), infer=others.infer, control=others)
+    given = [request(1, caller=each) for each in callers]
+    asking = asyncio.ensure_future(answers(instance, *given))
+    await soon(others.asked.wait())
+    (asked,) = others.requests
+    assert tenant_of(asked.caller) == tenant
+    assert asked.sequence == SequenceTag(7, tenant=tenant)
+    others.streams[0].end()
+    assert len(await soon(asking)) == len(callers)
 
 
 async def test_business_logic_reads_all_answers_of_a_decoupled_model(load: Load) -> None:

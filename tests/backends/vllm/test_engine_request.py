@@ -10,7 +10,7 @@ from vllm.exceptions import VLLMError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm import engine_request
-from backends.vllm.engine_request import EngineRequest
+from backends.vllm.engine_request import EngineRequest, salted
 from tests.builders import settle, soon
 
 LIMIT_SECS = 0.05
@@ -128,3 +128,17 @@ async def test_an_error_within_a_step_is_the_death_of_the_engine(errored: bool) 
         await soon(request(engine, asyncio.Event()))
     assert failure in (caught.value, caught.value.__cause__)
     assert engine.aborted == ([] if errored else ["inside"])
+
+
+def test_a_salt_differs_among_tenants_and_among_the_salts_of_one() -> None:
+    prompts = ({"prompt": "x"}, {"prompt": "x", "cache_salt": "one"})
+    found = [salted(prompt, tenant) for prompt in prompts for tenant in ("a", "b")]
+    assert len({each["cache_salt"] for each in found}) == 4
+    assert [each["prompt"] for each in found] == ["x"] * 4
+    assert salted(dict(prompts[1]), "a") == found[2]
+    assert "cache_salt" not in prompts[0]
+
+
+def test_an_encoders_prompt_has_the_salt_in_that_of_its_decoder() -> None:
+    found = salted({"type": "enc_dec", "decoder_prompt": {"prompt_token_ids": [1]}}, "a")
+    assert found["decoder_prompt"].keys() == {"prompt_token_ids", "cache_salt"}

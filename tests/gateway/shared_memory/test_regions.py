@@ -8,6 +8,7 @@ import pytest
 from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import SharedRegion
+from gateway.policy.caller import Caller
 from gateway.shared_memory.regions import DISABLED, MAX_REGIONS, RegionKind, SharedMemory
 from gateway.shared_memory.system import VIEWED_BYTES
 from gateway.tensor import Buffer, Datatype, Tensor
@@ -49,6 +50,29 @@ def refusal(call: Callable[[], object]) -> tuple[Code, str]:
 
 
 # Names.
+
+
+def test_regions_are_those_of_a_tenant(key: str) -> None:
+    shared = SharedMemory(allowed=True)
+    first, other = (shared.of(Caller(tenant=tenant)) for tenant in ("a", "b"))
+    for memory, offset in ((first, 0), (other, 1)):
+        memory.register_system("r", key, offset, 8)
+    assert shared.system_status() == []
+    for again, offset in (("a", 0), ("b", 1)):
+        memory = shared.of(Caller(tenant=again))
+        assert [(each.name, each.offset) for each in memory.system_status()] == [("r", offset)]
+        assert bytes(read(memory, SharedRegion("r", 4))) == CONTENT[offset : offset + 4]
+    other.unregister(RegionKind.SYSTEM)
+    assert refusal(lambda: other.locate(SharedRegion("r", 4)))[0] is Code.NOT_FOUND
+    assert bytes(read(first, SharedRegion("r", 4))) == CONTENT[:4]
+
+
+def test_the_regions_of_all_tenants_have_one_limit(key: str) -> None:
+    shared = SharedMemory(allowed=True)
+    for number in range(MAX_REGIONS):
+        shared.of(Caller(tenant=f"t{number % 3}")).register_system(f"r{number}", key, 0, 8)
+    last = shared.of(Caller(tenant="new"))
+    assert refusal(lambda: last.register_system("r", key, 0, 8))[0] is Code.UNAVAILABLE
 
 
 def test_regions_have_the_status_they_were_registered_with(memory: SharedMemory, key: str) -> None:

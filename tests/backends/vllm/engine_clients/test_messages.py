@@ -29,6 +29,7 @@ from backends.vllm.settings import (
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.openai_contract import OpenAiRefusal
+from gateway.policy.caller import Caller, tenant_of
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 
 MODEL = EngineModel(
@@ -163,3 +164,10 @@ def test_a_refusal_in_openais_form() -> None:
 def test_other_errors_keep_code_and_text() -> None:
     found = read_error(write_error(LoraRefusal("LoRA feature is not enabled.")))
     assert (found.code, found.message) == (Code.INVALID_ARG, "LoRA feature is not enabled.")
+
+
+@pytest.mark.parametrize("caller", [None, Caller(tenant="a", key_id="k")])
+def test_the_tenant_of_a_request_is_that_of_its_caller(caller: Caller | None) -> None:
+    found = read_request(write_request(InferRequest(model="llama", caller=caller)))
+    assert tenant_of(found.caller) == tenant_of(caller)
+    assert (found.caller is None) is (caller is None)
