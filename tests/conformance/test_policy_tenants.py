@@ -6,18 +6,23 @@ from typing import Any
 
 import httpx
 import pytest
+from tritonclient.grpc import service_pb2
 
-from gateway.policy.keys import new_key
+from gateway.policy.keys import Role, new_key
 from tests.conformance.keys import NOTICED_SECS, stored, write
 from tests.conformance.models import CATALOGUE, REPEAT, identity
 from tests.leaving import IN_FLIGHT, accepted
 from tests.raw import Connection
+from tests.regions import shared_object
 from tests.rpc import connected, infer_request, streaming
 from tests.serving import WAIT_SECS, Serving, series, serving, wait_until, write_model
 
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 
-KEYS = {name: new_key() for name in ("a", "a again", "b")}
+KEYS = {name: new_key() for name in ("a", "a again", "b", "revoked")}
+ROLES = frozenset({Role.INFER, Role.ADMIN})
+REGION = "r"
+INPUT: dict[str, Any] = {"name": "INPUT", "datatype": "BYTES", "shape": [1]}
 LONG = {"text_input": "x", "n": 100_000, "delay_us": 10_000}
 STREAM = "/v2/models/repeat/generate_stream"
 NO_LONGER = "the API key of the request is no longer valid"
@@ -31,29 +36,32 @@ CACHED = identity("BYTES", "1") + "response_cache { enable: true }\n"
 
 def text_of(*names: str) -> str:
     """A key file with the keys of those names, whose first words are their tenants."""
-    return "\n".join(stored(KEYS[name], name.split()[0]) for name in names)
+    return "\n".join(stored(KEYS[name], name.split()[0], roles=ROLES) for name in names)
 
 
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    file = tmp_path / "keys.toml"
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory, server_kind: None) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
     write(file, text_of(*KEYS))
     return file
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(
-    key_file: Path, tmp_path: Path, environment: dict[str, str], server_kind: None
+    key_file: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
 ) -> Iterator[Serving]:
-    models = tmp_path / "models"
+    models = tmp_path_factory.mktemp("models")
     write_model(models, "repeat", REPEAT)
     write_model(models, "endless", CATALOGUE["endless"])
     write_model(models, "stuck", CATALOGUE["stuck"])
     write_model(models, "counting", COUNTING)
     write_model(models, "cached", CACHED)
+    write_model(models, "single", CATALOGUE["single"])
     write_model(models, "chatting", CATALOGUE["chatting_once"])
     flags = (f"--api-keys={key_file}", "--metrics-open=true", "--exit-timeout-secs=1")
-    flags = (*flags, "--cache-config=local,size=1048576")
+    flags = (*flags, "--cache-config=local,size=1048576", "--allow-client-shm=true")
     with serving(models, *flags, environment=environment) as started:
         yield started
     assert "Traceback" not in started.text
@@ -78,8 +86,7 @@ def post(server: Serving, name: str, path: str, body: Any, **headers: str) -> ht
 
 
 def infer(server: Serving, name: str, model: str, text: str, **parameters: Any) -> httpx.Response:
-    asked = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": [text]}
-    body = {"inputs": [asked], "parameters": parameters}
+    body = {"inputs": [{**INPUT, "data": [text]}], "parameters": parameters}
     return post(server, name, f"/v2/models/{model}/infer", body)
 
 
@@ -180,23 +187,57 @@ def test_a_cached_response_is_that_of_a_tenant(server: Serving) -> None:
         assert hits() == expected
 
 
+def test_a_region_is_that_of_a_tenant(server: Serving) -> None:
+    with (
+        shared_object(b"\x01\0\0\0A") as first,
+        shared_object(b"\x01\0\0\0B") as second,
+        connected(server.grpc) as stub,
+    ):
+        for name, key in (("a", first), ("b", second)):
+            asked = {"key": key, "byte_size": 5}
+            path = f"/v2/systemsharedmemory/region/{REGION}/register"
+            assert post(server, name, path, asked).status_code == 200
+            rows = httpx.get(f"{server.http}/v2/systemsharedmemory/status", headers=header(name))
+            assert [row["key"] for row in rows.json()] == [key]
+            found = stub.SystemSharedMemoryStatus(
+                service_pb2.SystemSharedMemoryStatusRequest(), metadata=metadata(name)
+            )
+            assert [row.key for row in found.regions.values()] == [key]
+        for name, content in (("a again", "A"), ("b", "B")):
+            parameters = {"shared_memory_region": REGION, "shared_memory_byte_size": 5}
+            shared = {**INPUT, "parameters": parameters}
+            answer = post(server, name, "/v2/models/single/infer", {"inputs": [shared]})
+            assert answer.json()["outputs"][0]["data"] == [content]
+            message = service_pb2.ModelInferRequest(model_name="single")
+            tensor = message.inputs.add(**INPUT)
+            tensor.parameters["shared_memory_region"].string_param = REGION
+            tensor.parameters["shared_memory_byte_size"].int64_param = 5
+            raw = stub.ModelInfer(message, metadata=metadata(name)).raw_output_contents
+            assert raw[0][4:] == content.encode()
+        path = "/v2/systemsharedmemory/unregister"
+        assert post(server, "b", path, {}).status_code == 200
+        gone = httpx.get(f"{server.http}/v2/systemsharedmemory/status", headers=header("b"))
+        left = httpx.get(f"{server.http}/v2/systemsharedmemory/status", headers=header("a"))
+        assert (gone.json(), [row["key"] for row in left.json()]) == ([], [first])
+
+
 def test_a_revoked_key_ends_its_streams_and_no_others(server: Serving, key_file: Path) -> None:
     with (
         Connection(server.ports["http"]) as revoked,
         Connection(server.ports["http"]) as waiting,
         Connection(server.ports["http"]) as kept,
         connected(server.grpc) as stub,
-        streaming(stub, metadata=metadata("b")) as rpc,
+        streaming(stub, metadata=metadata("revoked")) as rpc,
     ):
         with accepted(server, "repeat"):
-            revoked.ask(STREAM, LONG, line("b"))
+            revoked.ask(STREAM, LONG, line("revoked"))
         with accepted(server, "repeat"):
             kept.ask(STREAM, LONG, line("a"))
         with accepted(server, "stuck"):
-            waiting.ask("/v2/models/stuck/generate", {"INPUT": "x"}, line("b"))
+            waiting.ask("/v2/models/stuck/generate", {"INPUT": "x"}, line("revoked"))
         with accepted(server, "endless"):
             rpc.ask(infer_request("endless", "one", INPUT="x"))
-        write(key_file, text_of("a", "a again"))
+        write(key_file, text_of("a", "a again", "b"))
         wait_until(
             lambda: server.metric(IN_FLIGHT, "repeat") == 1, "the stream has ended", NOTICED_SECS
         )
@@ -207,4 +248,4 @@ def test_a_revoked_key_ends_its_streams_and_no_others(server: Serving, key_file:
         assert rpc.answer().error_message == NO_LONGER
         assert server.metric(IN_FLIGHT, "endless") == server.metric(IN_FLIGHT, "stuck") == 0
         assert server.metric(IN_FLIGHT, "repeat") == 1
-        assert post(server, "b", "/v2/models/repeat/generate", {}).status_code == 401
+        assert post(server, "revoked", "/v2/models/repeat/generate", {}).status_code == 401
