@@ -29,9 +29,10 @@ TENSORFLOW_VENV := $(VENV)/tensorflow
 TENSORFLOW_BIN := $(TENSORFLOW_VENV)/bin
 TENSORFLOW_READY := $(TENSORFLOW_VENV)/ready
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# Every test runs in one of these or in test-tensorflow; tests marked `both` run in the first two.
-ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet)
-ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not quiet
+# Every test runs in one of these or in test-tensorflow, except those marked `release`, which take long and whose subject
+# rarely changes: they run in test-all. Tests marked `both` run in the first two.
+ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or release)
+ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet or release)
 ALONE := quiet
 # These tests without an engine run when those of the newest Python have ended: both runs take as long then.
 REST := tests/gateway
@@ -129,6 +130,7 @@ test-all: test
 	$(BIN)/pytest -n $(WORKERS) --grpc-transport=grpcio tests/conformance tests/interop
 	$(BIN)/pytest -n $(WORKERS) --frontends=2 $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
 	$(BIN)/pytest -n $(WORKERS) -m "$(ON_OLDEST)"
+	$(BIN)/pytest -n $(WORKERS) -m release
 	@$(FIND_OLDEST); $$python -m pytest -n $(WORKERS) tests/sweep
 	$(BIN)/pytest -n $(WORKERS) tests/sweep tests/backends/vllm/serving/test_diverted_sweep.py --every-step
 

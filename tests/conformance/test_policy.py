@@ -18,7 +18,8 @@ from tests.conformance.spellings import filled, spellings
 from tests.raw import Connection, post
 from tests.serving import Serving
 
-pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+OVER_HTTP = pytest.mark.runs_on("frontends")
+OVER_GRPC = pytest.mark.runs_on("grpcio", "frontends")
 
 FLAGS = (
     *(f"--http-restricted-api={each}:X-{each}=of {each}" for each in RESTRICTABLE),
@@ -34,6 +35,7 @@ def headers(area: Area) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("area", "path"), ROUTES)
+@OVER_HTTP
 def test_a_route_needs_the_header_of_its_area(http: httpx.Client, area: Area, path: str) -> None:
     others = {k: v for each in RESTRICTABLE if each is not area for k, v in headers(each).items()}
     wrong = {f"X-{area}": f"of {area}s"}
@@ -58,6 +60,7 @@ def channel(server: Serving) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("area", "path"), METHODS)
+@OVER_GRPC
 def test_a_method_needs_the_metadata_of_its_area(channel: Any, area: Area, path: str) -> None:
     name, text = f"triton-grpc-protocol-{area}-Key", "This protocol is restricted, expecting header"
     others = [
@@ -80,6 +83,7 @@ OVERRIDES = (
 
 
 @pytest.mark.parametrize("target", SPELLINGS.values(), ids=SPELLINGS)
+@OVER_HTTP
 def test_no_spelling_of_a_path_passes(server: Serving, target: str) -> None:
     with Connection(server.ports["http"]) as client:
         client.send(post(target, b"{}"))
@@ -88,6 +92,7 @@ def test_no_spelling_of_a_path_passes(server: Serving, target: str) -> None:
 
 @pytest.mark.parametrize("header", OVERRIDES)
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
+@OVER_HTTP
 def test_no_header_changes_the_area(server: Serving, header: str, version: str) -> None:
     asked = post("/v2/models/single/infer", b"{}", header)
     if header.startswith("Host"):
@@ -97,6 +102,7 @@ def test_no_header_changes_the_area(server: Serving, header: str, version: str) 
         assert client.answer().status == 403
 
 
+@OVER_HTTP
 def test_a_request_is_refused_before_its_body_is_read(server: Serving) -> None:
     with Connection(server.ports["http"]) as client:
         client.send(post("/v2/models/single/infer", b"x" * 100_000)[:-90_000])
@@ -104,6 +110,7 @@ def test_a_request_is_refused_before_its_body_is_read(server: Serving) -> None:
 
 
 @pytest.mark.parametrize("given", [{}, INFERENCE])
+@OVER_HTTP
 def test_requests_with_and_without_the_header_share_a_connection(
     http: httpx.Client, given: Mapping[str, str]
 ) -> None:
@@ -114,6 +121,7 @@ def test_requests_with_and_without_the_header_share_a_connection(
         assert http.post("/v2/models/single/infer", json=ECHO).status_code == 403
 
 
+@OVER_GRPC
 def test_tritons_clients_pass_with_their_headers(server: Serving) -> None:
     value = np.array(["hi"], np.object_)
     over_http = tritonclient.http.InferenceServerClient(server.http.removeprefix("http://"))
@@ -134,9 +142,11 @@ def test_tritons_clients_pass_with_their_headers(server: Serving) -> None:
             over_grpc.infer("single", [asked])
 
 
+@OVER_HTTP
 def test_the_metrics_are_not_restricted(server: Serving) -> None:
     assert server.metrics()
 
 
+@OVER_HTTP
 def test_no_value_is_in_the_log(server: Serving) -> None:
     assert "of inference" not in server.text

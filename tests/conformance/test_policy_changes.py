@@ -24,7 +24,8 @@ from tests.http2 import PREFACE
 from tests.raw import Connection, post
 from tests.serving import WAIT_SECS, Serving, serving
 
-pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+OVER_HTTP = pytest.mark.runs_on("frontends")
+OVER_GRPC = pytest.mark.runs_on("grpcio", "frontends")
 
 FLAGS = (
     *("--http-address=0.0.0.0", "--grpc-address=0.0.0.0", "--allow-client-shm=true"),
@@ -114,6 +115,7 @@ def assert_refused(answer: httpx.Response, text: str) -> None:
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(("area", "path"), ROUTES)
+@OVER_HTTP
 def test_a_change_by_a_stranger_is_refused_before_its_body_is_read(
     http: httpx.Client, area: Area, path: str
 ) -> None:
@@ -135,6 +137,7 @@ def shown(headers: Mapping[str, str]) -> str:
 @needs_address
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("headers", [{}, {"Host": "localhost:8000"}, {"Host": "gateway.example"}])
+@OVER_HTTP
 def test_a_change_by_another_address_is_refused_over_http(
     server: Serving, headers: dict[str, str]
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_change_by_another_address_is_refused_over_http(
 
 
 @pytest.mark.parametrize("headers", [*STRANGE, *FOREIGN])
+@OVER_HTTP
 def test_a_stranger_may_read(http: httpx.Client, headers: Mapping[str, str]) -> None:
     for path in ("/v2/logging", "/v2/trace/setting", "/v2/cudasharedmemory/status"):
         assert http.get(path, headers=headers).status_code == 200
@@ -154,6 +158,7 @@ def test_a_stranger_may_read(http: httpx.Client, headers: Mapping[str, str]) -> 
 
 
 @pytest.mark.parametrize("headers", OWN)
+@OVER_HTTP
 def test_changes_of_this_machine_are_answered(
     http: httpx.Client, headers: Mapping[str, str]
 ) -> None:
@@ -164,6 +169,7 @@ def test_changes_of_this_machine_are_answered(
     assert http.post(unload, headers=headers).status_code == 200
 
 
+@OVER_HTTP
 def test_a_client_of_http_1_0_needs_no_host(server: Serving) -> None:
     for more, status in (("", 200), ("Via: 1.1 a\r\n", 403)):
         with Connection(server.ports["http"]) as client:
@@ -174,6 +180,7 @@ def test_a_client_of_http_1_0_needs_no_host(server: Serving) -> None:
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("path", [LOAD, LOGGING])
 @pytest.mark.parametrize("header", ["Via: 1.1 proxy", "Origin: null"])
+@OVER_HTTP
 def test_no_spelling_of_a_path_passes(server: Serving, path: str, header: str) -> None:
     for target in (path, *spellings(path).values()):
         with Connection(server.ports["http"]) as client:
@@ -182,6 +189,7 @@ def test_no_spelling_of_a_path_passes(server: Serving, path: str, header: str) -
 
 
 @pytest.mark.usefixtures("unchanged")
+@OVER_HTTP
 def test_a_change_is_refused_before_its_body_arrives(server: Serving) -> None:
     with Connection(server.ports["http"]) as client:
         client.send(post(LOAD, b"x" * 100_000, "Via: 1.1 proxy")[:-90_000])
@@ -226,6 +234,7 @@ CALLS = [
 
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize(("area", "path", "message"), CALLS)
+@OVER_GRPC
 def test_an_rpc_of_a_stranger_that_changes_is_refused(
     server: Serving, area: Area, path: str, message: bytes
 ) -> None:
@@ -250,6 +259,7 @@ def is_grpcio(server: Serving) -> bool:
 
 
 @pytest.mark.parametrize("authority", ["", "localhost:1", "[::1]:1", "gateway.example"])
+@OVER_GRPC
 def test_an_rpc_of_this_machine_that_changes_is_answered(server: Serving, authority: str) -> None:
     load = service_pb2.RepositoryModelLoadRequest(model_name="repeat").SerializeToString()
     with channel_to(server, authority=authority) as channel:
@@ -263,6 +273,7 @@ def test_an_rpc_of_this_machine_that_changes_is_answered(server: Serving, author
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param(ADDRESS, marks=needs_address)])
+@OVER_GRPC
 def test_an_rpc_of_a_stranger_may_read_settings(server: Serving, host: str) -> None:
     with channel_to(server, host) as channel:
         for headers in (*STRANGE[:3], *FOREIGN[:2]):
@@ -287,6 +298,7 @@ def preface_and_rpc(path: str, message: bytes) -> bytes:
 
 @needs_address
 @pytest.mark.usefixtures("unchanged")
+@OVER_GRPC
 def test_a_stranger_that_resets_its_connection_is_no_client_of_this_machine(
     server: Serving,
 ) -> None:
@@ -310,6 +322,7 @@ def test_a_stranger_that_resets_its_connection_is_no_client_of_this_machine(
     assert httpx.get(f"{server.http}/v2/health/live").status_code == 200
 
 
+@OVER_GRPC
 def test_an_open_server_answers_every_machine_but_no_foreign_page(open_server: Serving) -> None:
     hosts = ["127.0.0.1", *([ADDRESS] if ADDRESS else [])]
     for host in hosts:
@@ -326,6 +339,7 @@ def test_an_open_server_answers_every_machine_but_no_foreign_page(open_server: S
                 assert refused == ("PERMISSION_DENIED", PAGE.format(shown(FOREIGN[0])))
 
 
+@OVER_HTTP
 def test_the_log_names_the_open_areas(server: Serving, open_server: Serving) -> None:
     assert "control open" not in server.text
     areas = "shared-memory,model-repository,trace,logging"

@@ -11,7 +11,7 @@ from tests.conformance.keys import ECHO, INFER, NOTICED_SECS, bearer, stored, wr
 from tests.raw import Connection, post
 from tests.serving import Serving, serving, wait_until
 
-pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+OVER_HTTP = pytest.mark.runs_on("frontends")
 
 KEYS = {role: new_key() for role in (Role.INFER, Role.OBSERVE)}
 
@@ -37,6 +37,7 @@ def wait_page(server: Serving, name: str, wanted: float) -> None:
     wait_until(lambda: server.metrics()[name] == wanted, f"{name} is {wanted:g}", NOTICED_SECS)
 
 
+@OVER_HTTP
 def test_a_repeated_request_is_refused_once_its_key_is_revoked(own: tuple[Serving, Path]) -> None:
     """On one connection, with the head of the request before."""
     server, file = own
@@ -62,6 +63,7 @@ def answers(server: Serving, role: Role) -> bool:
     return answer.status_code == 200
 
 
+@OVER_HTTP
 def test_a_changed_key_file_is_read_again(own: tuple[Serving, Path]) -> None:
     server, file = own
     failures = server.metrics()["gateway_keys_reload_failures_total"]

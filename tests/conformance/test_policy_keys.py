@@ -29,7 +29,8 @@ from tests.conformance.spellings import filled, spellings
 from tests.raw import Connection, post
 from tests.serving import WAIT_SECS, Serving, serving
 
-pytestmark = pytest.mark.runs_on("grpcio", "frontends")
+OVER_HTTP = pytest.mark.runs_on("frontends")
+OVER_GRPC = pytest.mark.runs_on("grpcio", "frontends")
 
 MISSING = "the API key is missing, expected 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
 WRONG = "the API key is not valid"
@@ -79,6 +80,7 @@ def channel(server: Serving) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("area", "path"), ROUTES)
+@OVER_HTTP
 def test_a_route_needs_a_key_with_its_role(http: httpx.Client, area: Area, path: str) -> None:
     key = bearer(KEYS[Role.ADMIN][0])
     allowed = http.request("PUT", filled(path), headers=key).headers.get("allow", "GET, POST")
@@ -110,6 +112,7 @@ def check_route(http: httpx.Client, method: str, path: str, roles: frozenset[Rol
 
 
 @pytest.mark.parametrize(("area", "path"), METHODS)
+@OVER_GRPC
 def test_a_method_needs_a_key_with_its_role(channel: Any, area: Area, path: str) -> None:
     roles = MAY_CHANGE if path in AREA_OF_METHOD_CHANGE else MAY_READ.get(area)
     for key, text in (("", MISSING), (new_key()[0], WRONG), (EXPIRED[0], WRONG)):
@@ -123,6 +126,7 @@ def test_a_method_needs_a_key_with_its_role(channel: Any, area: Area, path: str)
         assert (found[0] == "PERMISSION_DENIED" and found[1].startswith(refused)) is not may
 
 
+@OVER_GRPC
 def test_settings_are_read_by_observers_and_changed_by_administrators(server: Serving) -> None:
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         observer, admin = ({"x-api-key": KEYS[each][0]} for each in (Role.OBSERVE, Role.ADMIN))
@@ -135,6 +139,7 @@ def test_settings_are_read_by_observers_and_changed_by_administrators(server: Se
         client.update_log_settings({"log_verbose_level": 0}, headers=admin)
 
 
+@OVER_HTTP
 def test_an_administrator_may_be_on_another_machine_but_is_no_foreign_page(
     http: httpx.Client,
 ) -> None:
@@ -168,6 +173,7 @@ def test_an_administrator_may_be_on_another_machine_but_is_no_foreign_page(
         ([("x-api-key", "y" * (1 << 20))], 431, ""),
     ],
 )
+@OVER_HTTP
 def test_a_key_is_given_once(
     server: Serving, headers: list[tuple[str, str]], status: int, text: str
 ) -> None:
@@ -184,6 +190,7 @@ def test_a_key_is_given_once(
 
 
 @pytest.mark.parametrize("target", spellings(INFER).values(), ids=spellings(INFER))
+@OVER_HTTP
 def test_no_spelling_of_a_path_passes(server: Serving, target: str) -> None:
     with Connection(server.ports["http"]) as client:
         client.send(post(target, b"{}"))
@@ -191,6 +198,7 @@ def test_no_spelling_of_a_path_passes(server: Serving, target: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["Host: a/v2/health/live?x=", "X-Original-URL: /v2/health/live"])
+@OVER_HTTP
 def test_no_header_changes_the_area(server: Serving, header: str) -> None:
     asked = post(INFER, b"{}", header)
     if header.startswith("Host"):
@@ -200,18 +208,21 @@ def test_no_header_changes_the_area(server: Serving, header: str) -> None:
         assert client.answer().status == 401
 
 
+@OVER_HTTP
 def test_a_request_is_refused_before_its_body_is_read(server: Serving) -> None:
     with Connection(server.ports["http"]) as client:
         client.send(post(INFER, b"x" * 100_000)[:-90_000])
         assert client.answer().status == 401
 
 
+@OVER_HTTP
 def test_requests_with_and_without_a_key_share_a_connection(http: httpx.Client) -> None:
     for _ in range(3):
         assert http.post(INFER, json=ECHO, headers=bearer(KEYS[Role.INFER][0])).status_code == 200
         assert http.post(INFER, json=ECHO).status_code == 401
 
 
+@OVER_HTTP
 def test_a_key_in_the_trailers_is_no_key(server: Serving) -> None:
     """Trailers are not merged into the headers (RFC 9110, 6.5.1)."""
     key = KEYS[Role.INFER][0]
@@ -223,6 +234,7 @@ def test_a_key_in_the_trailers_is_no_key(server: Serving) -> None:
             assert client.answer().status == 401
 
 
+@OVER_GRPC
 def test_tritons_clients_pass_with_a_key(server: Serving) -> None:
     value = np.array(["hi"], np.object_)
     headers = bearer(KEYS[Role.INFER][0])
@@ -243,6 +255,7 @@ def test_tritons_clients_pass_with_a_key(server: Serving) -> None:
             over_grpc.infer("single", [asked])
 
 
+@OVER_HTTP
 def test_openais_client_passes_with_a_key(server: Serving) -> None:
     url = f"{server.http}/v1"
     with openai.OpenAI(base_url=url, api_key=KEYS[Role.INFER][0], max_retries=0) as client:
@@ -258,6 +271,7 @@ def test_openais_client_passes_with_a_key(server: Serving) -> None:
         assert forbidden.value.code == "forbidden"
 
 
+@OVER_HTTP
 def test_metrics_need_the_key_of_an_observer_and_count_refusals(server: Serving) -> None:
     url = f"http://127.0.0.1:{server.ports['metrics']}/metrics"
 

@@ -161,8 +161,12 @@ def test_an_engine_without_tries_left_is_given_up(ended_other_server: Serving) -
 
 @pytest.mark.parametrize(
     ("stage", "flags"),
-    [(SPAWNED, ("--frontends=2",)), (WORKER, ())],
-    ids=["its first process", "its worker"],
+    [
+        pytest.param(
+            *(SPAWNED, ("--frontends=2",)), id="its first process", marks=pytest.mark.release
+        ),
+        pytest.param(WORKER, (), id="its worker"),
+    ],
 )
 def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
     stored_model: Path, tmp_path: Path, stage: str, flags: Sequence[str]

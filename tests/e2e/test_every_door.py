@@ -140,6 +140,7 @@ def _asked_whole(llama: Llama, topic: str) -> Answer:
     return Answer(found["text_output"], found["finish_reason"], *tokens)
 
 
+@pytest.mark.release
 def test_every_door_answers_what_vllms_own_server_answers(
     reference: dict[str, Answer], ask: Ask
 ) -> None:

@@ -1,4 +1,4 @@
-"""Six seconds of random clients on a server with every scheduler: nothing hangs, nothing is left.
+"""Three seconds of random clients on a server with every scheduler: nothing hangs, nothing is left.
 
 `make soak ARGS='--minutes 10 --seed 7'` is the same for longer. A failure names the seed.
 """
@@ -13,7 +13,7 @@ from loadtests.soak.probe import HOLD_SECS
 from loadtests.soak.soak import Options, run
 from tests.serving import EVERY_SERVER
 
-SECS = 6.0
+SECS = 3.0
 
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 

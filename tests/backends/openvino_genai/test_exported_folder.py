@@ -12,7 +12,7 @@ from tests.e2e.llama import ANSWER, FRANCE, GREEDY, QUESTION, Llama, stored_fold
 from tests.one_layer import write_one_layer_gguf
 from tests.serving import serving, write_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.release, pytest.mark.timeout(300)]
 
 OTHER_ENDS, PARIS = (0, 2), 7042
 OF_TRANSFORMERS = ("config.json", "generation_config.json", "tokenizer_config.json")

@@ -88,6 +88,7 @@ async def test_it_has_what_is_required_and_is_made_once_for_what_it_is_made_of(m
     assert (await made(model) / "noted").exists()
 
 
+@pytest.mark.release
 async def test_it_is_made_anew_for_other_wheels_and_if_it_is_incomplete(model: Path) -> None:
     require(model, "greeting")
     first = await made(model)

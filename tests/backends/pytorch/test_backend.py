@@ -154,6 +154,7 @@ async def test_kind_model_keeps_the_devices_of_the_model(tmp_path: Path, load: L
     )
 
 
+@pytest.mark.release
 @COMPILES
 def test_a_compiled_package_for_another_device_is_refused(package: Path) -> None:
     with pytest.raises(InferenceError, match="compiled for cpu, the instance group asks for cuda"):

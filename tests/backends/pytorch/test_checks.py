@@ -25,6 +25,7 @@ def describe(path: Path) -> Description:
     return PytorchBackend().describe(config, path.parent)
 
 
+@pytest.mark.release
 @COMPILES
 def test_a_compiled_package_is_described_by_its_source_and_a_run(package: Path) -> None:
     found = describe(package)

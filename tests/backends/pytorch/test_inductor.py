@@ -91,6 +91,7 @@ def test_checks_in_parallel_loops_are_found(kernel: str, aborts: bool) -> None:
     assert can_abort(kernel) is aborts
 
 
+@pytest.mark.release
 @COMPILES
 def test_a_closed_program_keeps_no_files(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

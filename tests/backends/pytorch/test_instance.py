@@ -90,6 +90,7 @@ async def test_structured_names_of_exported_programs(add_sub: Path, load: Load) 
     assert run(instance, "RESULT[1] RESULT[0]", **given) == [(A - B).tolist(), (A + B).tolist()]
 
 
+@pytest.mark.release
 @COMPILES
 async def test_a_compiled_package_runs_and_reads_only_what_it_was_given(
     package: Path, load: Load

@@ -224,6 +224,7 @@ async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: 
     assert zmq_threads() == threads
 
 
+@pytest.mark.release
 async def test_an_engine_that_does_not_start_names_its_last_error_and_leaves_nothing(
     write: Write,
 ) -> None:

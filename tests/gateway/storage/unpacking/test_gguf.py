@@ -13,6 +13,7 @@ MODEL = find("smollm2-135m-instruct")
 
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.release,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         any(find_spec(package) is None for package in MODEL.packages),
