@@ -102,7 +102,7 @@ class DataPlane:
             if self._exiting and not self._ending_sequences:
                 raise exiting()
             if model is None or model.retired:
-                model = self.model(request.model, request.version)
+                model = self.model(request.model, request.version, caller)
             if caller is not None and not caller.valid:
                 raise no_longer_valid()
             if self._exiting and not _continues(model, request):
@@ -123,14 +123,21 @@ class DataPlane:
         return stream
 
     def cancel(
-        self, name: RequestName, own: Collection[ResponseStream] = (), *, only_own: bool = False
+        self,
+        name: RequestName,
+        own: Collection[ResponseStream] = (),
+        caller: Caller | None = None,
+        *,
+        only_own: bool = False,
     ) -> None:
         """Cancel the requests of that name; their readers get a last response that says so.
 
-        If the caller has streams of that name, `own`, only those are cancelled; with `only_own`
+        If the RPC has streams of that name, `own`, only those are cancelled; with `only_own`
         no others ever are. Raises INVALID_ARG for a name without an id, NOT_FOUND if no such
-        request runs.
+        request runs, or the model does not exist for the caller.
         """
+        if caller is not None and not caller.sees(name.model):
+            raise self._registry.absent(name.model)
         if not name.id:
             raise InferenceError(
                 Code.INVALID_ARG, "what is to be cancelled must be named: the id is missing"
@@ -150,8 +157,13 @@ class DataPlane:
         """
         return self.model(request.model, request.version).submit(request)
 
-    def model(self, name: str, version: str = "") -> Model:
-        """The model that serves requests of this name and version; InferenceError if none."""
+    def model(self, name: str, version: str = "", caller: Caller | None = None) -> Model:
+        """The model that serves requests of this name and version; InferenceError if none.
+
+        None does for a caller for which it does not exist.
+        """
+        if caller is not None and not caller.sees(name):
+            raise self._registry.absent(name)
         return self._registry.find(name, version)
 
     def models(self) -> Iterator[Model]:

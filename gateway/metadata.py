@@ -8,6 +8,7 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.observability.statistics import statistics_row
+from gateway.policy.caller import Caller
 
 EXTENSIONS = (
     "classification",
@@ -33,12 +34,14 @@ def server_metadata(server_id: str) -> dict[str, Any]:
     return {"name": server_id, "version": __version__, "extensions": list(EXTENSIONS)}
 
 
-def model_metadata(dataplane: DataPlane, name: str, version: str) -> dict[str, Any]:
+def model_metadata(
+    dataplane: DataPlane, name: str, version: str, caller: Caller | None = None
+) -> dict[str, Any]:
     """Metadata of one version, or of the highest with the list of all ready ones.
 
     Raises InferenceError with the lookup texts.
     """
-    model = dataplane.model(name, version)
+    model = dataplane.model(name, version, caller)
     ready = [each.version for each in dataplane.ready_versions(name)]
     config = model.config
     return {

@@ -209,9 +209,7 @@ class ModelRegistry:
         if len(found) != 1:
             found = self.named(name)
         if not found or not (found[0].versions or found[0].shown):
-            if not self.settled:
-                raise InferenceError(Code.UNAVAILABLE, "Server not ready")
-            raise _refusal(Code.NOT_FOUND, f"'{name}' is not found")
+            raise self.absent(name)
         if len(found) > 1:
             raise InferenceError(
                 Code.INVALID_ARG,
@@ -219,6 +217,12 @@ class ModelRegistry:
                 "namespace must be provided to resolve ambiguity.",
             )
         return _numbered(found[0], version) if version else _highest(found[0])
+
+    def absent(self, name: str) -> InferenceError:
+        """The error of a look-up of a name that no model has."""
+        if not self.settled:
+            return InferenceError(Code.UNAVAILABLE, "Server not ready")
+        return _refusal(Code.NOT_FOUND, f"'{name}' is not found")
 
     def ready_versions(self, name: str) -> list[Model]:
         """The ready versions of a model, lowest first."""

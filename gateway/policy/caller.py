@@ -31,7 +31,8 @@ class Caller:
 
     It is `local` if it is on this machine, and no page of another origin. `foreign` is the header
     of such a page, "" for none. `tenant` and `key_id` are those of its API key, "" without keys;
-    it is `valid` until the key is revoked or expires.
+    it is `valid` until the key is revoked or expires. `models` matches the names of the models that
+    exist for it; None matches all.
     """
 
     local: bool = False
@@ -39,6 +40,16 @@ class Caller:
     tenant: str = ""
     key_id: str = ""
     valid: bool = True
+    models: re.Pattern[str] | None = None
+
+    def sees(self, model: str) -> bool:
+        """Whether a model exists for it."""
+        return self.models is None or self.models.fullmatch(model) is not None
+
+
+def sees(caller: Caller | None, model: str) -> bool:
+    """Whether a model exists for a caller; all do on a server without API keys."""
+    return caller is None or caller.sees(model)
 
 
 def tenant_of(caller: Caller | None) -> str:

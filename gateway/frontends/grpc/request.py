@@ -94,7 +94,7 @@ class RequestDecoder:
         caller: Caller | None = None,
     ) -> None:
         self.caller = caller
-        self._shared_memory = shared_memory.of(caller)
+        self._shared_memory = shared_memory if caller is None else shared_memory.of(caller)
         self._forwarding = forwarding
         self._metadata = metadata
 
@@ -343,7 +343,8 @@ class LargeMessages:
         if not contents and not _has_large_strings(large):
             return message, raw
         try:
-            model = self._dataplane.model(message.model_name, message.model_version)
+            name, version = message.model_name, message.model_version
+            model = self._dataplane.model(name, version, decoder.caller)
         except InferenceError:
             return message, raw  # the method refuses the request before it decodes inputs
         return message, await self._threads.run(_decoded, decoder, large, model)

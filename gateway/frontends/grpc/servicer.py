@@ -118,7 +118,7 @@ class Servicer:
     async def ModelMetadata(
         self, request: pb.ModelMetadataRequest, call: RpcCall
     ) -> pb.ModelMetadataResponse:
-        found = metadata.model_metadata(self._dataplane, request.name, request.version)
+        found = metadata.model_metadata(self._dataplane, request.name, request.version, call.caller)
         return pb.ModelMetadataResponse(**found)
 
     async def ModelConfig(

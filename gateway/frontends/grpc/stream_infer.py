@@ -241,14 +241,14 @@ class StreamInfer:
         own = [recorded_stream(each) for each, found in self._owned.items() if name.means(found)]
         late = ended_key(message) in self._ended
         try:
-            self._dataplane.cancel(name, own, only_own=late)
+            self._dataplane.cancel(name, own, self._caller, only_own=late)
         except InferenceError as error:
             refusal = _refusal(message.id, error)
             await self._refusals.start(answers, partial(self._responses.refuse, refusal, None))
 
     def _find(self, message: pb.ModelInferRequest) -> Model | InferenceError:
         try:
-            return self._dataplane.model(message.model_name, message.model_version)
+            return self._dataplane.model(message.model_name, message.model_version, self._caller)
         except InferenceError as error:
             return error
 

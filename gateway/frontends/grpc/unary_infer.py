@@ -55,9 +55,9 @@ class UnaryInferRpcs:
         known = incoming.known
         message: Any = incoming.message
         if known is not None:
-            model = self._dataplane.model(known.asked.model, known.asked.version)
+            model = self._dataplane.model(known.asked.model, known.asked.version, call.caller)
         else:
-            model = self._dataplane.model(message.model_name, message.model_version)
+            model = self._dataplane.model(message.model_name, message.model_version, call.caller)
         if model.decoupled:
             raise InferenceError(
                 Code.UNSUPPORTED,

@@ -23,7 +23,13 @@ from gateway.frontends.http.json_object import (
     string_member,
     unsigned_member,
 )
-from gateway.frontends.http.request_scope import MODEL, VERSION, tenant_in, version_of
+from gateway.frontends.http.request_scope import (
+    MODEL,
+    VERSION,
+    caller_in,
+    tenant_in,
+    version_of,
+)
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
 from gateway.settings import HttpSettings
@@ -83,7 +89,8 @@ class ControlRoutes:
 
     async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""
-        return _json(metadata.model_metadata(self._dataplane, *_model_of(request)))
+        caller = caller_in(request.scope)
+        return _json(metadata.model_metadata(self._dataplane, *_model_of(request), caller))
 
     async def model_ready(self, request: Request) -> Response:
         """200 if the model serves requests, else 404 or 503 with the reason."""
@@ -129,7 +136,7 @@ class CancelRoutes:
         """Cancel every request with that id on that model; 404 if there is none."""
         request_id, tenant = request.path_params["request_id"], tenant_in(request.scope)
         name = RequestName(*_model_of(request), request_id, tenant)
-        self._dataplane.cancel(name)
+        self._dataplane.cancel(name, caller=caller_in(request.scope))
         return Response(b"{}", media_type=JSON)
 
 

@@ -163,7 +163,8 @@ class GenerateRoutes:
     async def _read(self, request: Request) -> _Call:
         received_ns = time.perf_counter_ns()
         version = version_of(request)
-        model = self._dataplane.model(request.path_params["model"], version)
+        name, caller = request.path_params["model"], caller_in(request.scope)
+        model = self._dataplane.model(name, version, caller)
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)
         read = partial(_call, request.scope, model, version, received_ns)

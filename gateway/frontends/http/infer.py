@@ -38,6 +38,7 @@ from gateway.frontends.http.infer_response import (
     takes_long,
 )
 from gateway.frontends.http.request_scope import (
+    CALLER,
     IDEMPOTENCY_KEY,
     KNOWN_HEAD,
     NO_STATE,
@@ -59,6 +60,7 @@ from gateway.frontends.http.request_scope import (
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
+from gateway.policy.caller import Caller
 from gateway.resumption.reader import RecordingReader
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
@@ -93,6 +95,7 @@ class _Call(NamedTuple):
     receive: Receive
     head: _Head
     received_ns: int
+    caller: Caller | None
 
 
 @dataclass(slots=True)
@@ -157,7 +160,7 @@ class InferRoute:
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
             head = _Head(model, version, dict(scope["headers"]))
-            call = _Call(scope, receive, head, received_ns)
+            call = _Call(scope, receive, head, received_ns, caller_in(scope))
             try:
                 answer = await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
@@ -176,7 +179,7 @@ class InferRoute:
         if self._guard is not None and not self._guard.allows(scope):
             return False
         state[KNOWN_HEAD] = head
-        call = _Call(scope, receive, head, received_ns)
+        call = _Call(scope, receive, head, received_ns, state.get(CALLER))
         try:
             self._begin(call, cycle, start)
         except Exception as error:  # noqa: BLE001 - around one request in a frontend
@@ -184,7 +187,7 @@ class InferRoute:
         return True
 
     def _begin(self, call: _Call, cycle: RequestResponseCycle, start: Start) -> None:
-        model = self._dataplane.model(call.head.model, call.head.version)
+        model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
             raise _decoupled()
         body, cycle.body = cycle.body, bytearray()  # an idle connection keeps no body
@@ -214,7 +217,7 @@ class InferRoute:
 
     async def _answer(self, call: _Call) -> _Answer | Response:
         changes = self._dataplane.changes
-        model = self._dataplane.model(call.head.model, call.head.version)
+        model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
             raise _decoupled()
         encoding = call.head.headers.get(b"content-encoding", b"").decode("latin-1")
@@ -225,7 +228,7 @@ class InferRoute:
         )
         if changes != self._dataplane.changes:
             # Reading may take long: the model that is ready now gets the request.
-            model = self._dataplane.model(call.head.model, call.head.version)
+            model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         header, binary = body
         if len(binary) > LARGE_BYTES or (header is not None and len(header) > LARGE_BYTES):
             request, forms = await self._decoded_apart(call, model, body)
@@ -311,8 +314,7 @@ class InferRoute:
         self, call: _Call, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
         forwarded = self._filter.of(call.scope) if self._filter.on else ()
-        caller = caller_in(call.scope)
-        target = Target(model.config, call.head.version, forwarded, call.received_ns, caller)
+        target = Target(model.config, call.head.version, forwarded, call.received_ns, call.caller)
         header, binary = body
         if header is None:
             return self._decoder.decode_raw(target, binary)

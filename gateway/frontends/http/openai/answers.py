@@ -187,7 +187,7 @@ class OpenAiAnswers:
         call = await read_request(
             request, endpoint, self._settings.max_input_size, self._dataplane.threads
         )
-        model = self._models.find(call.model, endpoint)
+        model = self._models.of(request.scope).find(call.model, endpoint)
         # Without the contract a model serves no other endpoint.
         if endpoint is Endpoint.EMBEDDINGS and not serves_openai(model.config):
             return await self._embeddings.answer(request, call, model)

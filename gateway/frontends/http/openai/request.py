@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 from starlette.requests import Request
+from starlette.types import Scope
 
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
@@ -36,6 +37,7 @@ from gateway.frontends.http.large_json import (
     plain,
 )
 from gateway.frontends.http.openai.encoders import encoder_of
+from gateway.frontends.http.request_scope import caller_in
 from gateway.models.model import Model
 from gateway.openai_contract import (
     ENDPOINT,
@@ -46,6 +48,7 @@ from gateway.openai_contract import (
     declares_endpoint,
     serves_openai,
 )
+from gateway.policy.caller import Caller, sees
 from gateway.tensor import Buffer
 from gateway.threads import Threads
 
@@ -224,15 +227,24 @@ def request_id_header(request: Request) -> dict[str, str]:
 
 
 class ServedModels:
-    """The models that serve OpenAI's endpoints, by their own and further names."""
+    """The models that serve OpenAI's endpoints for a caller, by their own and further names."""
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    def __init__(self, dataplane: DataPlane, caller: Caller | None = None) -> None:
         self._dataplane = dataplane
+        self._caller = caller
+
+    def of(self, scope: Scope) -> "ServedModels":
+        """The models of the caller of a request."""
+        caller = caller_in(scope)
+        return self if caller is None else ServedModels(self._dataplane, caller)
 
     def __iter__(self) -> Iterator[Model]:
         """Each ready model that serves any endpoint, in its highest version, by name."""
-        ready = {model.name: model for model in self._dataplane.models() if model.ready}
+        ready = {model.name: model for model in self._loaded() if model.ready}
         return (model for model in ready.values() if any(serves(model.config, e) for e in Endpoint))
+
+    def _loaded(self) -> Iterator[Model]:
+        return (each for each in self._dataplane.models() if sees(self._caller, each.name))
 
     def find(self, name: str, endpoint: Endpoint) -> Model:
         """The model with that name; for "" the only one that serves the endpoint.
@@ -259,7 +271,7 @@ class ServedModels:
 
     def _named(self, name: str) -> Model:
         try:
-            return self._dataplane.model(name)
+            return self._dataplane.model(name, caller=self._caller)
         except InferenceError as error:
             if error.code is Code.INVALID_ARG:
                 raise
@@ -270,7 +282,7 @@ class ServedModels:
         raise _unknown(name)
 
     def _further_named(self, name: str) -> Model | None:
-        for model in self._dataplane.models():
+        for model in self._loaded():
             if name in model.further_names:
                 return self._dataplane.model(model.name)
         return None
@@ -279,7 +291,7 @@ class ServedModels:
         found = [model for model in self if serves(model.config, endpoint)]
         if not found:
             # A model that restarts is named all the same; its request gets the reason.
-            down = {model.name: model for model in self._dataplane.models()}
+            down = {model.name: model for model in self._loaded()}
             found = [model for model in down.values() if serves(model.config, endpoint)]
         if len(found) != 1:
             names = ", ".join(model.name for model in found) or "none"

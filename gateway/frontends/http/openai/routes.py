@@ -94,15 +94,16 @@ class OpenAiRoutes:
 
     async def models(self, request: Request) -> Response:
         """The models that serve the other endpoints."""
-        return _json(request, {"object": "list", "data": cards(self._models)})
+        return _json(request, {"object": "list", "data": cards(self._models.of(request.scope))})
 
     async def model(self, request: Request) -> Response:
         """One of these models."""
         model: str = request.path_params["model"]
-        for card in cards(self._models):
+        models = self._models.of(request.scope)
+        for card in cards(models):
             if card["id"] == model:
                 return _json(request, card)
-        raise self._models.why_not(model)
+        raise models.why_not(model)
 
 
 async def _answered(answer: Answer, request: Request) -> Response:

@@ -196,7 +196,7 @@ async def test_a_limit_of_requests_is_that_of_all_clients_together(llama: Llama)
 
 
 async def said(llama: Llama, enough: asyncio.Event) -> str:
-    """What an endless request says until it is enough, and at least as much as the answer."""
+    """The text of an endless request until it is enough, at least as long as the answer."""
     text = ""
     async with aclosing(llama.instance.execute([ask(temperature=0, **ENDLESS)])) as answers:
         async for _, answer in answers:
