@@ -32,7 +32,7 @@ class HttpSettings:
 
     `header_forward_pattern` is a regular expression, "" for none. `playground` is the page at `/`.
     Requests of an area in `restrictions` need its header; `control` is for those that change the
-    server.
+    server. Pages of `cors_origins` may read responses, `*` for those of all origins.
     """
 
     enabled: bool = True
@@ -45,6 +45,7 @@ class HttpSettings:
     keep_alive_secs: float = 15.0
     send_timeout_secs: float = 30.0
     limits: HttpTimeLimits = field(default_factory=HttpTimeLimits)
+    cors_origins: frozenset[str] = frozenset()
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
 

@@ -12,11 +12,13 @@ from gateway.flags.devices import add_gpu_flags, gpu_settings
 from gateway.flags.values import (
     add_control,
     add_listener,
+    add_origins,
     add_restrictions,
     add_truth,
     control,
     count,
     natural,
+    origins,
     pattern,
     restrictions,
     seconds,
@@ -69,6 +71,7 @@ def settings(flags: argparse.Namespace) -> Settings:
             send_timeout_secs=flags.send_timeout_secs,
             restrictions=restrictions(RESTRICTED, flags.http_restricted_api, "api"),
             control=changes,
+            cors_origins=origins(flags),
             limits=HttpTimeLimits(
                 head_secs=flags.http_head_timeout_secs,
                 body_idle_secs=flags.http_body_idle_secs,
@@ -118,6 +121,7 @@ def _add_http_flags(parser: argparse.ArgumentParser) -> None:
         help="idle time of a stream before it sends a comment (seconds, default: %(default)s)",
     )
     add_restrictions(group, RESTRICTED, "the header NAME")
+    add_origins(group)
     _add_time_limits(group, defaults.limits)
 
 

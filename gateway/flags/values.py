@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gateway.errors import Code, InferenceError
 from gateway.policy.caller import read_hosts
 from gateway.policy.control import ChangeControl
+from gateway.policy.pages import read_origins
 from gateway.policy.restrictions import Restrictions, read_restrictions
 
 TRUE = frozenset({"true", "on", "1"})
@@ -96,6 +97,29 @@ def restrictions(option: str, groups: Sequence[str], kind: str) -> Restrictions:
         raise InferenceError(Code.INVALID_ARG, f"{option}: {error}") from None
 
 
+CORS = "--cors-origin"
+
+
+def add_origins(group: "argparse._ArgumentGroup") -> None:
+    """Add the option of pages of other origins."""
+    group.add_argument(
+        CORS,
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="answer pages of this origin, as in https://app.example, by CORS; * for pages of all "
+        "origins, without --api-keys; repeatable (default: none)",
+    )
+
+
+def origins(flags: argparse.Namespace) -> frozenset[str]:
+    """The origins from the parsed options; INVALID_ARG for one that is none, or is refused."""
+    try:
+        return read_origins(flags.cors_origin, with_keys=flags.api_keys is not None)
+    except ValueError as error:
+        raise InferenceError(Code.INVALID_ARG, f"{CORS}: {error}") from None
+
+
 HOSTS = "--allowed-hosts"
 
 
@@ -113,8 +137,9 @@ def add_control(group: "argparse._ArgumentGroup") -> None:
         action="append",
         default=[],
         metavar="HOST[,HOST...]",
-        help="further names and addresses of this machine in the header Host of such requests, "
-        "without port; repeatable (default: none, localhost and loopback addresses are known)",
+        help="further names and addresses of this machine in the header Host of such requests and "
+        "of pages, without port; repeatable (default: none, localhost and loopback addresses are "
+        "known)",
     )
 
 

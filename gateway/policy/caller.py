@@ -30,15 +30,16 @@ class Caller:
     """The sender of a request.
 
     It is `local` if it is on this machine, and no page of another origin. `foreign` is the header
-    of such a page, "" for none. `tenant` and `key_id` are those of its API key, "" without keys;
-    it is `valid` until the key is revoked or expires. `models` matches the names of the models that
-    exist for it; None matches all.
+    of such a page, "" for none. `tenant`, `key_id` and `roles` are those of its API key, empty
+    without keys; it is `valid` until the key is revoked or expires. `models` matches the names of
+    the models that exist for it; None matches all.
     """
 
     local: bool = False
     foreign: str = ""
     tenant: str = ""
     key_id: str = ""
+    roles: frozenset[str] = frozenset()
     valid: bool = True
     models: re.Pattern[str] | None = None
 
@@ -65,8 +66,8 @@ def caller_of(address: str, headers: Headers, hosts: Collection[str]) -> Caller:
     host of its clients may be its path.
     """
     found = list(headers)
-    named = [value.lower() for name, value in found if name == "host"]
-    foreign = _foreign(found, named)
+    named = _values(found, "host")
+    foreign = foreign_page(found)
     local = (
         not foreign
         and is_this_machine(address)
@@ -123,17 +124,45 @@ def _name(host: str) -> str:
     return found[1].strip("[]") if found else ""
 
 
-def _foreign(headers: Sequence[tuple[str, str]], hosts: Sequence[str]) -> str:
+def foreign_page(headers: Sequence[tuple[str, str]]) -> str:
     """The header by which a browser marks a request of another origin's page, "" if none does."""
+    hosts = set(_values(headers, "host"))
     for name, value in headers:
-        if name == "origin" and {value.lower().partition("://")[2]} != set(hosts):
-            return f"Origin '{_shown(value)}'"
+        if name == "origin" and {value.lower().partition("://")[2]} != hosts:
+            return f"Origin '{shown(value)}'"
     for name, value in headers:
         if name == "sec-fetch-site" and value not in OWN_SITES:
-            return f"Sec-Fetch-Site '{_shown(value)}'"
+            return f"Sec-Fetch-Site '{shown(value)}'"
     return ""
 
 
-def _shown(value: str) -> str:
+def renamed_host(
+    address: str, port: int, headers: Sequence[tuple[str, str]], hosts: Collection[str]
+) -> str:
+    """The `Host` of a page that reached this machine by a name of its own, "" if none did.
+
+    The page has bound its name to a loopback address (DNS rebinding), so its origin is `http://`
+    with that name and the port of the listener. An address, one of `hosts`, a name without a dot
+    and one below `localhost` (RFC 6761, 6.3) are no names of other sites.
+    """
+    named, origins = set(_values(headers, "host")), set(_values(headers, "origin"))
+    host = next(iter(named), "")
+    if not is_this_machine(address) or len(named) != 1 or origins != {f"http://{host}"}:
+        return ""
+    found = HOST.fullmatch(host)
+    if found is None or (found[2] or ":80").lstrip(":") != str(port):
+        return ""
+    name = found[1].strip("[]").rstrip(".")
+    is_own = _ip(name) is not None or name in hosts or name.endswith(f".{LOCALHOST}")
+    return "" if is_own or "." not in name else shown(host)
+
+
+def _values(headers: Sequence[tuple[str, str]], wanted: str) -> Sequence[str]:
+    """The values of a header, in lower case."""
+    return [value.lower() for name, value in headers if name == wanted]
+
+
+def shown(value: str) -> str:
+    """The value of a header for an error: its first characters, printable ASCII."""
     plain = (each if each.isascii() and each.isprintable() else "?" for each in value)
     return "".join(plain)[:SHOWN_CHARS]

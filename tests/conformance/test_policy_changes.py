@@ -152,7 +152,7 @@ def test_a_change_by_another_address_is_refused_over_http(
 def test_a_stranger_may_read(http: httpx.Client, headers: Mapping[str, str]) -> None:
     for path in ("/v2/logging", "/v2/trace/setting", "/v2/cudasharedmemory/status"):
         assert http.get(path, headers=headers).status_code == 200
-    assert http.post("/v2/repository/index", headers=headers).status_code == 200
+    assert http.post("/v2/repository/index", json={}, headers=headers).status_code == 200
     echo = {"inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]}
     assert http.post("/v2/models/single/infer", json=echo, headers=headers).status_code == 200
 

@@ -8,5 +8,6 @@ Read in this order:
 `infer` (the route), `infer_request` (decoding), `infer_inputs`, `infer_response` (encoding);
 `generate` (the routes), `generate_codec`, `sse` (streams of events);
 `json_object` (parsing), `large_json`, `json_layout` (large texts in parts), `json_tensors`;
-`control`, `repository`, `shared_memory` (management routes), `documentation` (/docs).
+`control`, `repository`, `shared_memory` (management routes), `documentation` (/docs);
+`guard` (conditions of routes), `cross_origin` (CORS).
 """

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
+from gateway.frontends.http.cross_origin import CrossOriginApp
 from gateway.frontends.http.documentation import Documentation, Tagged
 from gateway.frontends.http.errors import error_response, openai_error_body, plain_error, refused
 from gateway.frontends.http.generate import GenerateRoutes
@@ -21,7 +22,7 @@ from gateway.frontends.http.openai.answers import openai_error, openai_refused
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
-from gateway.frontends.http.request_scope import StreamHandover, TracedApp
+from gateway.frontends.http.request_scope import BeginningApp, StreamHandover, TracedApp
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
 from gateway.metrics_page import (
     CacheReader,
@@ -47,7 +48,8 @@ def build_app(
 ) -> ASGIApp:
     """A Starlette application, with `infer` and OpenAI's endpoints in front of it.
 
-    Without `playground` there is no page at /.
+    Without `playground` there is no page at /. The headers for pages of other origins are the
+    outermost layer, so that each response has them, errors too.
     """
     recordings = recordings or Recordings()
     openai = OpenAiRoutes(dataplane, settings, recordings)
@@ -68,11 +70,13 @@ def build_app(
         *(playground.routes() if playground is not None else ()),
     ]
     access = HttpAccess(settings.restrictions, settings.control, credentials)
-    guard = access.guard(Area.INFERENCE)
     app = Starlette(routes=access.guarded(routes), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    others = StreamHandover(openai.in_front_of(app, guard))
-    return TracedApp(InferRoute(dataplane, settings, others, recordings, guard), dataplane.tracer)
+    others = StreamHandover(openai.in_front_of(app, access.guard(Area.INFERENCE)))
+    found: BeginningApp = InferRoute(dataplane, settings, others, recordings, access)
+    if settings.cors_origins:
+        found = CrossOriginApp(found, settings.cors_origins)
+    return TracedApp(found, dataplane.tracer)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,6 +1,6 @@
-"""Access over HTTP: the header of a restricted area, an API key, and changes by strangers."""
+"""Access over HTTP: the header of a restricted area, an API key, changes, and pages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -10,15 +10,17 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.frontends.http.errors import plain_error
-from gateway.frontends.http.request_scope import CALLER
+from gateway.frontends.http.request_scope import CALLER, has_origin
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
 from gateway.policy.caller import Caller, caller_of
 from gateway.policy.control import ChangeControl
 from gateway.policy.credentials import MAY_CHANGE, MAY_READ, NAMES, Credentials, KeyRefusal, Reason
 from gateway.policy.keys import Role
+from gateway.policy.pages import JSON, unfit_type, unknown_name
 from gateway.policy.restrictions import Restriction, Restrictions
 
 FORBIDDEN = HTTPStatus.FORBIDDEN.value
+UNFIT = HTTPStatus.UNSUPPORTED_MEDIA_TYPE.value
 STATUS = {
     Reason.MALFORMED: HTTPStatus.BAD_REQUEST.value,
     Reason.MISSING: HTTPStatus.UNAUTHORIZED.value,
@@ -92,16 +94,50 @@ class HttpControl:
         return HTTPException(FORBIDDEN, self._found(scope))
 
     def _found(self, scope: Scope) -> str | None:
-        # uvicorn has no address of a client that has reset its connection.
-        address, _ = scope.get("client") or ("", 0)
-        headers = (
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
-        )
-        caller = caller_of(address, headers, self._control.hosts)
+        caller = caller_of(_address(scope), _headers(scope), self._control.hosts)
         return self._control.refusal(self._area, caller)
 
 
-Condition = HttpRestriction | HttpKeys | HttpControl
+class HttpPages:
+    """The conditions of a POST by a page; those of programs, without `Origin`, meet them.
+
+    A page of another origin sends a body of one of `types`. One of this server has reached it by a
+    name of this machine; with `hosts` as None its name is not looked at.
+    """
+
+    def __init__(self, types: Collection[str], hosts: Collection[str] | None) -> None:
+        self._types = types
+        self._hosts = hosts
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether a request meets the conditions."""
+        return self.refusal(scope) is None
+
+    def refusal(self, scope: Scope) -> HTTPException | None:
+        """The refusal of one that does not."""
+        if scope["method"] != CHANGING or not has_origin(scope):
+            return None
+        headers = _headers(scope)
+        if (text := unfit_type(headers, self._types)) is not None:
+            return HTTPException(UNFIT, text)
+        if self._hosts is None:
+            return None
+        _, port = scope.get("server") or ("", 0)
+        text = unknown_name(_address(scope), port, headers, self._hosts)
+        return None if text is None else HTTPException(FORBIDDEN, text)
+
+
+def _address(scope: Scope) -> str:
+    """The address of the client; uvicorn has none of a client that has reset its connection."""
+    address, _ = scope.get("client") or ("", 0)
+    return str(address)
+
+
+def _headers(scope: Scope) -> Sequence[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+
+
+Condition = HttpRestriction | HttpKeys | HttpControl | HttpPages
 
 
 class HttpGuard:
@@ -130,8 +166,26 @@ class HttpAccess:
     control: ChangeControl = field(default_factory=ChangeControl)
     credentials: Credentials | None = None
 
-    def guard(self, area: Area, *, changes: bool = False) -> HttpGuard | None:
-        """The guard of a route of an area that changes the server, or does not."""
+    def guard(self, area: Area) -> HttpGuard | None:
+        """The guard of requests of an area that leave the server as it is."""
+        return _guard(self._conditions(area, changes=False))
+
+    def pages(self, *types: str) -> HttpPages:
+        """The conditions of a page's POST with one of these types; an API key names no host."""
+        return HttpPages(types, self.control.hosts if self.credentials is None else None)
+
+    def guarded(self, routes: Iterable[Route]) -> list[BaseRoute]:
+        """The routes with their conditions; LookupError for a route without an area."""
+        found: list[BaseRoute] = []
+        pages = self.pages(JSON)
+        for route in routes:
+            area = area_at(route.path, AREA_OF_ROUTE, "route")
+            conditions = self._conditions(area, changes=changes_server(route))
+            guard = _guard([*conditions, pages] if takes_posts(route) else conditions)
+            found.append(route if guard is None else GuardedRoute(route, guard))
+        return found
+
+    def _conditions(self, area: Area, *, changes: bool) -> Sequence[Condition]:
         found: list[Condition] = []
         if area in self.restrictions:
             found.append(HttpRestriction(self.restrictions[area]))
@@ -141,16 +195,11 @@ class HttpAccess:
         if changes:
             control = self.control if self.credentials is None else self.control.opened()
             found.append(HttpControl(control, area))
-        return HttpGuard(found) if found else None
-
-    def guarded(self, routes: Iterable[Route]) -> list[BaseRoute]:
-        """The routes with their conditions; LookupError for a route without an area."""
-        found: list[BaseRoute] = []
-        for route in routes:
-            area = area_at(route.path, AREA_OF_ROUTE, "route")
-            guard = self.guard(area, changes=changes_server(route))
-            found.append(route if guard is None else GuardedRoute(route, guard))
         return found
+
+
+def _guard(conditions: Sequence[Condition]) -> HttpGuard | None:
+    return HttpGuard(conditions) if conditions else None
 
 
 class GuardedRoute(BaseRoute):
@@ -174,8 +223,12 @@ class GuardedRoute(BaseRoute):
 
 def changes_server(route: Route) -> bool:
     """Whether a route changes the server."""
-    changes = route.methods is None or CHANGING in route.methods
-    return changes and route.path in AREA_OF_ROUTE_CHANGE
+    return takes_posts(route) and route.path in AREA_OF_ROUTE_CHANGE
+
+
+def takes_posts(route: Route) -> bool:
+    """Whether a route has the method by which requests have a body."""
+    return route.methods is None or CHANGING in route.methods
 
 
 def refused_response(refusal: HTTPException) -> Response:

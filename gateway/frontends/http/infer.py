@@ -29,7 +29,7 @@ from gateway.frontends.http.body import (
 )
 from gateway.frontends.http.connection_parts import LENGTH
 from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
-from gateway.frontends.http.guard import HttpGuard, refused_response
+from gateway.frontends.http.guard import HttpAccess, refused_response
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.frontends.http.infer_response import (
     Answered,
@@ -42,6 +42,7 @@ from gateway.frontends.http.request_scope import (
     IDEMPOTENCY_KEY,
     KNOWN_HEAD,
     NO_STATE,
+    ORIGIN,
     REPLAYED,
     SEND_WHOLE,
     TRACES,
@@ -60,7 +61,9 @@ from gateway.frontends.http.request_scope import (
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
+from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
+from gateway.policy.pages import BINARY
 from gateway.resumption.reader import RecordingReader
 from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
@@ -73,11 +76,14 @@ log = logging.getLogger("sluice.http")
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 KEY_HEADER = IDEMPOTENCY_KEY.encode()
-WITH_TASK = frozenset({b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER})
-"""The headers of requests whose responses need a task."""
+WITH_TASK = frozenset(
+    {b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER, ORIGIN}
+)
+"""The headers of requests whose responses need a task, and of pages, which have conditions."""
+FREE = HttpAccess()
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
 AS_JSON = (b"content-type", JSON.encode())
-AS_BINARY = (b"content-type", b"application/octet-stream")
+AS_BINARY = (b"content-type", BINARY.encode())
 
 
 class _Head(NamedTuple):
@@ -127,9 +133,10 @@ class InferRoute:
         settings: HttpSettings,
         app: ASGIApp,
         recordings: Recordings | None = None,
-        guard: HttpGuard | None = None,
+        access: HttpAccess = FREE,
     ) -> None:
-        self._guard = guard
+        self._guard = access.guard(Area.INFERENCE)
+        self._pages = access.pages(JSON, BINARY)
         self._dataplane = dataplane
         self._recordings = recordings or Recordings()
         self._threads = dataplane.threads
@@ -160,9 +167,10 @@ class InferRoute:
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
             head = _Head(model, version, dict(scope["headers"]))
+            refusal = self._pages.refusal(scope) if ORIGIN in head.headers else None
             call = _Call(scope, receive, head, received_ns, caller_in(scope))
             try:
-                answer = await self._answer(call)
+                answer = refused_response(refusal) if refusal else await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
                 answer = _failed(call, error)
         await answer(scope, receive, send)

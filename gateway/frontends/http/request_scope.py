@@ -99,6 +99,9 @@ HANDOVER = "sluice.handover"
 KEPT = ("type", "http_version", "method", "path", "query_string", "client", "state")
 """The keys of a scope that the connection or the stream reads while events are sent."""
 
+ORIGIN = b"origin"
+"""The header by which a browser names the page of a POST, or of a request to another origin."""
+
 OK = 200
 JOINED_BYTES = 64 * 1024
 """Bodies up to this size are copied into one buffer, which is cheaper than two writes."""
@@ -129,6 +132,11 @@ class OnDisconnect:
     ) -> None:
         if self._watch is not None:
             self._watch(None)
+
+
+def has_origin(scope: Scope) -> bool:
+    """Whether a page in a browser may have sent a request."""
+    return ORIGIN in dict(scope["headers"])
 
 
 def caller_in(scope: Scope) -> Caller | None:

@@ -83,6 +83,28 @@ def test_a_host_with_a_port_is_refused_by_the_option() -> None:
         parse("--allowed-hosts=a:80")
 
 
+def test_pages_of_other_origins_read_nothing_unless_they_are_named() -> None:
+    assert parse().http.cors_origins == frozenset()
+    found = parse("--cors-origin=https://A.example", "--cors-origin=http://b:80", "--api-keys=f")
+    assert found.http.cors_origins == {"https://a.example", "http://b"}
+    assert parse("--cors-origin=*").http.cors_origins == {"*"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--cors-origin=https://a.example/"], "'https://a.example/': expected SCHEME://HOST"),
+        (["--cors-origin=null"], "'null': expected SCHEME://HOST"),
+        (["--cors-origin=*", "--api-keys=f"], r"'\*' lets every page .* name each origin"),
+    ],
+)
+def test_an_origin_that_is_none_and_a_star_with_keys_are_refused(
+    flags: list[str], said: str
+) -> None:
+    with pytest.raises(InferenceError, match=f"--cors-origin: {said}"):
+        parse(*flags)
+
+
 def test_time_limits_of_http_have_defaults_and_0_turns_each_off() -> None:
     assert parse().http.limits == HttpTimeLimits()
     flags = ("--http-head-timeout-secs", "--http-body-idle-secs", "--http-connection-idle-secs")

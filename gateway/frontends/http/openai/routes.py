@@ -17,6 +17,7 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.guard import HttpGuard
 from gateway.frontends.http.openai.answers import Answer, OpenAiAnswers, openai_refused
 from gateway.frontends.http.openai.request import ServedModels, request_id_header, serves
+from gateway.frontends.http.request_scope import has_origin
 from gateway.models.model import Model
 from gateway.openai_contract import Endpoint
 from gateway.resumption.recordings import Recordings
@@ -77,18 +78,20 @@ class OpenAiRoutes:
         """The endpoints, and `app` for all other requests, and for those that `guard` refuses.
 
         A request to an endpoint passes neither the application's middleware nor its table of
-        routes; together they take as long as several tokens.
+        routes; together they take as long as several tokens. Those of pages have further
+        conditions, which stand there.
         """
         answers = {path: self._answers[each] for each in Endpoint for path in paths_of(each)}
 
         async def route(scope: Scope, receive: Receive, send: Send) -> None:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
             answer = answers.get(scope["path"]) if is_post else None
-            if answer is None or (guard is not None and not guard.allows(scope)):
-                await app(scope, receive, send)
-            else:
+            is_free = not has_origin(scope) and (guard is None or guard.allows(scope))
+            if answer is not None and is_free:
                 response = await _answered(answer, Request(scope, receive, send))
                 await response(scope, receive, send)
+            else:
+                await app(scope, receive, send)
 
         return route
 

@@ -60,6 +60,50 @@ def test_a_client_that_the_scope_lacks_is_unknown() -> None:
     assert not HttpControl(CLOSED, Area.TRACE).allows({"headers": []})
 
 
+PAGE = [(b"host", b"evil.example:8000"), (b"origin", b"http://evil.example:8000")]
+FOREIGN = [HOST, (b"origin", b"https://app.example")]
+
+
+def of_page(headers: Any, method: str = "POST", **more: Any) -> int | None:
+    """The status of the refusal of a page's request to this machine, None for none."""
+    access = HttpAccess(**more)
+    client, listener = ("127.0.0.1", 40000), ("127.0.0.1", 8000)
+    scope = {"method": method, "client": client, "server": listener, "headers": headers}
+    found = access.pages("application/json").refusal(scope)
+    assert access.pages("application/json").allows(scope) is (found is None)
+    return None if found is None else found.status_code
+
+
+def test_the_post_of_a_page_of_another_origin_has_json() -> None:
+    assert of_page(FOREIGN) == of_page([*FOREIGN, (b"content-type", b"text/plain")]) == 415
+    assert of_page([*FOREIGN, (b"content-type", b"application/json")]) is None
+    assert of_page([HOST, (b"origin", b"http://localhost:8000")]) is None
+
+
+def test_the_post_of_a_page_that_bound_its_name_to_this_machine_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    known = ChangeControl(hosts=frozenset({"evil.example"}))
+    assert of_page(PAGE) == of_page(PAGE, control=ChangeControl(is_open=True)) == 403
+    assert of_page(PAGE, control=known) is None
+    assert of_page(PAGE, credentials=Credentials(file)) is None
+
+
+def test_requests_without_an_origin_and_those_that_get_have_no_condition() -> None:
+    text = (b"content-type", b"text/plain")
+    assert of_page([PAGE[0], text, (b"sec-fetch-site", b"cross-site")]) is None
+    for method in ("GET", "HEAD", "OPTIONS"):
+        assert of_page([*FOREIGN, text], method) is None
+        assert of_page(PAGE, method) is None
+
+
+def test_a_listener_that_the_scope_lacks_has_no_port() -> None:
+    """As that of a Unix socket."""
+    for server in (None, ("/run/sluice", None)):
+        scope = {"method": "POST", "client": None, "server": server, "headers": PAGE}
+        assert HttpAccess().pages("application/json").allows(scope)
+
+
 async def changed(request: Request) -> Response:
     return Response()
 

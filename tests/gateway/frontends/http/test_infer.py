@@ -79,6 +79,35 @@ def error_of(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]
 
 
+PAGES = [
+    ("text/plain", "https://app.example", 415),
+    ("", "https://app.example", 415),
+    ("text/plain", "null", 415),
+    ("application/json", "https://app.example", 200),
+    ("application/octet-stream", "null", 200),
+    ("text/plain", "http://test", 200),
+    ("text/plain", None, 200),
+    ("", None, 200),
+]
+
+
+@pytest.mark.parametrize(("kind", "origin", "status"), PAGES)
+async def test_a_page_of_another_origin_sends_json_or_binary_tensors(
+    client: httpx.AsyncClient, kind: str, origin: str | None, status: int
+) -> None:
+    headers = {"content-type": kind} if kind else {}
+    if origin is not None:
+        headers["origin"] = origin
+    answer = await soon(client.post(PATH, content=BODY, headers=headers))
+    assert answer.status_code == status
+    if status == 415:
+        expected = "expected the content-type application/json or application/octet-stream"
+        assert error_of(answer)[1].startswith(expected)
+        # The model is not looked up.
+        other = await soon(client.post("/v2/models/no/infer", content=BODY, headers=headers))
+        assert other.status_code == 415
+
+
 # Which requests are its own.
 
 

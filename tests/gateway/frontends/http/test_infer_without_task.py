@@ -250,7 +250,8 @@ class Begun:
 
 
 @pytest.mark.parametrize(
-    "header", [b"accept-encoding", b"content-encoding", b"transfer-encoding", b"idempotency-key"]
+    "header",
+    [b"accept-encoding", b"content-encoding", b"transfer-encoding", b"idempotency-key", b"origin"],
 )
 async def test_what_has_to_wait_is_not_begun(serve: Serve, header: bytes) -> None:
     app = app_of(serve(echo(), config=ECHO))

@@ -307,8 +307,14 @@ async def test_a_page_of_another_origin_cannot_ask_without_its_browser(
 ) -> None:
     headers = {"content-type": "text/plain", "origin": "http://elsewhere.example"}
     found = await soon(client.post(path, content=b'{"model":"chat"}', headers=headers))
-    assert found.status_code == 400
-    assert "Only 'application/json' is allowed" in found.json()["error"]["message"]
+    assert found.status_code == 415
+    assert found.json()["error"] == {
+        "message": "expected the content-type application/json from a page of another origin, "
+        "found 'text/plain'; Origin 'http://elsewhere.example'",
+        "type": "BadRequestError",
+        "param": None,
+        "code": 415,
+    }
 
 
 async def test_the_models_are_listed(client: httpx.AsyncClient) -> None:
