@@ -44,7 +44,7 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.METADATA: (
         *("/v2", "/version", *_MODEL, *_under(_V1, "/models", "/models/{model:path}")),
         *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
-        "/static-offline-docs/{path:path}",
+        *("/static-offline-docs/{path:path}", "/playground/models"),
     ),
     Area.INFERENCE: (
         *_under(_MODEL, "/infer", "/generate", "/generate_stream"),

@@ -47,7 +47,8 @@ class ApiKey:
     caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "caller", Caller(tenant=self.tenant, key_id=self.id))
+        caller = Caller(tenant=self.tenant, key_id=self.id, roles=self.roles)
+        object.__setattr__(self, "caller", caller)
 
 
 def new_key() -> tuple[str, str, bytes]:

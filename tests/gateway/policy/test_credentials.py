@@ -62,7 +62,8 @@ def reason(credentials: Credentials, *given: tuple[bytes, bytes]) -> Reason | No
 def test_a_key_of_the_file_with_the_role_is_allowed(file: Path) -> None:
     credentials = Credentials(file)
     assert credentials.count == 2
-    assert credentials.check([BEARER], INFER) == Caller(tenant="team", key_id=KEY_ID)
+    expected = Caller(tenant="team", key_id=KEY_ID, roles=INFER)
+    assert credentials.check([BEARER], INFER) == expected
     assert credentials.check([BEARER], MAY_CHANGE) == KeyRefusal(
         Reason.FORBIDDEN, f"the API key '{KEY_ID}' has the role infer, expected admin"
     )

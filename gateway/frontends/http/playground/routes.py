@@ -1,4 +1,4 @@
-"""Routes of the playground: the page at `/`, its files, and the server's state."""
+"""Routes of the playground: the page at `/`, its files, the server's state, and its models."""
 
 import hashlib
 from collections import defaultdict
@@ -18,6 +18,7 @@ from gateway import __version__
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
+from gateway.frontends.http.request_scope import caller_in
 from gateway.generation import MESSAGES, TEXT_OUTPUT
 from gateway.models.model import Model
 from gateway.models.registry import IndexRow
@@ -95,9 +96,10 @@ def _names(given: str, etag: str) -> bool:
 
 
 class PlaygroundRoutes:
-    """`GET /`, `/playground/state` and `/playground/{file}`.
+    """`GET /`, `/playground/state`, `/playground/models` and `/playground/{file}`.
 
-    For all other actions the page sends the same requests as any client.
+    For all other actions the page sends the same requests as any client. A key that may not observe
+    the server may list its models, as by `/v1/models`.
     """
 
     def __init__(self, dataplane: DataPlane, settings: Settings) -> None:
@@ -109,6 +111,7 @@ class PlaygroundRoutes:
         return [
             Route("/", self.page, methods=["GET"]),
             Route("/playground/state", self.state, methods=["GET"]),
+            Route("/playground/models", self.models, methods=["GET"]),
             Route("/playground/{name}", self.asset, methods=["GET"]),
         ]
 
@@ -125,9 +128,19 @@ class PlaygroundRoutes:
 
     async def state(self, request: Request) -> Response:
         """The state of the server, not to be cached."""
-        state = await self._state.read()
-        headers = {"Cache-Control": "no-store"}
-        return Response(orjson.dumps(state), headers=headers, media_type=JSON)
+        return _current(await self._state.read(), request)
+
+    async def models(self, request: Request) -> Response:
+        """The models that are ready, without statistics, not to be cached."""
+        return _current(self._state.ready_models(), request)
+
+
+def _current(found: dict[str, Any], request: Request) -> Response:
+    """Members of JSON, and the `roles` of the caller's key: null on a server without keys."""
+    caller = caller_in(request.scope)
+    roles = None if caller is None else sorted(caller.roles)
+    headers = {"Cache-Control": "no-store"}
+    return Response(orjson.dumps({**found, "roles": roles}), headers=headers, media_type=JSON)
 
 
 class ServerState:
@@ -145,6 +158,15 @@ class ServerState:
         rows = await self._dataplane.index()
         machine = await self._dataplane.threads.run(self._machine_now)
         return {"server": self._server(), "models": self._models(rows), "machine": machine}
+
+    def ready_models(self) -> dict[str, Any]:
+        """The server, and each version that is ready, as members of JSON."""
+        ready = [each for each in self._dataplane.models() if each.ready]
+        rows = [
+            {**_shown(IndexRow(each.name, each.version, "READY")), **_form(each.config)}
+            for each in ready
+        ]
+        return {"server": self._server(), "models": rows}
 
     def _server(self) -> dict[str, Any]:
         return {
@@ -183,21 +205,18 @@ class ServerState:
 
 def _row(row: IndexRow, loaded: list[Model]) -> dict[str, Any]:
     """One version, with statistics if it is loaded (with namespaces: those of the first left)."""
-    shown: dict[str, Any] = {
-        "name": row.name,
-        "version": row.version,
-        "state": row.state,
-        "reason": row.reason,
-    }
-    return {**shown, **_loaded(loaded.pop(0))} if loaded else shown
+    return {**_shown(row), **_loaded(loaded.pop(0))} if loaded else _shown(row)
+
+
+def _shown(row: IndexRow) -> dict[str, Any]:
+    return {"name": row.name, "version": row.version, "state": row.state, "reason": row.reason}
 
 
 def _loaded(model: Model) -> dict[str, Any]:
     config, found = model.config, model.statistics
     compute_ns = found.compute_input.ns + found.compute_infer.ns + found.compute_output.ns
     return {
-        **_kind(config),
-        "decoupled": config.decoupled,
+        **_form(config),
         "in_flight": len(model.requests),
         "queued": found.pending,
         "succeeded": found.success.count,
@@ -211,6 +230,16 @@ def _loaded(model: Model) -> dict[str, Any]:
         "first_tokens": sum(found.first_token.counts),
         "first_token_secs": found.first_token.total,
         "engine": dict(_engine(model)),
+    }
+
+
+def _form(config: ModelConfig) -> dict[str, Any]:
+    """The parts of a config that the page's form depends on, and the metadata of a model lacks."""
+    return {
+        **_kind(config),
+        "decoupled": config.decoupled,
+        "batched": config.max_batch_size > 0,
+        "optional": [each.name for each in config.input if each.optional],
     }
 
 

@@ -1,6 +1,14 @@
 // Requests to the server that has served this page; every failure becomes words.
 
-export class ServerError extends Error {}
+import { keyHeaders } from "./key.js";
+
+// `status` is that of the response, 0 without one.
+export class ServerError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
 
 // Where requests for a model go; names may hold any character.
 export function modelPath(name, version = "") {
@@ -18,10 +26,13 @@ export async function post(path, body, signal) {
 }
 
 async function answer(path, options) {
-  const response = await fetch(path, options).catch((error) => {
+  const headers = { ...options.headers, ...keyHeaders() };
+  const response = await fetch(path, { ...options, headers }).catch((error) => {
     throw error.name === "AbortError" ? error : new ServerError("The server cannot be reached.");
   });
-  if (!response.ok) throw new ServerError(words(response, await response.text().catch(() => "")));
+  if (!response.ok) {
+    throw new ServerError(words(response, await response.text().catch(() => "")), response.status);
+  }
   return response;
 }
 

@@ -2,6 +2,7 @@
 
 import { events, get, modelPath, parseJson, post } from "./api.js";
 import { $, copies, make, offer } from "./dom.js";
+import { hasKey } from "./key.js";
 import { Outcome } from "./outcome.js";
 import { TensorField } from "./tensor_field.js";
 
@@ -45,6 +46,12 @@ export class Tensors {
     return JSON.parse($("tensor-model").value || '["",""]');
   }
 
+  // What the server says of the chosen version; without one the highest answers.
+  get #row() {
+    const [name, version] = this.#target;
+    return this.models.findLast((model) => model.name === name && (!version || model.version === version));
+  }
+
   // A new form ends the requests of the last one: a late answer would empty the fields again.
   async #describe() {
     const chosen = (this.described = $("tensor-model").value);
@@ -56,12 +63,10 @@ export class Tensors {
     this.fields = [];
     $("infer").disabled = true;
     if (!chosen) return;
-    const path = modelPath(...this.#target);
+    const row = this.#row;
     try {
-      const [metadata, config] = await Promise.all(
-        [path, `${path}/config`].map(async (each) => (await get(each, signal)).json()),
-      );
-      this.#build(metadata, config);
+      const metadata = await (await get(modelPath(...this.#target), signal)).json();
+      this.#build(metadata, row);
     } catch (error) {
       if (signal.aborted) return;
       this.described = "";
@@ -69,12 +74,10 @@ export class Tensors {
     }
   }
 
-  #build(metadata, config) {
-    const optional = new Set(config.input.filter((input) => input.optional).map((input) => input.name));
-    const batched = config.max_batch_size > 0;
-    this.decoupled = Boolean(config.model_transaction_policy?.decoupled);
+  #build(metadata, { decoupled, batched, optional }) {
+    this.decoupled = decoupled;
     this.fields = metadata.inputs.map(
-      (input, index) => new TensorField(input, { index, optional: optional.has(input.name), batched }),
+      (input, index) => new TensorField(input, { index, optional: optional.includes(input.name), batched }),
     );
     $("inputs").replaceChildren(...this.fields.map((field) => field.element));
     $("infer").disabled = false;
@@ -135,7 +138,8 @@ export class Tensors {
   #tellCommand(path, body) {
     const url = new URL(path, document.baseURI);
     const quoted = body.replaceAll("'", String.raw`'\''`);
-    this.curl = `curl ${this.decoupled ? "-N" : "-s"} '${url}' -H 'Content-Type: application/json' -d '${quoted}'`;
+    const key = hasKey() ? ` -H "Authorization: Bearer $SLUICE_API_KEY"` : "";
+    this.curl = `curl ${this.decoupled ? "-N" : "-s"} '${url}'${key} -H 'Content-Type: application/json' -d '${quoted}'`;
     const shown = this.curl.length > 2000 ? `${this.curl.slice(0, 2000)}… (the copy has all of it)` : this.curl;
     $("curl").textContent = shown;
   }

@@ -64,6 +64,8 @@ def test_an_answer_streams_and_its_speed_is_shown(chat: Person, tmp_path: Path) 
     expect(chat.page.locator("#log")).to_have_attribute("aria-busy", "false")
     expect(chat.page.locator("#stop")).to_be_hidden()
     expect(chat.page.locator("#question")).to_be_focused()
+    for of_keys in ("#view-key", "#forget"):
+        expect(chat.page.locator(of_keys)).to_be_hidden()
 
 
 def test_tokens_are_counted_where_the_model_counts_them(person: Person) -> None:

@@ -14,6 +14,7 @@ from gateway.settings import HttpSettings, Settings
 from tests.builders import LoadedModels, soon
 from tests.serving import http_get, serving
 
+PATHS = ["/", "/playground/state", "/playground/models", "/playground/main.js"]
 FILES = {
     "style.css": "text/css; charset=utf-8",
     "main.js": "text/javascript; charset=utf-8",
@@ -107,13 +108,13 @@ async def test_no_other_name_is_served(client: httpx.AsyncClient, path: str) -> 
     assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
 
 
-@pytest.mark.parametrize("path", ["/", "/playground/state", "/playground/main.js"])
+@pytest.mark.parametrize("path", PATHS)
 async def test_the_playground_is_only_read(client: httpx.AsyncClient, path: str) -> None:
     refused = await soon(client.post(path, content=b"{}"))
     assert (refused.status_code, refused.json()) == (405, {"error": "Method Not Allowed"})
 
 
-@pytest.mark.parametrize("path", ["/", "/playground/state", "/playground/main.js"])
+@pytest.mark.parametrize("path", PATHS)
 async def test_without_a_playground_there_is_nothing(path: str) -> None:
     async with connect(playground=False) as client:
         answer = await soon(client.get(path))
@@ -125,6 +126,6 @@ def test_a_flag_decides_whether_a_server_has_a_playground(
     tmp_path: Path, flag: str, status: int
 ) -> None:
     with serving(tmp_path, f"--playground={flag}") as server:
-        for path in ("/", "/playground/state", "/playground/main.js"):
+        for path in PATHS:
             assert http_get(server.ports["http"], path)[0] == status
         assert http_get(server.ports["http"], "/v2")[0] == 200

@@ -22,6 +22,7 @@ from tests.builders import (
     LoadedModels,
     ScriptedInstance,
     read_all,
+    settle,
     soon,
     text_request,
     text_response,
@@ -135,6 +136,22 @@ async def test_a_model_that_is_not_loaded_has_only_its_state_and_the_reason() ->
         {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no such weights"},
         {"name": "new", "version": "", "state": "", "reason": ""},
     ]
+
+
+async def test_a_key_that_may_not_observe_lists_the_ready_models_without_statistics(
+    serve: Serve,
+) -> None:
+    optional = replace(TEXT.input[0], name="more", optional=True)
+    config = replace(TEXT, input=(*TEXT.input, optional), max_batch_size=4)
+    down = ScriptedInstance()
+    ready, dead = serve(ScriptedInstance(), config=config), serve(down)
+    down.die("gone")
+    await settle()
+    found = state_of(ready, dead).ready_models()
+    assert found["server"]["ready"]
+    row = {"name": ready.name, "version": ready.version, "state": "READY", "reason": ""}
+    form = {"kind": "tensor", "decoupled": False, "batched": True, "optional": ["more"]}
+    assert found["models"] == [row | form]
 
 
 async def test_models_of_one_name_have_a_row_each(serve: Serve) -> None:
