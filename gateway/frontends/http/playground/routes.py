@@ -24,6 +24,7 @@ from gateway.models.model import Model
 from gateway.models.registry import IndexRow
 from gateway.observability.machine import Machine
 from gateway.openai_contract import serves_openai
+from gateway.policy.caller import Caller, sees
 from gateway.settings import ControlMode, Settings
 
 ASSETS = Path(__file__).parent / "assets"
@@ -132,7 +133,7 @@ class PlaygroundRoutes:
 
     async def models(self, request: Request) -> Response:
         """The models that are ready, without statistics, not to be cached."""
-        return _current(self._state.ready_models(), request)
+        return _current(self._state.ready_models(caller_in(request.scope)), request)
 
 
 def _current(found: dict[str, Any], request: Request) -> Response:
@@ -159,9 +160,10 @@ class ServerState:
         machine = await self._dataplane.threads.run(self._machine_now)
         return {"server": self._server(), "models": self._models(rows), "machine": machine}
 
-    def ready_models(self) -> dict[str, Any]:
-        """The server, and each version that is ready, as members of JSON."""
-        ready = [each for each in self._dataplane.models() if each.ready]
+    def ready_models(self, caller: Caller | None) -> dict[str, Any]:
+        """The server, and each version that is ready for a caller, as members of JSON."""
+        known = (each for each in self._dataplane.models() if sees(caller, each.name))
+        ready = [each for each in known if each.ready]
         rows = [
             {**_shown(IndexRow(each.name, each.version, "READY")), **_form(each.config)}
             for each in ready
