@@ -1,4 +1,4 @@
-"""Access over HTTP: the header of a restricted area, an API key, changes, and pages."""
+"""Access over HTTP: the header of a restricted area, a credential, changes, and pages."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.request_scope import CALLER, has_origin
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
-from gateway.policy.caller import Caller, caller_of
+from gateway.policy.caller import caller_of
 from gateway.policy.control import ChangeControl
 from gateway.policy.credentials import MAY_CHANGE, MAY_READ, NAMES, Credentials, KeyRefusal, Reason
 from gateway.policy.keys import Role
@@ -44,38 +44,39 @@ class HttpRestriction:
         header = self._header
         return self._restriction.allows(value for name, value in scope["headers"] if name == header)
 
-    def refusal(self, scope: Scope) -> HTTPException:
+    def refusal(self, scope: Scope) -> HTTPException | None:
         """The refusal of a request without it."""
-        return HTTPException(FORBIDDEN, self._message)
+        return None if self.allows(scope) else HTTPException(FORBIDDEN, self._message)
 
 
 class HttpKeys:
-    """The condition that a request has an API key with one of some roles."""
+    """The condition that a request has an API key or a token with one of some roles."""
 
     def __init__(self, credentials: Credentials, roles: frozenset[Role]) -> None:
         self._credentials = credentials
         self._roles = roles
 
     def allows(self, scope: Scope) -> bool:
-        """Whether a request has such a key; its caller is then in the state of the request."""
-        found = self._found(scope)
-        if isinstance(found, KeyRefusal):
-            return False
-        scope.setdefault("state", {})[CALLER] = found
-        return True
+        """Whether a request has one; its caller is then in the state of the request."""
+        return self._fault(scope) is None
 
-    def refusal(self, scope: Scope) -> HTTPException:
-        """The refusal of a request without one, which is counted."""
-        refusal = self._found(scope)
-        assert isinstance(refusal, KeyRefusal)  # noqa: S101 - called if it is not allowed
-        self._credentials.note("http", refusal)
-        status = STATUS[refusal.reason]
+    def refusal(self, scope: Scope) -> HTTPException | None:
+        """The refusal of a request without one, which is counted; otherwise as `allows`."""
+        fault = self._fault(scope)
+        if fault is None:
+            return None
+        self._credentials.note("http", fault)
+        status = STATUS[fault.reason]
         challenge = CHALLENGE if status == HTTPStatus.UNAUTHORIZED else None
-        return HTTPException(status, refusal.message, challenge)
+        return HTTPException(status, fault.message, challenge)
 
-    def _found(self, scope: Scope) -> Caller | KeyRefusal:
+    def _fault(self, scope: Scope) -> KeyRefusal | None:
         given = [each for each in scope["headers"] if each[0] in NAMES]
-        return self._credentials.check(given, self._roles)
+        found = self._credentials.check(given, self._roles)
+        if isinstance(found, KeyRefusal):
+            return found
+        scope.setdefault("state", {})[CALLER] = found
+        return None
 
 
 class HttpControl:
@@ -89,9 +90,10 @@ class HttpControl:
         """Whether the caller of a request may change the server."""
         return self._found(scope) is None
 
-    def refusal(self, scope: Scope) -> HTTPException:
+    def refusal(self, scope: Scope) -> HTTPException | None:
         """The refusal of one that may not."""
-        return HTTPException(FORBIDDEN, self._found(scope))
+        found = self._found(scope)
+        return None if found is None else HTTPException(FORBIDDEN, found)
 
     def _found(self, scope: Scope) -> str | None:
         caller = caller_of(_address(scope), _headers(scope), self._control.hosts)
@@ -153,14 +155,15 @@ class HttpGuard:
     def refusal(self, scope: Scope) -> HTTPException | None:
         """The refusal by the first condition that a request does not meet."""
         for condition in self._conditions:
-            if not condition.allows(scope):
-                return condition.refusal(scope)
+            refusal = condition.refusal(scope)
+            if refusal is not None:
+                return refusal
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAccess:
-    """The conditions of all routes. Without `credentials` a request needs no key."""
+    """The conditions of all routes. Without `credentials` a request needs none."""
 
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
