@@ -113,8 +113,10 @@ FRONTEND_COUNTERS = {
     "gateway_frontend_restarts_total": "Frontend processes started in place of one that ended"
 }
 KEY_COUNTERS = {
-    "gateway_auth_failures_total": "Requests refused for their API key, by wire and reason",
+    "gateway_auth_failures_total": "Requests refused for their API key or token, by wire and "
+    "reason",
     "gateway_keys_reload_failures_total": "Changed key files that could not be used",
+    "gateway_jwks_reload_failures_total": "JWK sets that could not be fetched or used",
 }
 NAMES_BY_KIND = {
     "counter": REQUEST_COUNTERS
@@ -223,7 +225,8 @@ def _key_values(found: KeysReading | None) -> Iterator[tuple[str, dict[str, str]
         return
     for (wire, reason), count in found.refusals.items():
         yield "gateway_auth_failures_total", {"wire": wire, "reason": reason}, count
-    yield "gateway_keys_reload_failures_total", {}, found.reload_failures
+    for kind, count in found.reload_failures.items():
+        yield f"gateway_{kind}_reload_failures_total", {}, count
 
 
 def _frontend_values(found: FrontendsReading | None) -> Iterator[tuple[str, float]]:

@@ -299,10 +299,10 @@ class FrontendsReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysReading:
-    """The values of API keys; refused requests by wire and reason."""
+    """The values of credentials: refusals by wire and reason, failures by `keys` and `jwks`."""
 
     refusals: Mapping[tuple[str, str], int]
-    reload_failures: int
+    reload_failures: Mapping[str, int]
 
 
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:

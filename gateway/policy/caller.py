@@ -30,9 +30,10 @@ class Caller:
     """The sender of a request.
 
     It is `local` if it is on this machine, and no page of another origin. `foreign` is the header
-    of such a page, "" for none. `tenant`, `key_id` and `roles` are those of its API key, empty
-    without keys; it is `valid` until the key is revoked or expires. `models` matches the names of
-    the models that exist for it; None matches all.
+    of such a page, "" for none. `tenant` and `roles` (values of `Role`) are those of its API key or
+    token, empty without; `key_id` is that of its API key, "" for a token. It is `valid` until the
+    key or the token is revoked or expires. `models` matches the names of the models that exist for
+    it; None matches all.
     """
 
     local: bool = False
@@ -54,7 +55,7 @@ def sees(caller: Caller | None, model: str) -> bool:
 
 
 def tenant_of(caller: Caller | None) -> str:
-    """The tenant of a caller; "" on a server without API keys."""
+    """The tenant of a caller; "" on a server without API keys and tokens."""
     return "" if caller is None else caller.tenant
 
 

@@ -1,28 +1,22 @@
-"""Credentials of requests: API keys, and what their roles may do in each area."""
+"""Credentials of requests: API keys and tokens, and what their roles may do in each area."""
 
 import asyncio
-import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from time import time
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
-from gateway.policy.key_file import KeyFileError, KeyReader, read_key_file
-from gateway.policy.keys import ApiKey, KeyTable, Role
+from gateway.policy.keys import Role
+from gateway.policy.watched_file import ReloadFailures
 
 AUTHORIZATION = b"authorization"
 NAMES = frozenset({AUTHORIZATION, b"x-api-key", b"api-key"})
-"""Headers with a key."""
+"""Headers with a credential."""
 METADATA = frozenset(each.decode() for each in NAMES)
 """The same as metadata of gRPC."""
-EXPECTED = "expected 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-LOOK_SECS = 1.0
-"""The interval of looking for a changed key file."""
 
 MAY_READ: Mapping[Area, frozenset[Role]] = {
     Area.METADATA: frozenset(Role),
@@ -35,10 +29,8 @@ MAY_READ: Mapping[Area, frozenset[Role]] = {
     Area.LOGGING: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.METRICS: frozenset({Role.OBSERVE, Role.ADMIN}),
 }
-"""The roles for requests that change nothing; the other areas need no key."""
+"""The roles for requests that change nothing; the other areas need no credential."""
 MAY_CHANGE = frozenset({Role.ADMIN})
-
-log = logging.getLogger("sluice.server")
 
 
 class Reason(Enum):
@@ -57,133 +49,128 @@ class KeyRefusal(NamedTuple):
     message: str
 
 
-class Credentials:
-    """The keys of a file, which is read again after a change.
-
-    KeyFileError if it cannot be used at first; later one that cannot be used changes nothing.
-    `refusals` counts by wire and reason.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._reader = KeyReader()
-        self._seen = _state_of(path)
-        self._table = self._reader.read(read_key_file(path))
-        self.refusals: Counter[tuple[str, Reason]] = Counter()
-        self.reload_failures = 0
-        self._failure = ""
+class CredentialSource(Protocol):
+    """One kind of credentials."""
 
     @property
-    def count(self) -> int:
-        """The number of keys."""
-        return len(self._table.keys)
+    def failures(self) -> ReloadFailures:
+        """The failures of reading its keys again."""
+
+    def find(self, given: bytes, now: float) -> Caller | None:
+        """The caller with a credential; None if that is not valid."""
+
+    async def follow(self, on_invalid: Callable[[], None]) -> None:
+        """Read its keys again; `on_invalid` is called when callers are no longer valid."""
+
+
+class Wording(NamedTuple):
+    """The words for the credentials of a server in the texts of refusals."""
+
+    name: str
+    plural: str
+    expected: str
+
+
+OF_KEYS = Wording("API key", "API keys", "expected 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+OF_TOKENS = Wording("token", "tokens", "expected 'Authorization: Bearer TOKEN'")
+OF_BOTH = Wording(
+    "API key or token",
+    "API keys or tokens",
+    "expected 'Authorization: Bearer KEY_OR_TOKEN' or 'x-api-key: KEY'",
+)
+
+
+class Credentials:
+    """The API keys of a server, its JSON Web Tokens, or both; `refusals` are by wire and reason."""
+
+    def __init__(
+        self, keys: CredentialSource | None = None, tokens: CredentialSource | None = None
+    ) -> None:
+        self._keys = keys
+        self._tokens = tokens
+        self._sources = [each for each in (keys, tokens) if each is not None]
+        self._words = OF_KEYS if tokens is None else OF_TOKENS if keys is None else OF_BOTH
+        self.refusals: Counter[tuple[str, Reason]] = Counter()
+
+    @property
+    def reload_failures(self) -> Mapping[str, int]:
+        """The failures of reading keys again: those of `keys` and of `jwks`."""
+        found = {"keys": self._keys, "jwks": self._tokens}
+        return {name: each.failures.count for name, each in found.items() if each is not None}
 
     def check(
         self, given: Sequence[tuple[bytes, bytes]], roles: frozenset[Role]
     ) -> Caller | KeyRefusal:
-        """The caller of a request with these headers of NAMES, if its key has one of the roles."""
-        return _check(given, roles, self._table)
+        """The caller of a request with these headers of NAMES, if it has one of the roles."""
+        if len(given) != 1:
+            return self._check_several(given, roles)
+        name, value = given[0]
+        credential = _in_header(name, value)
+        if credential is None:
+            return self._missing()
+        return self._check_only(credential, name == AUTHORIZATION, roles)
 
     def note(self, wire: str, refusal: KeyRefusal) -> None:
         """Count a refused request of a wire."""
         self.refusals[wire, refusal.reason] += 1
 
     async def follow(self, on_invalid: Callable[[], None]) -> None:
-        """Read the file again within LOOK_SECS and the time of reading, whenever it changes.
+        """Read the keys again whenever they change; `on_invalid` is called when callers end."""
+        async with asyncio.TaskGroup() as tasks:
+            for each in self._sources:
+                tasks.create_task(each.follow(on_invalid))
 
-        `on_invalid` is called when callers are no longer valid.
-        """
-        looked, compared = time(), self._table
-        while True:
-            await asyncio.sleep(LOOK_SECS)
-            now = time()
-            try:
-                await self._look()
-                invalid = await asyncio.to_thread(_invalid, compared, self._table, looked, now)
-            except Exception as error:  # noqa: BLE001 - the next round tries again
-                self._note_failure(error)
-                continue
-            looked, compared = now, self._table
-            for key in invalid:
-                key.caller.valid = False
-            if invalid:
-                on_invalid()
+    def _check_several(
+        self, given: Sequence[tuple[bytes, bytes]], roles: frozenset[Role]
+    ) -> Caller | KeyRefusal:
+        bearers = [_in_header(name, value) for name, value in given if name == AUTHORIZATION]
+        if len(bearers) > 1:
+            return self._malformed("two headers Authorization")
+        found = {key for name, value in given if (key := _in_header(name, value)) is not None}
+        if not found:
+            return self._missing()
+        if len(found) > 1:
+            return self._malformed(f"two different {self._words.plural}")
+        credential = found.pop()
+        return self._check_only(credential, bearers == [credential], roles)
 
-    async def _look(self) -> None:
-        """Read the file if it has changed; one that cannot be used leaves the keys as they are."""
-        seen = await asyncio.to_thread(_state_of, self._path)
-        if seen == self._seen:
-            return
-        try:
-            self._table = await asyncio.to_thread(self._read)
-        except KeyFileError as error:
-            self._note_failure(error)
-            if not error.passes:
-                self._seen = seen
-            return
-        self._seen, self._failure = seen, ""
-        log.info("key file read", extra={"file": str(self._path), "keys": self.count})
+    def _check_only(
+        self, credential: bytes, is_bearer: bool, roles: frozenset[Role]
+    ) -> Caller | KeyRefusal:
+        """The caller with a credential; `is_bearer`: it is in Authorization, as a token is."""
+        is_token = is_bearer and self._tokens is not None and _is_token(credential)
+        source = self._tokens if is_token else self._keys
+        caller = None if source is None else source.find(credential, time())
+        if caller is None:
+            return KeyRefusal(Reason.WRONG, f"the {self._words.name} is not valid")
+        return _forbidden(caller, roles) if roles.isdisjoint(caller.roles) else caller
 
-    def _note_failure(self, error: Exception) -> None:
-        """Count and log a failure, unless it is that of the last second."""
-        reason = str(error) if isinstance(error, KeyFileError) else repr(error)
-        if reason != self._failure:
-            self._failure = reason
-            self.reload_failures += 1
-            log.error("key file refused", extra={"file": str(self._path), "reason": reason})
+    def _missing(self) -> KeyRefusal:
+        name, _, expected = self._words
+        return KeyRefusal(Reason.MISSING, f"the {name} is missing, {expected}")
 
-    def _read(self) -> KeyTable:
-        return self._reader.read(read_key_file(self._path))
+    def _malformed(self, has: str) -> KeyRefusal:
+        return KeyRefusal(Reason.MALFORMED, f"the request has {has}, {self._words.expected}")
 
 
-def _invalid(before: KeyTable, after: KeyTable, since: float, until: float) -> Sequence[ApiKey]:
-    """The keys that the next table does not have as they were, and those that expired meanwhile."""
-    found = [each for each in before.expiring if since < each.expires <= until]
-    if before is not after:
-        kept = after.keys
-        found += [key for name, key in before.keys.items() if kept.get(name) is not key]
-    return found
-
-
-def _check(
-    given: Sequence[tuple[bytes, bytes]], roles: frozenset[Role], table: KeyTable
-) -> Caller | KeyRefusal:
-    if sum(name == AUTHORIZATION for name, _ in given) > 1:
-        return KeyRefusal(
-            Reason.MALFORMED, f"the request has two headers Authorization, {EXPECTED}"
-        )
-    keys = {key for name, value in given if (key := _key_in(name, value)) is not None}
-    if not keys:
-        return KeyRefusal(Reason.MISSING, f"the API key is missing, {EXPECTED}")
-    if len(keys) > 1:
-        return KeyRefusal(Reason.MALFORMED, f"the request has two different API keys, {EXPECTED}")
-    found = table.find(keys.pop(), time())
-    if found is None:
-        return KeyRefusal(Reason.WRONG, "the API key is not valid")
-    if roles.isdisjoint(found.roles):
-        has, expected = (_listed(each) for each in (found.roles, roles))
-        return KeyRefusal(
-            Reason.FORBIDDEN, f"the API key '{found.id}' has the role {has}, expected {expected}"
-        )
-    return found.caller
-
-
-def _key_in(name: bytes, value: bytes) -> bytes | None:
-    """The key in a header; None for an Authorization of another scheme."""
+def _in_header(name: bytes, value: bytes) -> bytes | None:
+    """The credential in a header; None for an Authorization of another scheme (RFC 6750, 2.1)."""
     if name != AUTHORIZATION:
         return value.strip()
-    scheme, _, key = value.strip().partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else None
+    scheme, _, credential = value.strip().partition(b" ")
+    return credential.strip() if scheme.lower() == b"bearer" else None
 
 
-def _listed(roles: frozenset[Role]) -> str:
+def _is_token(credential: bytes) -> bool:
+    """Whether it has the form of a JSON Web Token: the base64url of `{"`, and two dots."""
+    return credential.startswith(b"eyJ") and credential.count(b".") == 2
+
+
+def _forbidden(caller: Caller, roles: frozenset[Role]) -> KeyRefusal:
+    name = f"API key '{caller.key_id}'" if caller.key_id else "token"
+    has = f"has the role {_listed(caller.roles)}" if caller.roles else "has no role"
+    return KeyRefusal(Reason.FORBIDDEN, f"the {name} {has}, expected {_listed(roles)}")
+
+
+def _listed(roles: frozenset[str]) -> str:
     return " or ".join(each for each in Role if each in roles)
-
-
-def _state_of(path: Path) -> tuple[int, ...]:
-    """The state of a file that differs once its content, or the file behind a link, does."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)

@@ -17,15 +17,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gateway.policy.keys import PREFIX, ApiKey, KeyTable, Role
+from gateway.policy.keys import NAME, NAME_FORM, PREFIX, ApiKey, KeyTable, Role
 
 KEYS = "keys"
 ID = re.compile(r"[A-Z2-7]{8}")
 ID_FORM = "8 of A to Z and 2 to 7"
 HASH = re.compile(r"sha256:([0-9a-f]{64})")
 HASH_FORM = "sha256: and 64 hexadecimal digits"
-NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:-]{0,63}")
-NAME_FORM = "1 to 64 letters, digits and . _ : -, the first a letter or a digit"
 TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}")
 TEXT_FORM = "a text of 1 to 256 characters without control characters"
 FIELDS = ("id", "hash", "tenant", "roles", "expires", "note")
@@ -39,7 +37,8 @@ FIRST_YEAR, LAST_YEAR = 1971, 9998
 """Their times are those of the Unix epoch in every zone."""
 LOOSE = stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO
 """Permissions that a key file must not have."""
-
+LOOSE_PUBLIC = stat.S_IWGRP | stat.S_IWOTH
+"""Those that a file of public keys must not have."""
 
 NO_TOML = (ValueError, RecursionError)
 """The errors of `tomllib`: of TOML and of endless numbers, and of deep nesting."""
@@ -47,7 +46,7 @@ KEY_SHAPED = re.compile(rf"{PREFIX}[^\s\"']*")
 
 
 class KeyFileError(Exception):
-    """A key file that cannot be used; the text says what was found, and what was expected.
+    """A key file or a key set that cannot be used; the text has what was found and expected.
 
     With `passes` a later attempt may succeed, although the file has not changed.
     """
@@ -62,28 +61,35 @@ def without_secrets(text: str) -> str:
     return KEY_SHAPED.sub(f"{PREFIX}...", text)
 
 
-def read_key_file(path: Path) -> str:
-    """The text of a key file; KeyFileError if it cannot be read, or by too many."""
+def read_key_file(path: Path, *, public: bool = False, most_bytes: int = -1) -> str:
+    """The text of a key file; KeyFileError if it is too long, cannot be read, or by too many.
+
+    Others may read a `public` one, but not write it.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            _check_file(os.fstat(file.fileno()), path)
-            return file.read().decode()
+            found = os.fstat(file.fileno())
+            _check_file(found, path, public=public)
+            if 0 <= most_bytes < found.st_size:
+                raise KeyFileError(f"it has {found.st_size} bytes, expected at most {most_bytes}")
+            return file.read(most_bytes).decode()
     except OSError as error:
         raise KeyFileError(f"it cannot be read: {error.strerror}", passes=True) from None
     except UnicodeDecodeError:
         raise KeyFileError("it is no UTF-8 text") from None
 
 
-def _check_file(found: os.stat_result, path: Path) -> None:
+def _check_file(found: os.stat_result, path: Path, *, public: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise KeyFileError("it is no file")
     if found.st_uid not in (0, os.geteuid()):
         raise KeyFileError(f"it belongs to user {found.st_uid}, expected {os.geteuid()} or root")
     mode = stat.S_IMODE(found.st_mode)
-    if mode & LOOSE:
+    loose, may, strict = (LOOSE_PUBLIC, "write", 644) if public else (LOOSE, "read or write", 640)
+    if mode & loose:
         raise KeyFileError(
-            f"other users may read or write it (mode {mode:04o}), expected 0640 or stricter: "
-            f"chmod 640 {path}"
+            f"other users may {may} it (mode {mode:04o}), expected 0{strict} or stricter: "
+            f"chmod {strict} {path}"
         )
 
 
@@ -256,7 +262,7 @@ def changing_key_file(path: Path) -> Iterator[Callable[[str], None]]:
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(folder, target.parent)
-        yield lambda text: _replace(target, text)
+        yield lambda text: replace_file(target, text)
         os.fsync(folder)
     finally:
         os.close(folder)
@@ -272,7 +278,8 @@ def _lock(folder: int, path: Path) -> None:
     raise KeyFileError(f"another process locks its folder {path} for more than {LOCK_SECS:g} s")
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Replace a file by a text, at once; a new file has the mode 0600."""
     before = path.stat() if path.exists() else None
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     written = Path(name)

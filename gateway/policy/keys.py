@@ -5,6 +5,7 @@ The secret has 256 bits; by the check scanners of texts know a key from other wo
 
 import hmac
 import math
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from gateway.policy.caller import Caller
 PREFIX = "sk-sluice-"
 ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 CHECK_CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:-]{0,63}")
+"""The name of a tenant."""
+NAME_FORM = "1 to 64 letters, digits and . _ : -, the first a letter or a digit"
 ID = slice(len(PREFIX), len(PREFIX) + 8)
 MAX_KEY_BYTES = 128
 """Of a given key; a longer one is refused without a digest."""

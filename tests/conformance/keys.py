@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import httpx
 
-from gateway.policy.credentials import LOOK_SECS
 from gateway.policy.key_file import text_of_key
 from gateway.policy.keys import ApiKey
+from gateway.policy.watched_file import LOOK_SECS
 from tests.serving import WAIT_SECS
 
 NOTICED_SECS = LOOK_SECS + 1.0

@@ -25,7 +25,7 @@ REGION = "r"
 INPUT: dict[str, Any] = {"name": "INPUT", "datatype": "BYTES", "shape": [1]}
 LONG = {"text_input": "x", "n": 100_000, "delay_us": 10_000}
 STREAM = "/v2/models/repeat/generate_stream"
-NO_LONGER = "the API key of the request is no longer valid"
+NO_LONGER = "the credential of the request is no longer valid"
 SEQUENCES = """sequence_batching {
   max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 4 }
 }

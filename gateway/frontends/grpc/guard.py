@@ -1,4 +1,4 @@
-"""Access over gRPC: the metadata of a restricted area, an API key, and changes by strangers."""
+"""Access over gRPC: the metadata of a restricted area, a credential, and changes by strangers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -74,14 +74,14 @@ def _headers(rpc: RpcHead) -> Iterator[tuple[str, str]]:
 
 
 class GrpcKeys:
-    """The condition that an RPC has an API key with one of some roles."""
+    """The condition that an RPC has an API key or a token with one of some roles."""
 
     def __init__(self, credentials: Credentials, roles: frozenset[Role]) -> None:
         self._credentials = credentials
         self._roles = roles
 
     def __call__(self, rpc: RpcHead) -> None:
-        """Set the caller of an RPC; raise RpcError for one without such a key."""
+        """Set the caller of an RPC; raise RpcError for one without a credential."""
         given = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
             for name, value in rpc.metadata
@@ -96,7 +96,7 @@ class GrpcKeys:
 
 @dataclass(frozen=True, slots=True)
 class GrpcAccess:
-    """The conditions of all methods. Without `credentials` an RPC needs no key."""
+    """The conditions of all methods. Without `credentials` an RPC needs none."""
 
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)

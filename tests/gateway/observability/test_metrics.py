@@ -85,7 +85,7 @@ def test_the_page_has_the_documented_metrics_only() -> None:
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
     frontends = FrontendsReading(up=2, restarts=1)
-    keys = KeysReading(refusals={("http", "wrong"): 1}, reload_failures=0)
+    keys = KeysReading(refusals={("http", "wrong"): 1}, reload_failures={"keys": 0, "jwks": 1})
     found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends, keys)
     assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
 

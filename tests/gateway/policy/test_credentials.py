@@ -1,20 +1,19 @@
-"""Credentials: the key of a request and its roles decide, and the file is read again."""
+"""Credentials: the key or the token of a request and its roles decide."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.policy import credentials as credentials_module
+from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
 from gateway.policy.control import CHANGES
 from gateway.policy.credentials import MAY_CHANGE, MAY_READ, Credentials, KeyRefusal, Reason
-from gateway.policy.key_file import KeyFileError, read_key_file, text_of_key
+from gateway.policy.key_file import KeyFileError, text_of_key
 from gateway.policy.keys import ApiKey, Role, new_key
+from gateway.policy.watched_file import ReloadFailures
 from tests.builders import soon
 
 KEY, KEY_ID, DIGEST = new_key()
@@ -42,26 +41,13 @@ def write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def remove(file: Path) -> None:
-    file.unlink()
-
-
-def permit(file: Path, mode: int) -> None:
-    file.chmod(mode)
-
-
-def lead(link: Path, file: Path) -> None:
-    link.symlink_to(file)
-
-
 def reason(credentials: Credentials, *given: tuple[bytes, bytes]) -> Reason | None:
     found = credentials.check(given, INFER)
     return found.reason if isinstance(found, KeyRefusal) else None
 
 
 def test_a_key_of_the_file_with_the_role_is_allowed(file: Path) -> None:
-    credentials = Credentials(file)
-    assert credentials.count == 2
+    credentials = Credentials(ApiKeys(file))
     expected = Caller(tenant="team", key_id=KEY_ID, roles=INFER)
     assert credentials.check([BEARER], INFER) == expected
     assert credentials.check([BEARER], MAY_CHANGE) == KeyRefusal(
@@ -70,7 +56,7 @@ def test_a_key_of_the_file_with_the_role_is_allowed(file: Path) -> None:
 
 
 def test_the_reason_of_a_refusal_is_that_of_the_first_fault(file: Path) -> None:
-    credentials = Credentials(file)
+    credentials = Credentials(ApiKeys(file))
     key, other = (b"x-api-key", KEY.encode()), (b"api-key", OTHER.encode())
     assert reason(credentials) is Reason.MISSING
     assert reason(credentials, (b"authorization", b"Basic x")) is Reason.MISSING
@@ -96,7 +82,7 @@ def test_every_area_is_open_or_has_roles_that_may_read(area: Area) -> None:
 
 
 def test_refusals_are_counted_by_wire_and_reason(file: Path) -> None:
-    credentials = Credentials(file)
+    credentials = Credentials(ApiKeys(file))
     for wire in ("http", "grpc", "http"):
         refusal = credentials.check([], INFER)
         assert isinstance(refusal, KeyRefusal)
@@ -107,143 +93,105 @@ def test_refusals_are_counted_by_wire_and_reason(file: Path) -> None:
     }
 
 
-def test_a_file_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(KeyFileError):
-        Credentials(tmp_path / "absent")
+TOKEN = b"eyJhbGciOiJFUzI1NiJ9.eyJpc3MiOiJhIn0.c2lnbmF0dXJl"
 
 
-def nothing() -> None:
-    """The function that is called when callers are no longer valid."""
+class OneToken:
+    """Tokens of which one is valid, with these roles."""
+
+    def __init__(self, *roles: Role) -> None:
+        self.caller = Caller(tenant="team", roles=frozenset(roles))
+        self.failures = ReloadFailures("refused")
+        self.given: list[bytes] = []
+
+    def find(self, given: bytes, now: float) -> Caller | None:
+        self.given.append(given)
+        return self.caller if given == TOKEN else None
+
+    async def follow(self, on_invalid: Callable[[], None]) -> None:
+        on_invalid()
 
 
-@asynccontextmanager
-async def followed(
-    credentials: Credentials, on_invalid: Callable[[], None] = nothing
-) -> AsyncIterator[None]:
-    following = asyncio.create_task(credentials.follow(on_invalid))
-    try:
-        yield
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        assert following.cancelled()
+def header(name: str, credential: bytes) -> tuple[bytes, bytes]:
+    """One of the headers, with a scheme if it is Authorization."""
+    scheme = b"Bearer " if name == "authorization" else b""
+    return name.encode(), scheme + credential
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - the file is looked at by the clock
-        await asyncio.sleep(0.001)
+def test_a_token_is_one_in_authorization_only(file: Path) -> None:
+    tokens = OneToken(Role.INFER)
+    credentials = Credentials(ApiKeys(file), tokens)
+    given = header("authorization", TOKEN)
+    assert credentials.check([given], INFER) is tokens.caller
+    assert credentials.check([given, header("x-api-key", TOKEN)], INFER) is tokens.caller
+    for name in ("x-api-key", "api-key"):
+        assert reason(credentials, header(name, TOKEN)) is Reason.WRONG
+        assert reason(credentials, (b"authorization", b"Basic x"), header(name, TOKEN)) is (
+            Reason.WRONG
+        )
+    assert tokens.given == [TOKEN, TOKEN]
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is looked at more often than once a second."""
-    monkeypatch.setattr(credentials_module, "LOOK_SECS", 0.005)
-
-
-@pytest.mark.usefixtures("often")
-async def test_a_changed_file_is_read_again(file: Path) -> None:
-    credentials = Credentials(file)
-    async with followed(credentials):
-        write(file, text_of(OTHER_ID, OTHER_DIGEST, Role.INFER))
-        await soon(until(lambda: reason(credentials, BEARER) is Reason.WRONG))
-        assert reason(credentials, (b"api-key", OTHER.encode())) is None
-        permit(file, 0o644)
-        await soon(until(lambda: credentials.reload_failures == 1))
-        permit(file, 0o600)
-        write(file, BOTH)
-        await soon(until(lambda: reason(credentials, BEARER) is None))
-
-
-@pytest.mark.usefixtures("often")
-async def test_a_file_that_cannot_be_used_leaves_the_keys_as_they_are(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    credentials = Credentials(file)
-    async with followed(credentials):
-        write(file, BOTH + "[[keys")
-        await soon(until(lambda: credentials.reload_failures == 1))
-        remove(file)
-        await soon(until(lambda: credentials.reload_failures == 2))
-        await asyncio.sleep(0.05)
-    assert credentials.reload_failures == 2
+@pytest.mark.parametrize(
+    "other", [TOKEN[1:], TOKEN + b".", TOKEN.replace(b".", b"", 1), TOKEN.upper(), b"", b"eyJ"]
+)
+def test_another_form_is_that_of_a_key(file: Path, other: bytes) -> None:
+    tokens = OneToken(Role.INFER)
+    credentials = Credentials(ApiKeys(file), tokens)
+    assert reason(credentials, header("authorization", other)) is Reason.WRONG
     assert reason(credentials, BEARER) is None
-    assert [vars(each)["reason"].partition(":")[0] for each in caplog.records] == [
-        "it is no TOML",
-        "it cannot be read",
-    ]
+    assert tokens.given == []
 
 
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("error", [KeyFileError("too many files", passes=True), RuntimeError("x")])
-async def test_a_failure_that_passes_is_tried_again(
-    file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    credentials, failing = Credentials(file), True
-
-    def read(path: Path) -> str:
-        if failing:
-            raise error
-        return read_key_file(path)
-
-    monkeypatch.setattr(credentials_module, "read_key_file", read)
-    async with followed(credentials):
-        write(file, text_of(OTHER_ID, OTHER_DIGEST, Role.INFER))
-        await soon(until(lambda: credentials.reload_failures == 1))
-        await asyncio.sleep(0.05)
-        assert credentials.reload_failures == 1
-        assert reason(credentials, BEARER) is None
-        failing = False
-        await soon(until(lambda: reason(credentials, BEARER) is Reason.WRONG))
+def test_a_token_and_a_key_are_two_credentials(file: Path) -> None:
+    credentials = Credentials(ApiKeys(file), OneToken(Role.INFER))
+    both = [header("authorization", TOKEN), (b"x-api-key", KEY.encode())]
+    assert credentials.check(both, INFER) == KeyRefusal(
+        Reason.MALFORMED,
+        "the request has two different API keys or tokens, expected 'Authorization: Bearer "
+        "KEY_OR_TOKEN' or 'x-api-key: KEY'",
+    )
 
 
-@pytest.mark.usefixtures("often")
-async def test_a_link_to_another_file_is_followed(file: Path, tmp_path: Path) -> None:
-    other, link = tmp_path / "other.toml", tmp_path / "link.toml"
-    write(other, text_of(OTHER_ID, OTHER_DIGEST, Role.INFER))
-    lead(link, file)
-    credentials = Credentials(link)
-    async with followed(credentials):
-        assert reason(credentials, BEARER) is None
-        remove(link)
-        lead(link, other)
-        await soon(until(lambda: reason(credentials, BEARER) is Reason.WRONG))
-        assert reason(credentials, (b"api-key", OTHER.encode())) is None
+def test_a_token_without_the_role_is_forbidden() -> None:
+    given = header("authorization", TOKEN)
+    assert Credentials(None, OneToken(Role.INFER)).check([given], MAY_CHANGE) == KeyRefusal(
+        Reason.FORBIDDEN, "the token has the role infer, expected admin"
+    )
+    assert Credentials(None, OneToken()).check([given], INFER) == KeyRefusal(
+        Reason.FORBIDDEN, "the token has no role, expected infer"
+    )
 
 
-def caller(credentials: Credentials, key: str = KEY) -> Caller:
-    found = credentials.check([(b"x-api-key", key.encode())], frozenset(Role))
-    assert isinstance(found, Caller)
-    return found
+def test_the_texts_name_what_the_server_expects(file: Path) -> None:
+    keys, tokens, wrong = ApiKeys(file), OneToken(), header("authorization", b"wrong")
+    expected = {
+        "API key": Credentials(keys),
+        "token": Credentials(None, tokens),
+        "API key or token": Credentials(keys, tokens),
+    }
+    for name, credentials in expected.items():
+        assert credentials.check([wrong], INFER) == KeyRefusal(
+            Reason.WRONG, f"the {name} is not valid"
+        )
+        missing = credentials.check([], INFER)
+        assert isinstance(missing, KeyRefusal)
+        assert missing.message.startswith(f"the {name} is missing, expected 'Authorization: ")
 
 
-@pytest.mark.usefixtures("often")
-async def test_the_callers_of_revoked_and_changed_keys_are_no_longer_valid(file: Path) -> None:
-    credentials = Credentials(file)
-    kept, revoked, called = caller(credentials), caller(credentials, OTHER), asyncio.Event()
-    async with followed(credentials, called.set):
-        write(file, text_of(KEY_ID, DIGEST, Role.INFER))
-        await soon(called.wait())
-        assert (kept.valid, revoked.valid) == (True, False)
-        called.clear()
-        write(file, text_of(KEY_ID, DIGEST, Role.OBSERVE))
-        await soon(called.wait())
-        assert not kept.valid
-        assert caller(credentials).valid
-        write(file, BOTH)
-        await soon(until(lambda: reason(credentials, BEARER) is None))
-        assert not revoked.valid
-        assert caller(credentials, OTHER).valid
+def test_failures_are_those_of_each_kind(file: Path) -> None:
+    tokens = OneToken()
+    tokens.failures.note(KeyFileError("gone"))
+    assert Credentials(ApiKeys(file), tokens).reload_failures == {"keys": 0, "jwks": 1}
+    assert Credentials(ApiKeys(file)).reload_failures == {"keys": 0}
+    assert Credentials(None, tokens).reload_failures == {"jwks": 1}
 
 
-@pytest.mark.usefixtures("often")
-async def test_the_caller_of_an_expired_key_is_no_longer_valid(file: Path) -> None:
-    expires = time.time() + 0.2
-    key = ApiKey(KEY_ID, DIGEST, "team", expires=expires)
-    write(file, text_of_key(key).replace("Z\n", f".{int(expires % 1 * 1000):03}Z\n"))
-    credentials, called = Credentials(file), asyncio.Event()
-    found = caller(credentials)
-    async with followed(credentials, called.set):
-        await soon(called.wait())
-    assert not found.valid
-    assert time.time() >= int(expires * 1000) / 1000
-    assert reason(credentials, BEARER) is Reason.WRONG
+async def test_keys_and_tokens_are_followed(file: Path) -> None:
+    called = asyncio.Event()
+    credentials = Credentials(ApiKeys(file), OneToken())
+    following = asyncio.create_task(credentials.follow(called.set))
+    await soon(called.wait())
+    following.cancel()
+    await asyncio.wait([following])
+    assert following.cancelled()

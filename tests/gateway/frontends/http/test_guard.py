@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.frontends.http.guard import HttpAccess, HttpControl, changes_server
+from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
 from gateway.policy.control import ChangeControl
 from gateway.policy.credentials import Credentials
@@ -27,7 +28,9 @@ def refusal(
     client: Any, *headers: tuple[bytes, bytes], control: ChangeControl = CLOSED
 ) -> str | None:
     condition, scope = HttpControl(control, Area.LOGGING), {"client": client, "headers": headers}
-    return None if condition.allows(scope) else condition.refusal(scope).detail
+    refused = condition.refusal(scope)
+    assert condition.allows(scope) is (refused is None)
+    return None if refused is None else refused.detail
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
@@ -169,7 +172,9 @@ async def test_a_key_is_looked_at_after_the_restriction_and_instead_of_the_machi
     file = tmp_path / "keys.toml"
     file.touch(0o600)
     file.write_text(text_of_key(ApiKey(key_id, digest, "team", frozenset({Role(role)}))))
-    access = HttpAccess({Area.LOGGING: Restriction.of("K", "v")}, CLOSED, Credentials(file))
+    access = HttpAccess(
+        {Area.LOGGING: Restriction.of("K", "v")}, CLOSED, Credentials(ApiKeys(file))
+    )
     app = Starlette(routes=access.guarded([Route(LOGGING, changed, methods=["POST"])]))
     transport = httpx.ASGITransport(app, client=("10.0.0.5", 40000))
     headers = {name: key if value == "KEY" else value for name, value in given.items()}

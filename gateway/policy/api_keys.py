@@ -1,0 +1,74 @@
+"""The API keys of a server: those of a key file, which is read again after a change."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import time
+
+from gateway.policy.caller import Caller
+from gateway.policy.key_file import KeyReader, read_key_file
+from gateway.policy.keys import ApiKey, KeyTable
+from gateway.policy.watched_file import LOOK_SECS, ReloadFailures, WatchedFile
+
+log = logging.getLogger("sluice.server")
+
+
+class ApiKeys:
+    """The keys of a file; KeyFileError if it cannot be used at first, as in `WatchedFile`."""
+
+    def __init__(self, path: Path) -> None:
+        reader = KeyReader()
+        self._path = path
+        self._file = WatchedFile(path, lambda file: reader.read(read_key_file(file)), "key file")
+        self._log_read()
+
+    @property
+    def failures(self) -> ReloadFailures:
+        """The failures of reading the file again."""
+        return self._file.failures
+
+    @property
+    def count(self) -> int:
+        """The number of keys."""
+        return len(self._file.value.keys)
+
+    def find(self, given: bytes, now: float) -> Caller | None:
+        """The caller with a key of the file; the time is that of a wrong key."""
+        found = self._file.value.find(given, now)
+        return None if found is None else found.caller
+
+    async def follow(self, on_invalid: Callable[[], None]) -> None:
+        """Read the file again within LOOK_SECS and the time of reading, whenever it changes.
+
+        `on_invalid` is called when callers are no longer valid.
+        """
+        looked, compared = time(), self._file.value
+        while True:
+            await asyncio.sleep(LOOK_SECS)
+            now = time()
+            try:
+                if await self._file.look():
+                    self._log_read()
+                table = self._file.value
+                invalid = await asyncio.to_thread(_invalid, compared, table, looked, now)
+            except Exception as error:  # noqa: BLE001 - the next round tries again
+                self.failures.note(error)
+                continue
+            looked, compared = now, table
+            for key in invalid:
+                key.caller.valid = False
+            if invalid:
+                on_invalid()
+
+    def _log_read(self) -> None:
+        log.info("key file read", extra={"file": str(self._path), "keys": self.count})
+
+
+def _invalid(before: KeyTable, after: KeyTable, since: float, until: float) -> Sequence[ApiKey]:
+    """The keys that the next table does not have as they were, and those that expired meanwhile."""
+    found = [each for each in before.expiring if since < each.expires <= until]
+    if before is not after:
+        kept = after.keys
+        found += [key for name, key in before.keys.items() if kept.get(name) is not key]
+    return found
