@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from starlette.types import ASGIApp
@@ -14,11 +15,13 @@ from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.metrics_page import no_reading
 from gateway.observability.statistics import FrontendsReading
+from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
-from gateway.policy.credentials import Credentials
+from gateway.policy.credentials import Credentials, CredentialSource
 from gateway.policy.key_file import KeyFileError
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import GrpcSettings, HttpSettings, Settings
+from gateway.storage.store import KEPT
 
 log = logging.getLogger("sluice.server")
 
@@ -54,20 +57,28 @@ class Processes(Protocol):
         """The metrics of the processes."""
 
 
+async def bound(server: Server) -> "BoundListeners":
+    """The listeners of a server, which do not answer yet.
+
+    Raises StartFailed if an address is in use, or the key file or the key set cannot be used.
+    """
+    return BoundListeners(server, await _credentials(server.settings))
+
+
 class BoundListeners(Listeners):
     """HTTP, gRPC and the metrics page, each if its setting is enabled.
 
-    Raises StartFailed if an address is in use, or the key file cannot be used.
+    Raises StartFailed if an address is in use.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, credentials: Credentials | None = None) -> None:
         self._server = server
         self._processes = _processes(server) if server.settings.frontends else None
         self._http: list[PortOfHttp] = []
         self._grpc: GrpcServer | None = None
         self._followers: list[asyncio.Task[None]] = []
         self.ports: dict[str, int] = {}
-        self._credentials = _credentials(server.settings)
+        self._credentials = credentials
         try:
             self._bind(server.settings)
         except OSError as error:
@@ -134,21 +145,51 @@ class BoundListeners(Listeners):
             self.ports["grpc"] = self._grpc.port
 
 
-def _credentials(settings: Settings) -> Credentials | None:
-    """The API keys of the server, if it has some; StartFailed if their file cannot be used."""
+async def _credentials(settings: Settings) -> Credentials | None:
+    """The credentials of the server, if requests need one; StartFailed if they cannot be used."""
+    if settings.api_keys is None and settings.jwt is None:
+        return None
+    return Credentials(_api_keys(settings), await _tokens(settings))
+
+
+def _api_keys(settings: Settings) -> ApiKeys | None:
     if settings.api_keys is None:
         return None
+    with _explained(f"--api-keys {settings.api_keys}"):
+        return ApiKeys(settings.api_keys)
+
+
+async def _tokens(settings: Settings) -> CredentialSource | None:
+    if settings.jwt is None:
+        return None
     try:
-        found = Credentials(settings.api_keys)
+        # Their packages are optional, and take 9 MiB.
+        from gateway.policy.json_web_tokens import JsonWebTokens
+        from gateway.policy.key_set_source import key_set_source
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise StartFailed(
+            f"--jwt-jwks needs the package '{package}', which is not installed: "
+            "pip install 'sluice[jwt]'"
+        ) from None
+    place = settings.jwt.key_set
+    with _explained(f"--jwt-jwks {place}"):
+        source = await key_set_source(place, settings.models.store / KEPT / "key_sets")
+    return JsonWebTokens(settings.jwt.rules, source)
+
+
+@contextmanager
+def _explained(option: str) -> Iterator[None]:
+    """Raise StartFailed for keys that cannot be used, with the option that names them."""
+    try:
+        yield
     except KeyFileError as error:
-        raise StartFailed(f"--api-keys {settings.api_keys}: {error}") from None
-    log.info("key file read", extra={"file": str(settings.api_keys), "keys": found.count})
-    return found
+        raise StartFailed(f"{option}: {error}") from None
 
 
 def _log_open_areas(settings: Settings) -> None:
     """Log the areas that other machines may change, if there are some."""
-    if settings.api_keys is not None:
+    if settings.api_keys is not None or settings.jwt is not None:
         return
     found = {
         area

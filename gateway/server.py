@@ -5,7 +5,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -112,7 +112,7 @@ class Server:
         try:
             if self._cache is not None:
                 await self._cache.connect()
-            failure = await self._serve(self._listeners(self), on_ready)
+            failure = await self._serve(await self._listeners(self), on_ready)
         finally:
             self._tracer.close()
             self._threads.close()
@@ -213,12 +213,16 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _listeners(settings: Settings) -> Callable[[Server], Listeners]:
-    """The class of the listeners; those with ports take most of a second to import."""
+def _listeners(settings: Settings) -> Callable[[Server], Awaitable[Listeners]]:
+    """The function that makes the listeners; those with ports take most of a second to import."""
     if settings.http.enabled or settings.grpc.enabled or settings.metrics.enabled:
-        bound: Callable[[Server], Listeners] = import_module("gateway.listeners").BoundListeners
+        bound: Callable[[Server], Awaitable[Listeners]] = import_module("gateway.listeners").bound
         return bound
-    return lambda server: Listeners()
+    return _no_listeners
+
+
+async def _no_listeners(server: Server) -> Listeners:
+    return Listeners()
 
 
 def _build_backends(settings: Settings) -> BackendLoader:

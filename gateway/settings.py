@@ -7,7 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from gateway.policy.control import ChangeControl
+from gateway.policy.key_set_url import KeySetUrl
 from gateway.policy.restrictions import Restrictions
+from gateway.policy.token_rules import TokenRules
 
 ENVIRONMENT: Mapping[str, str] = os.environ
 """The process's environment; only this module reads it."""
@@ -309,12 +311,20 @@ class ResumptionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JwtSettings:
+    """JSON Web Tokens; `key_set` is the place of the issuer's keys."""
+
+    key_set: Path | KeySetUrl
+    rules: TokenRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of a server.
 
     `frontends` is the number of processes that accept connections, 0 for none. `stay_awake_us` is
     the longest time that the event loop polls for the next request without sleeping. `api_keys` is
-    the key file; without one requests need no key.
+    the key file; without one and without `jwt` requests need no credential.
     """
 
     id: str = "triton"
@@ -323,6 +333,7 @@ class Settings:
     exit_timeout_secs: float = 30.0
     allow_client_shm: bool = False
     api_keys: Path | None = None
+    jwt: JwtSettings | None = None
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
     resumption: ResumptionSettings = field(default_factory=ResumptionSettings)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gateway.flags import cache as cache_flags
 from gateway.flags import grpc as grpc_flags
+from gateway.flags import json_web_tokens as jwt_flags
 from gateway.flags import models as model_flags
 from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.devices import add_gpu_flags, gpu_settings
@@ -36,6 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_http_flags(parser)
     grpc_flags.add_flags(parser)
     _add_process_flags(parser)
+    jwt_flags.add_flags(parser)
     _add_resumption_flags(parser)
     cache_flags.add_flags(parser)
     telemetry_flags.add_flags(parser)
@@ -52,6 +54,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         exit_timeout_secs=flags.exit_timeout_secs,
         allow_client_shm=flags.allow_client_shm,
         api_keys=flags.api_keys,
+        jwt=jwt_flags.jwt_settings(flags),
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         resumption=_resumption_settings(flags),
         models=replace(

@@ -155,7 +155,9 @@ def _quantile(text: str) -> float:
 def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("metrics"), MetricsSettings()
     add_truth(group, "--allow-metrics", defaults.enabled, "serve GET /metrics")
-    add_truth(group, "--metrics-open", defaults.open, "answer /metrics without an API key, too")
+    add_truth(
+        group, "--metrics-open", defaults.open, "answer /metrics without an API key or token, too"
+    )
     add_truth(group, "--allow-cpu-metrics", defaults.cpu, "include metrics of CPUs and memory")
     add_truth(group, "--allow-gpu-metrics", defaults.gpu, "include metrics of GPUs")
     group.add_argument(

@@ -108,14 +108,15 @@ def add_origins(group: "argparse._ArgumentGroup") -> None:
         default=[],
         metavar="ORIGIN",
         help="answer pages of this origin, as in https://app.example, by CORS; * for pages of all "
-        "origins, without --api-keys; repeatable (default: none)",
+        "origins, without --api-keys and --jwt-jwks; repeatable (default: none)",
     )
 
 
 def origins(flags: argparse.Namespace) -> frozenset[str]:
     """The origins from the parsed options; INVALID_ARG for one that is none, or is refused."""
     try:
-        return read_origins(flags.cors_origin, with_keys=flags.api_keys is not None)
+        has_keys = flags.api_keys is not None or flags.jwt_jwks is not None
+        return read_origins(flags.cors_origin, with_keys=has_keys)
     except ValueError as error:
         raise InferenceError(Code.INVALID_ARG, f"{CORS}: {error}") from None
 

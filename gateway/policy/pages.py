@@ -18,13 +18,13 @@ BINARY = "application/octet-stream"
 def read_origins(texts: Iterable[str], *, with_keys: bool) -> frozenset[str]:
     """The origins of an option, as browsers send them; ValueError for one that is no origin.
 
-    ANY_ORIGIN is refused on a server with API keys.
+    ANY_ORIGIN is refused on a server with API keys or tokens.
     """
     found = frozenset(_origin(each) for each in texts)
     if with_keys and ANY_ORIGIN in found:
         raise ValueError(
-            f"'{ANY_ORIGIN}' lets every page on the web use an API key that it gets hold of; with "
-            "--api-keys name each origin, as in https://app.example"
+            f"'{ANY_ORIGIN}' lets every page on the web use an API key or token that it gets hold "
+            "of; with --api-keys or --jwt-jwks name each origin, as in https://app.example"
         )
     return found
 

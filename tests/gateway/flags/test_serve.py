@@ -10,6 +10,8 @@ from gateway.flags import serve as flags
 from gateway.policy.control import ChangeControl
 from gateway.settings import HttpTimeLimits, Settings
 
+JWT = ("--jwt-jwks=f", "--jwt-issuer=a", "--jwt-audience=b")
+
 
 def parse(*arguments: str) -> Settings:
     parser = argparse.ArgumentParser(exit_on_error=False)
@@ -96,6 +98,7 @@ def test_pages_of_other_origins_read_nothing_unless_they_are_named() -> None:
         (["--cors-origin=https://a.example/"], "'https://a.example/': expected SCHEME://HOST"),
         (["--cors-origin=null"], "'null': expected SCHEME://HOST"),
         (["--cors-origin=*", "--api-keys=f"], r"'\*' lets every page .* name each origin"),
+        (["--cors-origin=*", *JWT], r"'\*' lets every page .* name each origin"),
     ],
 )
 def test_an_origin_that_is_none_and_a_star_with_keys_are_refused(

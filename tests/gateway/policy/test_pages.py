@@ -46,7 +46,7 @@ def test_an_origin_that_is_none_is_refused(text: str) -> None:
 
 def test_all_origins_are_refused_with_api_keys() -> None:
     assert read_origins(["https://a.example"], with_keys=True) == {"https://a.example"}
-    with pytest.raises(ValueError, match=r"with --api-keys name each origin"):
+    with pytest.raises(ValueError, match=r"with --api-keys or --jwt-jwks name each origin"):
         read_origins(["https://a.example", "*"], with_keys=True)
 
 
