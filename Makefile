@@ -9,6 +9,11 @@ READY := $(VENV)/ready
 # A part of the other lock: the gateway, an engine of LLMs that is small and starts fast, and clients.
 LAPTOP_LOCK := requirements-laptop.lock
 LAPTOP_READY := $(VENV)/ready-laptop
+# cyclonedx-bom and pip-audit, which nothing else imports.
+AUDIT_LOCK := requirements-audit.lock
+AUDIT_VENV := build/audit
+AUDIT_READY := $(AUDIT_VENV)/ready
+LOCKS := $(LOCK) $(LAPTOP_LOCK) $(AUDIT_LOCK) tests/backends/requirements.txt tests/e2e/litellm/requirements.txt
 # The engine of `make serve`: openvino_genai, or vllm with the whole model repository.
 ENGINE ?= openvino_genai
 PIP_ARGS ?=
@@ -49,7 +54,7 @@ ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transpor
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-newest-tensorflow-rest test-oldest-first test-alone stored lint bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-newest-tensorflow-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -149,8 +154,9 @@ share_packages = printf '%s\n' $(CURDIR) $(CURDIR)/$(VENV)/lib/python*/site-pack
 define MAKE_OLDEST
 $(OLDEST) -m venv --without-pip --clear $(OLDEST_VENV) && \
 $(call share_packages,$(OLDEST_VENV)) && \
+sed -n '/^async-timeout==/,/[^\\]$$/p' $(LOCK) > $(OLDEST_VENV)/pins && \
 $(BIN)/pip --python $(OLDEST_BIN)/python --disable-pip-version-check install --quiet --no-deps \
-  $(PIP_ARGS) "$$(grep ^async-timeout== $(LOCK))"
+  $(PIP_ARGS) -r $(OLDEST_VENV)/pins
 endef
 
 $(TENSORFLOW_READY): tests/backends/requirements.txt | $(READY)
@@ -160,6 +166,34 @@ $(TENSORFLOW_READY): tests/backends/requirements.txt | $(READY)
 	  $(PIP_ARGS) -r $<
 	@$(call share_packages,$(TENSORFLOW_VENV))
 	@touch $@
+
+# Renews the hashes in every lock, for the versions that stand there. A lock has a head, an empty line, and pins.
+# It needs no $(READY), which is not made of a lock with wrong hashes.
+lock:
+	@test -x $(BIN)/uv || { echo "lock: $(BIN)/uv is missing: make setup"; exit 1; }
+	@set -e; for lock in $(LOCKS); do \
+	  echo "lock: $$lock"; \
+	  sed '/^$$/q' $$lock > $$lock.new; \
+	  sed '1,/^$$/d' $$lock | grep -o '^[A-Za-z0-9][^\\]*' | UV_SYSTEM_CERTS=true $(BIN)/uv pip compile - --quiet --no-deps \
+	    --universal --python-version 3.11 --generate-hashes --no-annotate --no-header > $$lock.pins; \
+	  cat $$lock.pins >> $$lock.new; rm $$lock.pins; mv $$lock.new $$lock; \
+	done
+
+$(AUDIT_READY): $(AUDIT_LOCK)
+	@echo "audit: installing cyclonedx-bom and pip-audit into $(AUDIT_VENV)"
+	@$(PYTHON) -m venv --clear $(AUDIT_VENV)
+	@$(AUDIT_VENV)/bin/pip --disable-pip-version-check install --quiet --no-deps $(PIP_ARGS) -r $<
+	@touch $@
+
+# The software bill of materials of `make setup`.
+sbom: $(AUDIT_READY)
+	@mkdir -p build
+	@$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(LOCK)
+	@echo "sbom: build/sbom.json"
+
+# Known vulnerabilities of every pinned version.
+audit: $(AUDIT_READY)
+	@$(AUDIT_VENV)/bin/python .ci/audit.py $(AUDIT_VENV)/bin/pip-audit $(LOCKS)
 
 bench: $(READY)
 	@$(BIN)/sluice fetch
@@ -179,4 +213,4 @@ gpu-check:
 	@$(GPU_PYTHON) -m loadtests gpu_check $(ARGS)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(AUDIT_VENV)

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,11 +83,17 @@ def install(lock: Path, pip_arguments: Sequence[str]) -> None:
         make_environment()
     elif dropped:
         say(f"installing again {' '.join(dropped)}")
-    pins = [line for line in lock.read_text().splitlines() if "==" in line]
+    pins = pins_in(lock.read_text())
     say(f"installing {len(pins)} packages from {lock}")
     if not install_with_uv(lock, pins, pip_arguments):
-        install_with_pip(lock, pins, pip_arguments)
+        install_with_pip(pins, pip_arguments)
     say("done")
+
+
+def pins_in(lock: str) -> Sequence[str]:
+    """The requirements in the text of a lock, each in one line with its hashes."""
+    lines = lock.replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if "==" in line and not line.startswith("#")]
 
 
 @contextmanager
@@ -151,7 +158,7 @@ def install_with_uv(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str
         say(f"uv does not know {' '.join(pip_arguments)}; continuing with pip, which is slower")
         return False
     wanted = [pin for pin in pins if pin.startswith("uv==")]
-    if not pip("--quiet", *pip_arguments, *wanted):
+    if not pip_pins(wanted, "--quiet", *pip_arguments):
         refuse_full_disk()
         say("uv could not be installed (see above); continuing with pip, which is slower")
         return False
@@ -188,11 +195,12 @@ def has_no_index(settings: Mapping[str, str]) -> bool:
     return settings.get(NO_INDEX, "").lower() in TRUE
 
 
-def install_with_pip(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str]) -> None:
+def install_with_pip(pins: Sequence[str], pip_arguments: Sequence[str]) -> None:
     """Install with pip; InstallError if that fails."""
     torch = [pin for pin in pins if pin.startswith("torch==")]
+    others = [pin for pin in pins if pin not in torch]
     shown = ("--progress-bar", "on", *pip_arguments)
-    if torch and not pip(*shown, *torch):
+    if torch and not pip_pins(torch, *shown):
         refuse_full_disk()
         raise InstallError(
             f"torch could not be installed (see above)\n"
@@ -201,11 +209,19 @@ def install_with_pip(lock: Path, pins: Sequence[str], pip_arguments: Sequence[st
             "       make setup PIP_ARGS='--extra-index-url ADDRESS'"
         )
     itself = ("--no-build-isolation", "--quiet", "--editable", ".")
-    if not (pip(*shown, "-r", str(lock)) and pip(*itself)):
+    if not (pip_pins(others, *shown) and pip(*itself)):
         refuse_full_disk()
         raise InstallError(
             "packages could not be installed (see above); the next start continues from here"
         )
+
+
+def pip_pins(pins: Sequence[str], *arguments: str) -> bool:
+    """Run `pip install` for pins of a lock; if one has hashes, pip requires those of all."""
+    with tempfile.NamedTemporaryFile("w", prefix="sluice-", suffix=".txt") as file:
+        file.write("\n".join(pins))
+        file.flush()
+        return pip(*arguments, "-r", file.name)
 
 
 def pip(*arguments: str) -> bool:
