@@ -1,6 +1,7 @@
 """`install.py` makes .venv of a lock file, with the indexes and certificates of pip's settings."""
 
 import fcntl
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -28,6 +29,7 @@ from tests.wheels import write_wheel
 
 UV = importlib.metadata.version("uv")
 LOCKED = (("one", "1.0"), ("uv", UV))
+OTHER_HASH = "0" * 64
 PROJECT = """
 [build-system]
 requires = ["setuptools"]
@@ -82,13 +84,24 @@ def checkout(tmp_path: Path) -> Path:
     folder.mkdir()
     shutil.copy(ROOT / "install.py", folder)
     (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "lock").write_text("".join(f"{name}=={version}\n" for name, version in LOCKED))
+    write_lock(folder, tmp_path / "hashed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
     found = find_spec("uv")
     assert found is not None
     assert found.origin is not None
     (packages(folder) / "shared.pth").write_text(str(Path(found.origin).parents[1]))
     return folder
+
+
+def write_lock(checkout: Path, wheels: Path) -> None:
+    """A lock in the form of ours; each pin has two hashes."""
+    text = "# A head.\n\n"
+    for name, version in LOCKED:
+        wheel = write_wheel(wheels, name, {f"{name}_module.py": "VALUE = 1\n"}, version)
+        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        hashes = (f" \\\n    --hash=sha256:{each}" for each in (OTHER_HASH, found))
+        text += f"{name}=={version}{''.join(hashes)}\n"
+    (checkout / "lock").write_text(text)
 
 
 def packages(checkout: Path) -> Path:
@@ -176,6 +189,18 @@ def test_an_argument_that_uv_does_not_know_is_for_pip(
     assert status == 0, output
     assert "setup: uv does not know --no-compile; continuing with pip, which is slower" in output
     assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "pip"
+
+
+def test_a_file_with_another_hash_is_not_installed(checkout: Path, tmp_path: Path) -> None:
+    wheels = tmp_path / "hashed"
+    write_wheel(wheels, "one", {"one_module.py": "VALUE = 2\n"}, "1.0")
+    user = environment(tmp_path / "home", f"no-index = true\nfind-links = {wheels}")
+    status, output = installed(checkout, user)
+    assert status == 1
+    by_uv, _, by_pip = output.partition("setup: uv failed (see above); continuing with pip")
+    assert "Hash mismatch" in by_uv
+    assert "DO NOT MATCH THE HASHES" in by_pip
+    assert not (packages(checkout) / "one_module.py").exists()
 
 
 def test_without_a_network_the_last_line_says_so_and_the_next_start_continues(
@@ -312,8 +337,44 @@ def test_torch_comes_from_the_users_indexes_or_from_its_makers(
     assert list(install.attempts(["a==1"], settings)) == [()]
 
 
+LOCKS = (
+    "requirements-cpu.lock",
+    "requirements-laptop.lock",
+    "requirements-audit.lock",
+    "tests/backends/requirements.txt",
+    "tests/e2e/litellm/requirements.txt",
+)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_has_hashes_but_that_of_torch(lock: str) -> None:
+    found = install.pins_in((ROOT / lock).read_text())
+    torch = [TORCH] if lock == "requirements-cpu.lock" else []
+    assert [pin for pin in found if "--hash=sha256:" not in pin] == torch
+    assert len(found) > len(torch)
+
+
+def test_pip_installs_torch_apart_from_the_pins_with_hashes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs: list[list[str]] = []
+
+    def run(*arguments: str) -> bool:
+        if "-r" in arguments:
+            runs.append(Path(arguments[-1]).read_text().splitlines())
+        return True
+
+    monkeypatch.setattr(install, "pip", run)
+    found = install.pins_in((ROOT / "requirements-cpu.lock").read_text())
+    install.install_with_pip(found, ())
+    assert runs == [[TORCH], [pin for pin in found if pin != TORCH]]
+
+
+TORCH = "torch==2.13.0+cpu"
+
+
 def pins(lock: str) -> set[str]:
-    return set((ROOT / lock).read_text().split())
+    return set(install.pins_in((ROOT / lock).read_text()))
 
 
 def test_the_laptops_lock_is_a_part_of_the_whole_one() -> None:

@@ -16,7 +16,7 @@ spec.loader.exec_module(sys.modules["numpy"])
 
 
 def write_wheel(folder: Path, name: str, files: Mapping[str, str], version: str = "1.0") -> Path:
-    """A pure wheel with those files."""
+    """A pure wheel with those files; each call makes the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     about = f"{name}-{version}.dist-info"
@@ -28,7 +28,7 @@ def write_wheel(folder: Path, name: str, files: Mapping[str, str], version: str 
     whole[f"{about}/RECORD"] = "".join(f"{each},,\n" for each in (*whole, f"{about}/RECORD"))
     with zipfile.ZipFile(path, "w") as wheel:
         for each, text in whole.items():
-            wheel.writestr(each, text)
+            wheel.writestr(zipfile.ZipInfo(each), text)
     return path
 
 
