@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 
 from gateway.policy.areas import RESTRICTABLE, Area
 
@@ -45,6 +46,7 @@ class Restriction:
 
 
 Restrictions = Mapping[Area, Restriction]
+NO_RESTRICTIONS: Restrictions = MappingProxyType({})
 
 
 def read_restrictions(groups: Sequence[str], kind: str) -> Restrictions:

@@ -1,15 +1,15 @@
 """Parameters of a ModelInferRequest: scheduling, and custom ones (protocol 18.4)."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.rpc import Metadata, RpcHead
+from gateway.frontends.grpc.rpc import Metadata
 from gateway.messages import Parameter, SequenceTag
 from gateway.policy.caller import Caller, tenant_of
-from gateway.policy.credentials import METADATA
+from gateway.policy.forwarding import ForwardedNames, is_reserved
+from gateway.policy.restrictions import GRPC_PREFIX, NO_RESTRICTIONS, Restrictions
 from gateway.protos import grpc_service_pb2 as pb
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -50,22 +50,20 @@ class InferParameters:
 class HeaderForwarding:
     """Selects the metadata of an RPC that become parameters; the pattern "" forwards none."""
 
-    def __init__(self, pattern: str) -> None:
-        self.enabled = bool(pattern)
-        self._pattern = re.compile(pattern, re.IGNORECASE)
-
-    def metadata_of(self, rpc: RpcHead) -> Metadata:
-        """The metadata that may be forwarded: without API keys."""
-        if rpc.caller is None:
-            return rpc.metadata
-        return [each for each in rpc.metadata if each[0] not in METADATA]
+    def __init__(self, pattern: str, restrictions: Restrictions = NO_RESTRICTIONS) -> None:
+        restricted = (GRPC_PREFIX + each.name for each in restrictions.values())
+        self._names = ForwardedNames(pattern, restricted)
+        self.enabled = self._names.on
 
     def select(self, metadata: Metadata) -> Mapping[str, str]:
-        """The metadata with matching names; INVALID_ARG for a name that Triton reserves."""
-        found = {name: value for name, value in metadata if self._pattern.search(name)}
+        """The metadata to forward; INVALID_ARG for a name that Triton reserves.
+
+        Other reserved names are dropped.
+        """
+        found = {name: value for name, value in metadata if self._names.include(name)}
         for name in found:
             _refuse_reserved(name)
-        return {name: _text(value) for name, value in found.items()}
+        return {name: _text(value) for name, value in found.items() if not is_reserved(name)}
 
 
 def _text(value: str | bytes) -> str:

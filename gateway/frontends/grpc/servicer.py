@@ -59,7 +59,7 @@ class Servicer:
     ) -> None:
         self._dataplane = dataplane
         self._server_id = server_id
-        self._forwarding = HeaderForwarding(settings.header_forward_pattern)
+        self._forwarding = HeaderForwarding(settings.header_forward_pattern, settings.restrictions)
         self.unary = UnaryInferRpcs(dataplane, self._forwarding)
         self.ModelInfer = self.unary.serve
         self._large = LargeMessages(dataplane)
@@ -243,7 +243,7 @@ class Servicer:
         return self._dataplane.shared_memory.of(call.caller)
 
     def _decoder(self, call: RpcCall) -> RequestDecoder:
-        metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()
+        metadata = call.metadata if self._forwarding.enabled else ()
         shared_memory = self._dataplane.shared_memory
         return RequestDecoder(shared_memory, self._forwarding, metadata, call.caller)
 

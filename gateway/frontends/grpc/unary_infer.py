@@ -65,7 +65,7 @@ class UnaryInferRpcs:
             )
         if known is not None:
             return model, known.request(incoming.data, call.caller)
-        metadata = self._forwarding.metadata_of(call) if self._forwarding.enabled else ()
+        metadata = call.metadata if self._forwarding.enabled else ()
         decoder = RequestDecoder(
             self._dataplane.shared_memory, self._forwarding, metadata, call.caller
         )

@@ -141,7 +141,7 @@ class InferRoute:
         self._recordings = recordings or Recordings()
         self._threads = dataplane.threads
         self._limit = settings.max_input_size
-        self._filter = HeaderFilter(settings.header_forward_pattern)
+        self._filter = HeaderFilter(settings.header_forward_pattern, settings.restrictions)
         self._app = app
         self._decoder = InferDecoder(dataplane.shared_memory, settings.max_input_size)
         self._encoder = InferEncoder(dataplane.shared_memory)

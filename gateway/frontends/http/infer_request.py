@@ -31,6 +31,7 @@ from gateway.messages import (
     SharedRegion,
 )
 from gateway.policy.caller import Caller, tenant_of
+from gateway.policy.forwarding import is_reserved
 from gateway.request_memo import MOST_BYTES, RequestMemo
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Tensor, value
@@ -166,7 +167,10 @@ def read_parameters(found: Members) -> JsonParameters:
 def with_headers(
     custom: Mapping[str, Parameter], headers: Iterable[tuple[str, str]]
 ) -> Mapping[str, Parameter]:
-    """Parameters and forwarded headers together; INVALID_ARG for a header with a reserved name."""
+    """Parameters and forwarded headers together; INVALID_ARG for a name that Triton reserves.
+
+    Other reserved names are dropped.
+    """
     found = dict(custom)
     for name, text in headers:
         if name in _READERS or name == "headers" or name.startswith(RESERVED_PREFIX):
@@ -174,7 +178,8 @@ def with_headers(
                 Code.INVALID_ARG,
                 f"Header '{name}' is reserved for Triton usage and cannot be forwarded.",
             )
-        found[name] = text
+        if not is_reserved(name):
+            found[name] = text
     return found
 
 

@@ -4,7 +4,6 @@ The extensions stand in `scope["state"]`. They cost less than ASGI's messages: u
 header by header and writes them one by one, and each passes every layer of the application.
 """
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypedDict
@@ -19,7 +18,8 @@ from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.caller import Caller, tenant_of
-from gateway.policy.credentials import NAMES
+from gateway.policy.forwarding import ForwardedNames
+from gateway.policy.restrictions import NO_RESTRICTIONS, Restrictions
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import Key
 from gateway.resumption.recordings import Recordings
@@ -222,28 +222,23 @@ def is_version(text: str) -> bool:
 
 
 class HeaderFilter:
-    """Picks headers whose names match a regular expression, regardless of case.
+    """Picks the headers that the model gets as parameters; it is `on` if there may be some."""
 
-    The model gets them as parameters (protocol: header forwarding). It is `on` if any is forwarded;
-    API keys never are.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = re.compile(pattern.encode(), re.IGNORECASE) if pattern else None
-        self.on = bool(pattern)
+    def __init__(self, pattern: str, restrictions: Restrictions = NO_RESTRICTIONS) -> None:
+        self._names = ForwardedNames(pattern, (each.name for each in restrictions.values()))
+        self.on = self._names.on
 
     def of(self, scope: Scope) -> Iterable[tuple[str, str]]:
         """Name, as the client wrote it, and value of each forwarded header."""
-        if self._pattern is None:
+        if not self.on:
             return ()
         values = [value for _, value in scope["headers"]]
         state: RequestState = scope.get("state", NO_STATE)
         names = state.get(HEADER_NAMES) or [name for name, _ in scope["headers"]]
-        secret = NAMES if CALLER in state else frozenset()
         return [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in zip(names, values, strict=True)
-            if self._pattern.search(name) and name.lower() not in secret
+            (name, value.decode("latin-1"))
+            for name, value in zip((each.decode("latin-1") for each in names), values, strict=True)
+            if self._names.include(name)
         ]
 
 

@@ -122,6 +122,13 @@ def test_a_header_cannot_pass_for_a_parameter_of_the_protocol(name: str) -> None
     )
 
 
+@pytest.mark.parametrize("name", ["Timeout", "TRITON_x", "cancel", "sequence_x", "Sluice-Stream"])
+def test_other_names_with_a_meaning_for_the_server_are_dropped(name: str) -> None:
+    target = Target(MODEL, headers=[(name, "1"), ("k", "2")])
+    request, _ = InferDecoder(Regions(), LIMIT).decode(target, b'{"inputs":[]}', memoryview(b""))
+    assert request.parameters == {"k": "2"}
+
+
 # Outputs.
 
 
