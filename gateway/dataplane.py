@@ -17,6 +17,7 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
+from gateway.policy.audit import AuditLog
 from gateway.policy.caller import Caller
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
@@ -52,10 +53,11 @@ class RequestName(NamedTuple):
 class DataPlane:
     """Resolves the model of a request, checks the request and submits it.
 
-    `threads` decode and encode large messages; the caller that passes them closes them.
+    `threads` decode and encode large messages; the caller that passes them closes them. So it is
+    with `audit`, which gets a line for each change of the server.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
         self,
         control: RepositoryControl,
         *,
@@ -64,8 +66,10 @@ class DataPlane:
         tracer: Tracer | None = None,
         log: Log | None = None,
         threads: Threads | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self.threads = threads or request_threads()
+        self.audit = audit
         self.tracer = tracer or Tracer()
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()

@@ -8,11 +8,12 @@ from gateway.observability.exposition import label, render
 from gateway.observability.machine import Machine
 from gateway.observability.metrics import ModelReading, families
 from gateway.observability.statistics import (
+    AccessReading,
     CacheReading,
     FrontendsReading,
-    KeysReading,
     RecordingsReading,
 )
+from gateway.policy.audit import AuditLog
 from gateway.policy.credentials import Credentials
 from gateway.settings import MetricsSettings
 
@@ -55,7 +56,7 @@ class MetricsPage:
             self._cache(),
             self._recordings(),
             self._frontends(),
-            _keys(self._credentials),
+            _access(self._credentials, self._dataplane.audit),
         )
         found += self._machine.families()
         if self._machine.gpus is not None:
@@ -63,11 +64,13 @@ class MetricsPage:
         return render(found)
 
 
-def _keys(credentials: Credentials | None) -> KeysReading | None:
-    if credentials is None:
-        return None
-    refusals = {(wire, each.value): count for (wire, each), count in credentials.refusals.items()}
-    return KeysReading(refusals=refusals, reload_failures=credentials.reload_failures)
+def _access(credentials: Credentials | None, audit: AuditLog | None) -> AccessReading:
+    refusals = {} if credentials is None else credentials.refusals
+    return AccessReading(
+        refusals={(wire, each.value): count for (wire, each), count in refusals.items()},
+        reload_failures={} if credentials is None else credentials.reload_failures,
+        audit_failures=None if audit is None else audit.failures,
+    )
 
 
 def _reading(model: Model) -> ModelReading:

@@ -23,6 +23,7 @@ from gateway.models.repository_control import BackendControl, RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer
+from gateway.policy.audit import AuditLog
 from gateway.resumption.recordings import Recordings
 from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings, netloc
 from gateway.shared_memory.regions import SharedMemory
@@ -91,6 +92,7 @@ class Server:
             tracer=self._tracer,
             log=log_of_process,
             threads=self._threads,
+            audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
         )
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()
@@ -110,22 +112,34 @@ class Server:
         StartFailed, and InferenceError if the response cache is unreachable.
         """
         try:
+            self._open_audit_log()
             if self._cache is not None:
                 await self._cache.connect()
             failure = await self._serve(await self._listeners(self), on_ready)
         finally:
             self._tracer.close()
             self._threads.close()
+            if self.dataplane.audit is not None:
+                await asyncio.to_thread(self.dataplane.audit.close)
         if failure:
             raise StartFailed(failure)
+
+    def _open_audit_log(self) -> None:
+        try:
+            if self.dataplane.audit is not None:
+                self.dataplane.audit.open()
+        except OSError as error:
+            path = self.settings.audit_log
+            raise StartFailed(f"--audit-log {path}: {error.strerror}") from None
 
     async def _serve(
         self, listeners: Listeners, on_ready: Callable[[Mapping[str, int]], None]
     ) -> str:
         async with asyncio.TaskGroup() as tasks:
             caching = tasks.create_task(_work(self._cache))
-            for_models = BackendControl(self._control)
-            running = tasks.create_task(self._control.run(self.dataplane.call, for_models))
+            audit = self.dataplane.audit
+            for_models = BackendControl(self._control, audit)
+            running = tasks.create_task(self._control.run(self.dataplane.call, for_models, audit))
             await listeners.open(tasks)
             failure = await self._loaded()
             if not failure:

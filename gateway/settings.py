@@ -324,7 +324,8 @@ class Settings:
 
     `frontends` is the number of processes that accept connections, 0 for none. `stay_awake_us` is
     the longest time that the event loop polls for the next request without sleeping. `api_keys` is
-    the key file; without one and without `jwt` requests need no credential.
+    the key file; without one and without `jwt` requests need no credential. `audit_log` is the
+    file with a line for each change of the server.
     """
 
     id: str = "triton"
@@ -334,6 +335,7 @@ class Settings:
     allow_client_shm: bool = False
     api_keys: Path | None = None
     jwt: JwtSettings | None = None
+    audit_log: Path | None = None
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
     resumption: ResumptionSettings = field(default_factory=ResumptionSettings)

@@ -55,6 +55,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         allow_client_shm=flags.allow_client_shm,
         api_keys=flags.api_keys,
         jwt=jwt_flags.jwt_settings(flags),
+        audit_log=flags.audit_log,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         resumption=_resumption_settings(flags),
         models=replace(
@@ -168,6 +169,13 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="requests need one of the API keys of this file, which `sluice key` makes; a changed "
         "file is read again (default: none, requests need no key)",
+    )
+    group.add_argument(
+        "--audit-log",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON to this file for each change of the server, made or refused "
+        "(default: none)",
     )
     group.add_argument(
         "--frontends",

@@ -14,6 +14,7 @@ from gateway.in_process.options import read_override, read_settings
 from gateway.in_process.request import RequestFields, draft
 from gateway.in_process.responses import AsyncResponses, LocalRequest, PostedRequest, Responses
 from gateway.in_process.server_loop import LoopThread, ServerHandle, ServerLoop
+from gateway.models.repository_control import LOAD, PROGRAM, UNLOAD, audited
 
 
 class ModelHandle:
@@ -311,12 +312,14 @@ class Server:
         if not isinstance(name, str):
             text = f"the model to load is a {type(name).__name__}, expected its name"
             raise InferenceError(Code.INVALID_ARG, text)
-        await self._dataplane.load(name, read_override(parameters))
+        with audited(self._dataplane.audit, PROGRAM, LOAD, name):
+            await self._dataplane.load(name, read_override(parameters))
         return self.model(name)
 
     async def _unload(self, model: str | ModelHandle, unload_dependents: bool) -> None:
         name = model.name if isinstance(model, ModelHandle) else model
-        await self._dataplane.unload(name, unload_dependents=unload_dependents)
+        with audited(self._dataplane.audit, PROGRAM, UNLOAD, name):
+            await self._dataplane.unload(name, unload_dependents=unload_dependents)
 
     @property
     def _running(self) -> ServerHandle:

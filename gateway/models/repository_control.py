@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gateway.backend import ModelControl
@@ -19,6 +20,8 @@ from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.registry import IndexRow, ModelRegistry
 from gateway.models.repository import ModelId, ModelRepository
+from gateway.policy.areas import Area
+from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.threads import Threads, load_threads, request_threads
 
@@ -27,6 +30,11 @@ log = logging.getLogger("sluice.lifecycle")
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
 )
+
+
+SERVER, MODEL, PROGRAM = "server", "model", "program"
+"""Causes of changes that no client has requested, in the audit log."""
+LOAD, UNLOAD = "load", "unload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ class RepositoryControl:
         )
         self._lifecycle: Lifecycle | None = None
         self._unreadable: set[ModelId] = set()
+        self._audit: AuditLog | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
@@ -137,9 +146,18 @@ class RepositoryControl:
         changes = compare(before, now, self._wanted())
         async with asyncio.TaskGroup() as tasks:
             for model, snapshot in changes.load.items():
-                tasks.create_task(outcome(model, self._running_lifecycle.follow(model, snapshot)))
+                tasks.create_task(outcome(model, self._follow(model, snapshot)))
             for model in changes.unload:
-                tasks.create_task(outcome(model, self._running_lifecycle.unload(model)))
+                tasks.create_task(outcome(model, self._unload_removed(model)))
+
+    async def _follow(self, model: ModelId, snapshot: Snapshot | None = None) -> None:
+        """Load a model from its files, with a line in the audit log."""
+        with audited(self._audit, SERVER, LOAD, str(model)):
+            await self._running_lifecycle.follow(model, snapshot)
+
+    async def _unload_removed(self, model: ModelId) -> None:
+        with audited(self._audit, SERVER, UNLOAD, str(model)):
+            await self._running_lifecycle.unload(model)
 
     def _log_unreadable(self, now: Mapping[ModelId, Snapshot | Exception]) -> None:
         """Log each unreadable folder once, until it is readable again."""
@@ -182,11 +200,15 @@ class RepositoryControl:
 
     # Life cycle.
 
-    async def run(self, infer: Infer, control: ModelControl | None = None) -> None:
+    async def run(
+        self, infer: Infer, control: ModelControl | None = None, audit: AuditLog | None = None
+    ) -> None:
         """Load the start-up models concurrently; serve and poll until cancelled.
 
-        `infer` and `control` are passed to models, for calls of other models.
+        `infer` and `control` are passed to models, for calls of other models. `audit` gets a line
+        for each load and unload that no client has requested.
         """
+        self._audit = audit
         shared = SharedParts(
             self._cache, control, self._closings, self._threads, self._request_threads
         )
@@ -215,7 +237,7 @@ class RepositoryControl:
         models = await self._threads.run(self._first)
         async with asyncio.TaskGroup() as loads:
             for model in models:
-                loads.create_task(outcome(model, self._running_lifecycle.follow(model)))
+                loads.create_task(outcome(model, self._follow(model)))
         self.registry.settle()
 
     def _first(self) -> list[ModelId]:
@@ -245,6 +267,23 @@ async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> Inf
     return None
 
 
+@contextmanager
+def audited(audit: AuditLog | None, by: str, action: str, model: str) -> Iterator[None]:
+    """The block changes a model; its line is added to the audit log when it ends."""
+    result, text = ABORTED, ""
+    try:
+        yield
+        result = OK
+    except InferenceError as error:
+        result, text = error.code.name, error.message
+        raise
+    finally:
+        if audit is not None:
+            area, about = Area.MODEL_REPOSITORY, {"model": model}
+            change = AuditedChange(area=area, action=action, by=by, about=about)
+            audit.add(change, result, text)
+
+
 def _check_name(name: str) -> None:
     if not name.strip():
         raise InferenceError(
@@ -263,20 +302,23 @@ class BackendControl:
     Raises UNAVAILABLE until the start-up models are loaded.
     """
 
-    def __init__(self, control: RepositoryControl) -> None:
+    def __init__(self, control: RepositoryControl, audit: AuditLog | None = None) -> None:
         self._control = control
         self._registry = control.registry
+        self._audit = audit
 
     async def load(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
         """Load or reload a model, as a client can (model repository extension)."""
         self._refuse_if_starting()
         override = Override(config or None, files) if config or files else None
-        await self._control.load(name, override)
+        with audited(self._audit, MODEL, LOAD, name):
+            await self._control.load(name, override)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Begin to unload a model, as a client can."""
         self._refuse_if_starting()
-        await self._control.unload(name, unload_dependents=unload_dependents)
+        with audited(self._audit, MODEL, UNLOAD, name):
+            await self._control.unload(name, unload_dependents=unload_dependents)
 
     def ready(self, name: str, version: str) -> bool:
         """Whether a request would be accepted; False for an unknown model."""

@@ -10,10 +10,10 @@ from gateway.observability.exposition import number
 from gateway.observability.machine import MACHINE
 from gateway.observability.statistics import (
     FIRST_RESPONSE_MS,
+    AccessReading,
     CacheReading,
     FrontendsReading,
     Histogram,
-    KeysReading,
     ModelStatistics,
     RecordingsReading,
     Summary,
@@ -97,7 +97,7 @@ SLUICE_HISTOGRAMS = {
     "gateway_overhead_seconds": "Seconds of a request's first response spent in the gateway, "
     "outside the engine",
 }
-"""Triton lacks the SLUICE_ metrics, and those of recordings, frontends and API keys."""
+"""Triton lacks the SLUICE_ metrics, and those of recordings, frontends and access."""
 
 RECORDING_GAUGES = {
     "gateway_recordings": "Streams that a client can resume",
@@ -112,11 +112,12 @@ FRONTEND_GAUGES = {"gateway_frontends": "Frontend processes that answer"}
 FRONTEND_COUNTERS = {
     "gateway_frontend_restarts_total": "Frontend processes started in place of one that ended"
 }
-KEY_COUNTERS = {
+ACCESS_COUNTERS = {
     "gateway_auth_failures_total": "Requests refused for their API key or token, by wire and "
     "reason",
     "gateway_keys_reload_failures_total": "Changed key files that could not be used",
     "gateway_jwks_reload_failures_total": "JWK sets that could not be fetched or used",
+    "gateway_audit_failures_total": "Changes of the server without a line in the audit log",
 }
 NAMES_BY_KIND = {
     "counter": REQUEST_COUNTERS
@@ -125,7 +126,7 @@ NAMES_BY_KIND = {
     | SLUICE_COUNTERS
     | RECORDING_COUNTERS
     | FRONTEND_COUNTERS
-    | KEY_COUNTERS,
+    | ACCESS_COUNTERS,
     "gauge": MODEL_GAUGES | CACHE_GAUGES | SLUICE_GAUGES | RECORDING_GAUGES | FRONTEND_GAUGES,
     "histogram": LATENCY_HISTOGRAMS | SLUICE_HISTOGRAMS,
     "summary": LATENCY_SUMMARIES,
@@ -135,7 +136,7 @@ PAGE_ORDER = (
     *(*LATENCY_HISTOGRAMS, *LATENCY_SUMMARIES),
     *(*SLUICE_COUNTERS, *SLUICE_GAUGES, *SLUICE_HISTOGRAMS),
     *(*RECORDING_GAUGES, *RECORDING_COUNTERS, *FRONTEND_GAUGES, *FRONTEND_COUNTERS),
-    *KEY_COUNTERS,
+    *ACCESS_COUNTERS,
 )
 DOCUMENTED = {name: text for names in NAMES_BY_KIND.values() for name, text in names.items()}
 DOCUMENTED |= MACHINE
@@ -169,7 +170,7 @@ def families(
     cache: CacheReading | None = None,
     recordings: RecordingsReading | None = None,
     frontends: FrontendsReading | None = None,
-    keys: KeysReading | None = None,
+    access: AccessReading | None = None,
 ) -> list[MetricReading]:
     """All families: those of the gateway, then those of runtimes, merged by name."""
     kinds = {name: kind for kind, names in NAMES_BY_KIND.items() for name in names}
@@ -177,7 +178,7 @@ def families(
     values = (*_cache_values(cache), *_recording_values(recordings), *_frontend_values(frontends))
     for name, value in values:
         by_name[name].add_sample(name, {}, value)
-    for name, labels, value in _key_values(keys):
+    for name, labels, value in _access_values(access):
         by_name[name].add_sample(name, labels, value)
     for reading in readings:
         for name, samples in _samples(reading, settings):
@@ -220,13 +221,15 @@ def _recording_values(found: RecordingsReading | None) -> Iterator[tuple[str, fl
     yield "gateway_expired_total", found.expired
 
 
-def _key_values(found: KeysReading | None) -> Iterator[tuple[str, dict[str, str], float]]:
+def _access_values(found: AccessReading | None) -> Iterator[tuple[str, dict[str, str], float]]:
     if found is None:
         return
     for (wire, reason), count in found.refusals.items():
         yield "gateway_auth_failures_total", {"wire": wire, "reason": reason}, count
     for kind, count in found.reload_failures.items():
         yield f"gateway_{kind}_reload_failures_total", {}, count
+    if found.audit_failures is not None:
+        yield "gateway_audit_failures_total", {}, found.audit_failures
 
 
 def _frontend_values(found: FrontendsReading | None) -> Iterator[tuple[str, float]]:

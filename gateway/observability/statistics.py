@@ -298,11 +298,15 @@ class FrontendsReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeysReading:
-    """The values of credentials: refusals by wire and reason, failures by `keys` and `jwks`."""
+class AccessReading:
+    """The values of credentials and of the audit log, empty or None without them.
 
-    refusals: Mapping[tuple[str, str], int]
-    reload_failures: Mapping[str, int]
+    `refusals` are refused requests by wire and reason, `reload_failures` by `keys` and `jwks`.
+    """
+
+    refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    reload_failures: Mapping[str, int] = field(default_factory=dict)
+    audit_failures: int | None = None
 
 
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:

@@ -43,10 +43,11 @@ class Reason(Enum):
 
 
 class KeyRefusal(NamedTuple):
-    """The refusal of a request, with the text for its client."""
+    """The refusal of a request, with the text for its client; the caller if its key is valid."""
 
     reason: Reason
     message: str
+    caller: Caller | None = None
 
 
 class CredentialSource(Protocol):
@@ -169,7 +170,8 @@ def _is_token(credential: bytes) -> bool:
 def _forbidden(caller: Caller, roles: frozenset[Role]) -> KeyRefusal:
     name = f"API key '{caller.key_id}'" if caller.key_id else "token"
     has = f"has the role {_listed(caller.roles)}" if caller.roles else "has no role"
-    return KeyRefusal(Reason.FORBIDDEN, f"the {name} {has}, expected {_listed(roles)}")
+    text = f"the {name} {has}, expected {_listed(roles)}"
+    return KeyRefusal(Reason.FORBIDDEN, text, caller)
 
 
 def _listed(roles: frozenset[str]) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.frontends.grpc.rpc import Guard, Method, RpcCall, RpcError, RpcHead, Serve, StatusCode
+from gateway.frontends.grpc.audit import GrpcAudit
+from gateway.frontends.grpc.rpc import Guard, Method, RpcCall, RpcError, RpcHead, StatusCode
 from gateway.policy.areas import (
     AREA_OF_METHOD,
     AREA_OF_METHOD_CHANGE,
@@ -12,6 +13,7 @@ from gateway.policy.areas import (
     Area,
     area_at,
 )
+from gateway.policy.audit import AuditLog
 from gateway.policy.caller import address_of, caller_of
 from gateway.policy.control import ChangeControl
 from gateway.policy.credentials import (
@@ -89,6 +91,7 @@ class GrpcKeys:
         ]
         found = self._credentials.check(given, self._roles)
         if isinstance(found, KeyRefusal):
+            rpc.caller = found.caller
             self._credentials.note("grpc", found)
             raise RpcError(STATUS[found.reason], found.message)
         rpc.caller = found
@@ -96,11 +99,15 @@ class GrpcKeys:
 
 @dataclass(frozen=True, slots=True)
 class GrpcAccess:
-    """The conditions of all methods. Without `credentials` an RPC needs none."""
+    """The conditions of all methods. Without `credentials` an RPC needs none.
+
+    `audit` gets a line for each change.
+    """
 
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
     credentials: Credentials | None = None
+    audit: AuditLog | None = None
 
     def guarded(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
         """The methods with their conditions; LookupError for one without an area."""
@@ -113,11 +120,21 @@ class GrpcAccess:
             guards.append(GrpcRestriction(self.restrictions[area]))
         if path in AREA_OF_METHOD_CHANGE:
             guards += self._of_change(area)
-        elif self.credentials is not None and area in MAY_READ:
+            return self._changing(path, area, replace(method, guard=_each_of(guards)))
+        if self.credentials is not None and area in MAY_READ:
             guards.append(GrpcKeys(self.credentials, MAY_READ[area]))
         if path in AREA_OF_SETTINGS:
-            method = replace(method, serve=_guarded_settings(method.serve, self._of_change(area)))
+            changing = replace(method, guard=_each_of(self._of_change(area)))
+            method = _with_settings(method, self._changing(path, area, changing))
         return replace(method, guard=_each_of(guards)) if guards else method
+
+    def _changing(self, path: str, area: Area, method: Method) -> Method:
+        """A method that changes the server, with lines in the audit log."""
+        if self.audit is None or method.guard is None:
+            return method
+        audit = GrpcAudit(self.audit, area, path)
+        serve, guard = audit.serving(method.serve), audit.guarding(method.guard)
+        return replace(method, serve=serve, guard=guard)
 
     def _of_change(self, area: Area) -> list[Guard]:
         if self.credentials is None:
@@ -134,13 +151,14 @@ def _each_of(guards: list[Guard]) -> Guard:
     return guard
 
 
-def _guarded_settings(serve: Serve, guards: list[Guard]) -> Serve:
-    """A method with conditions of messages that have settings."""
-    guard = _each_of(guards)
+def _with_settings(reading: Method, changing: Method) -> Method:
+    """The reading method, but the changing one for messages that have settings."""
 
-    async def guarded_serve(message: Any, call: RpcCall) -> Any:
-        if message.settings:
-            guard(call)
-        return await serve(message, call)
+    async def serve(message: Any, call: RpcCall) -> Any:
+        if not message.settings:
+            return await reading.serve(message, call)
+        if changing.guard is not None:
+            changing.guard(call)
+        return await changing.serve(message, call)
 
-    return guarded_serve
+    return replace(reading, serve=serve)

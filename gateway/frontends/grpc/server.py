@@ -65,7 +65,7 @@ class GrpcServer:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
         self._health = HealthServicer((DESCRIPTOR.full_name,))
-        access = GrpcAccess(settings.restrictions, settings.control, credentials)
+        access = GrpcAccess(settings.restrictions, settings.control, credentials, dataplane.audit)
         self._transport = create_transport(access.guarded(self._methods()), settings)
         self.address = settings.address
         self.port = self._transport.port

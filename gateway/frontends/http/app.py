@@ -69,7 +69,7 @@ def build_app(
         *chain.from_iterable(tagged.values()),
         *(playground.routes() if playground is not None else ()),
     ]
-    access = HttpAccess(settings.restrictions, settings.control, credentials)
+    access = HttpAccess(settings.restrictions, settings.control, credentials, dataplane.audit)
     app = Starlette(routes=access.guarded(routes), exception_handlers=handlers)
     app.router.redirect_slashes = False
     others = StreamHandover(openai.in_front_of(app, access.guard(Area.INFERENCE)))

@@ -11,6 +11,7 @@ from gateway import metadata
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError, exiting
+from gateway.frontends.http.audit import note_change
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON, plain_error
@@ -164,6 +165,7 @@ class LogRoutes:
         body = await read_body(request, self._max_input_size)
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         given = {name: value for name, value in members.items() if value is not None}
+        note_change(request.scope, {"settings": given})
         self._log.change(read_log_settings(_checked(given), refused_format))
         return await self.show(request)
 
@@ -205,6 +207,7 @@ class TraceRoutes:
         model = self._model(request)
         body = await read_body(request, self._max_input_size)
         members = await decoded(self._threads, request.scope, parse_json_object, body)
+        note_change(request.scope, {"settings": members})
         wanted = {name: _texts(name, value) for name, value in members.items()}
         self._dataplane.tracer.update(model, read_trace_settings(wanted))
         return self._settings(model)

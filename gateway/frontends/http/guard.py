@@ -9,9 +9,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.frontends.http.audit import HttpAudit
 from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.request_scope import CALLER, has_origin
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
+from gateway.policy.audit import AuditLog
 from gateway.policy.caller import caller_of
 from gateway.policy.control import ChangeControl
 from gateway.policy.credentials import MAY_CHANGE, MAY_READ, NAMES, Credentials, KeyRefusal, Reason
@@ -65,6 +67,8 @@ class HttpKeys:
         fault = self._fault(scope)
         if fault is None:
             return None
+        if fault.caller is not None:
+            scope.setdefault("state", {})[CALLER] = fault.caller
         self._credentials.note("http", fault)
         status = STATUS[fault.reason]
         challenge = CHALLENGE if status == HTTPStatus.UNAUTHORIZED else None
@@ -163,11 +167,15 @@ class HttpGuard:
 
 @dataclass(frozen=True, slots=True)
 class HttpAccess:
-    """The conditions of all routes. Without `credentials` a request needs none."""
+    """The conditions of all routes. Without `credentials` a request needs none.
+
+    `audit` gets a line for each change.
+    """
 
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
     credentials: Credentials | None = None
+    audit: AuditLog | None = None
 
     def guard(self, area: Area) -> HttpGuard | None:
         """The guard of requests of an area that leave the server as it is."""
@@ -183,9 +191,13 @@ class HttpAccess:
         pages = self.pages(JSON)
         for route in routes:
             area = area_at(route.path, AREA_OF_ROUTE, "route")
-            conditions = self._conditions(area, changes=changes_server(route))
+            changes = changes_server(route)
+            conditions = self._conditions(area, changes=changes)
             guard = _guard([*conditions, pages] if takes_posts(route) else conditions)
-            found.append(route if guard is None else GuardedRoute(route, guard))
+            audit = None
+            if changes and self.audit is not None:
+                audit = HttpAudit(self.audit, area, route.path)
+            found.append(route if guard is None else GuardedRoute(route, guard, audit))
         return found
 
     def _conditions(self, area: Area, *, changes: bool) -> Sequence[Condition]:
@@ -208,11 +220,12 @@ def _guard(conditions: Sequence[Condition]) -> HttpGuard | None:
 class GuardedRoute(BaseRoute):
     """A route with conditions; it refuses before it looks at the method, as Triton."""
 
-    def __init__(self, route: Route, guard: HttpGuard) -> None:
+    def __init__(self, route: Route, guard: HttpGuard, audit: HttpAudit | None = None) -> None:
         self.path = route.path
         self.methods = route.methods
         self._route = route
         self._guard = guard
+        self._audit = audit
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return self._route.matches(scope)
@@ -220,8 +233,13 @@ class GuardedRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._guard.refusal(scope)
         if refusal is not None:
+            if self._audit is not None:
+                self._audit.refused(scope, refusal)
             raise refusal
-        await self._route.handle(scope, receive, send)
+        if self._audit is not None:
+            await self._audit.handle(self._route.handle, scope, receive, send)
+        else:
+            await self._route.handle(scope, receive, send)
 
 
 def changes_server(route: Route) -> bool:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.audit import note_change
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
@@ -64,6 +65,9 @@ class RepositoryRoutes:
     async def load(self, request: Request) -> Response:
         """Load or reload a model; it serves when the response is sent."""
         override = await self._read(request, _override_of)
+        if override is not None:
+            config = () if override.config is None else (CONFIG,)
+            note_change(request.scope, {"parameters": [*config, *override.files]})
         await self._dataplane.load(request.path_params["model"], override)
         return Response()
 
@@ -76,6 +80,8 @@ class RepositoryRoutes:
                 "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
                 "boolean",
             )
+        if found:
+            note_change(request.scope, {"parameters": ["unload_dependents"]})
         await self._dataplane.unload(request.path_params["model"], unload_dependents=found)
         return Response()
 

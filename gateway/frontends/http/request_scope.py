@@ -56,6 +56,7 @@ WRITE_PIECE: Final = "write_piece"
 HEADER_NAMES: Final = "header_names"
 KNOWN_HEAD: Final = "known_head"
 CALLER: Final = "caller"
+CHANGE: Final = "change"
 
 
 class RequestState(TypedDict, total=False):
@@ -64,7 +65,8 @@ class RequestState(TypedDict, total=False):
     `header_names` are the names of the request's headers as the client wrote them, in order, if a
     model may get them. `begin_stream` gives back what only short answers need. `known_head` is what
     a route has found in the head of the request; the next request with the same head has it, too.
-    `caller` is absent on a server without API keys.
+    `caller` is absent on a server without API keys. `change` is what the request changes, for the
+    audit log.
     """
 
     watch: Watch
@@ -75,6 +77,7 @@ class RequestState(TypedDict, total=False):
     header_names: Sequence[bytes]
     known_head: Any
     caller: Caller
+    change: Mapping[str, Any]
 
 
 NO_STATE: RequestState = {}

@@ -6,9 +6,9 @@ from gateway.observability.exposition import render
 from gateway.observability.machine import MACHINE
 from gateway.observability.metrics import DOCUMENTED, families
 from gateway.observability.statistics import (
+    AccessReading,
     CacheReading,
     FrontendsReading,
-    KeysReading,
     ModelStatistics,
     RecordingsReading,
     Summaries,
@@ -85,8 +85,11 @@ def test_the_page_has_the_documented_metrics_only() -> None:
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
     frontends = FrontendsReading(up=2, restarts=1)
-    keys = KeysReading(refusals={("http", "wrong"): 1}, reload_failures={"keys": 0, "jwks": 1})
-    found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends, keys)
+    failures = {"keys": 0, "jwks": 1}
+    access = AccessReading(
+        refusals={("http", "wrong"): 1}, reload_failures=failures, audit_failures=0
+    )
+    found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends, access)
     assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
 
 

@@ -1,0 +1,87 @@
+"""Lines of the audit log for changes over HTTP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.frontends.http.request_scope import CHANGE, caller_in
+from gateway.policy.areas import CHANGING, Area
+from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog, action_of
+
+
+class HttpAudit:
+    """Adds a line for each request to a route that changes the server.
+
+    The object of a change is what the path names, and what the route notes by `note_change`.
+    """
+
+    def __init__(self, log: AuditLog, area: Area, path: str) -> None:
+        self._log = log
+        self._area = area
+        self._path = path
+        self._action = action_of(path)
+
+    def refused(self, scope: Scope, refusal: HTTPException) -> None:
+        """Add the line of a request that a condition of the route refuses."""
+        if scope["method"] == CHANGING:
+            change, result = self._change(scope), str(refusal.status_code)
+            self._log.add(change, result, refusal.detail, refused=True)
+
+    async def handle(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the route, and add the line of its answer."""
+        if scope["method"] != CHANGING:
+            await app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        try:
+            await app(scope, receive, answer.send)
+        finally:
+            self._log.add(self._change(scope), answer.result, answer.error)
+
+    def _change(self, scope: Scope) -> AuditedChange:
+        # uvicorn has no address of a client that has reset its connection.
+        address, _ = scope.get("client") or ("", 0)
+        return AuditedChange(
+            area=self._area,
+            action=self._action,
+            by="client",
+            about={**scope.get("path_params", {}), **scope.get("state", {}).get(CHANGE, {})},
+            wire="http",
+            route=self._path,
+            address=address,
+            caller=caller_in(scope),
+        )
+
+
+def note_change(scope: Scope, about: Mapping[str, Any]) -> None:
+    """Note what a request changes, for the audit log."""
+    scope.setdefault("state", {})[CHANGE] = about
+
+
+class _Answer:
+    """The answer of a route, sent on: its result, and the text of an error."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._status = 0
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif self._status >= 400:
+            self._body += message.get("body", b"")
+        await self._send(message)
+
+    @property
+    def result(self) -> str:
+        if not self._status:
+            return ABORTED
+        return OK if self._status < 400 else str(self._status)
+
+    @property
+    def error(self) -> str:
+        return str(orjson.loads(self._body)["error"]) if self._body else ""
