@@ -50,9 +50,9 @@ def test_a_key_of_the_file_with_the_role_is_allowed(file: Path) -> None:
     credentials = Credentials(ApiKeys(file))
     expected = Caller(tenant="team", key_id=KEY_ID, roles=INFER)
     assert credentials.check([BEARER], INFER) == expected
-    assert credentials.check([BEARER], MAY_CHANGE) == KeyRefusal(
-        Reason.FORBIDDEN, f"the API key '{KEY_ID}' has the role infer, expected admin"
-    )
+    text = f"the API key '{KEY_ID}' has the role infer, expected admin"
+    refusal = KeyRefusal(Reason.FORBIDDEN, text, expected)
+    assert credentials.check([BEARER], MAY_CHANGE) == refusal
 
 
 def test_the_reason_of_a_refusal_is_that_of_the_first_fault(file: Path) -> None:
