@@ -12,6 +12,7 @@ from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
 from gateway.errors import Code, InferenceError
+from gateway.observability.escaping import escaped
 from gateway.settings import LogFormat, LogSettings
 
 RENDERED = frozenset({"message", "asctime", "taskName"})
@@ -124,12 +125,18 @@ class LineFormatter(logging.Formatter):
         self._escape = settings.escape
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, followed by the traceback of an exception."""
+        """One line, followed by the traceback of an exception, whose lines begin none."""
         fields = "".join(f" {key}={_value(value)}" for key, value in _fields(record).items())
         event = f"{record.getMessage()}{fields}"
-        message = json.dumps(event, ensure_ascii=False) if self._escape else event
+        shown = json.dumps(event, ensure_ascii=False) if self._escape else event
+        message = "\n".join(map(escaped, shown.split("\n")))
         line = f"{self._begin(record)}] {message.encode(errors='replace').decode()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{self._traceback(record.exc_info)}" if record.exc_info else line
+
+    def _traceback(self, found: Any) -> str:
+        first, *rest = self.formatException(found).split("\n")
+        inner = (each if each.startswith(" ") else f"  {each}" for each in map(escaped, rest))
+        return "\n".join((escaped(first), *inner)).encode(errors="replace").decode()
 
     def _begin(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC)

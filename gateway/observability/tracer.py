@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import Code, InferenceError
+from gateway.observability.escaping import escaped
 from gateway.observability.trace import LEVELS, Trace, TraceFile
 from gateway.settings import TraceSettings
 
@@ -133,7 +134,7 @@ class TraceSampling:
     def keep(self, trace: Trace) -> None:
         """Write the trace, or hold it until its file is full; an empty one only counts."""
         if trace.objects:
-            text = orjson.dumps(trace.objects).decode()[1:-1]
+            text = escaped(orjson.dumps(trace.objects).decode()[1:-1])
             self._waiting.append(text)
             self._waiting_chars += len(text)
         self._collected += 1

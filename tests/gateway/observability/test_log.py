@@ -1,6 +1,7 @@
 """Log lines, outputs, and settings that change at run time."""
 
 import io
+import json
 import logging
 import os
 import re
@@ -225,7 +226,37 @@ def test_a_traceback_follows_its_line(streams: Streams) -> None:
     first, *traceback = streams.err.getvalue().splitlines()
     assert re.fullmatch(rf'E{STAMP} {PLACE} "execution failed model=m"', first)
     assert traceback[0].startswith("Traceback")
-    assert traceback[-1] == "ValueError: no such token"
+    assert traceback[-1] == "  ValueError: no such token"
+
+
+FORGED = 'x\nI0131 12:00:00.000000 1 server.py:1] "forged"\r\x1b[31m\x9b31m\x7f\u2028\u202e'
+SAFE = r"\r\u001b[31m\u009b31m\u007f\u2028\u202e"
+
+
+def test_the_text_of_an_exception_begins_no_line(streams: Streams) -> None:
+    streams.log()
+    try:
+        try:
+            raise ValueError(FORGED)
+        except ValueError as error:
+            raise KeyError(FORGED) from error
+    except KeyError:
+        ours.exception("execution failed")
+    lines = streams.err.getvalue().split("\n")
+    assert [line[0] for line in lines if line and line[0] != " "] == ["E", "T"]
+    assert f'  I0131 12:00:00.000000 1 server.py:1] "forged"{SAFE}' in lines
+
+
+@pytest.mark.parametrize("escape", [True, False])
+def test_no_text_of_a_client_controls_a_terminal(streams: Streams, escape: bool) -> None:
+    streams.log(LogSettings(escape=escape))
+    ours.warning("printed", extra={"text": FORGED})
+    ours.warning("printed: %s", FORGED, extra={"text": "a"})
+    first, second, *more = streams.err.getvalue().split("\n")
+    assert all(line.isprintable() for line in (first, second, *more))
+    if escape:
+        assert more == [""]
+        assert json.loads(second.partition("] ")[2]) == f"printed: {FORGED} text=a"
 
 
 def test_installing_again_replaces_the_streams(streams: Streams) -> None:

@@ -99,6 +99,20 @@ def test_without_a_frequency_all_traces_are_one_array_at_the_end(file: Path) -> 
     assert json.loads(file.read_text())[0] == {"id": 1, "timestamps": [{"name": "A", "ns": 1}]}
 
 
+def test_no_text_in_a_file_ends_a_line_or_controls_a_terminal(file: Path) -> None:
+    text = "a\nb\r\x1b[31m\x9b31m\x7f\u2028\u202e\u00e9\U0001f600"
+    tracer = started(file)
+    trace = tracer.begin("m")
+    assert trace is not None
+    trace.objects.append({"id": 1, "request_id": text})
+    trace.ended(2)
+    trace.sent()
+    tracer.close()
+    written = file.read_text(encoding="utf-8")
+    assert written.isprintable()
+    assert json.loads(written)[0]["request_id"] == text
+
+
 def test_without_a_trace_there_is_no_file(file: Path) -> None:
     started(file).close()
     assert list(file.parent.iterdir()) == []
