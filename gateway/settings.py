@@ -171,10 +171,12 @@ class LogFormat(StrEnum):
 class LogSettings:
     """The log: its file ("" is the console), levels and format.
 
-    `escape` writes each message as a JSON string.
+    `escape` writes each message as a JSON string. Clients may name files below `directory`, "" for
+    none.
     """
 
     file: str = ""
+    directory: str = ""
     info: bool = True
     warning: bool = True
     error: bool = True
@@ -189,10 +191,12 @@ class TraceSettings:
 
     `levels` are TIMESTAMPS, TENSORS, both, or none: no traces. Every `rate`th request is traced,
     at most `count` (-1: no limit). `log_frequency` is the number of traces per file (`file`.0,
-    `file`.1 and so on); with 0 all traces are in one file.
+    `file`.1 and so on); with 0 all traces are in one file. Clients may name files below
+    `directory`, "" for none.
     """
 
     file: str = ""
+    directory: str = ""
     levels: tuple[str, ...] = ()
     rate: int = 1000
     count: int = -1

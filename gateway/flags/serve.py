@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from gateway.errors import Code, InferenceError
 from gateway.flags import cache as cache_flags
 from gateway.flags import grpc as grpc_flags
 from gateway.flags import json_web_tokens as jwt_flags
@@ -47,6 +48,7 @@ def settings(flags: argparse.Namespace) -> Settings:
     """Settings from the parsed options."""
     metrics = telemetry_flags.metrics_settings(flags)
     changes = control(flags)
+    _check_log_directory(flags)
     return Settings(
         id=flags.id,
         frontends=flags.frontends,
@@ -87,6 +89,17 @@ def settings(flags: argparse.Namespace) -> Settings:
         log=telemetry_flags.log_settings(flags),
         trace=telemetry_flags.trace_settings(flags),
     )
+
+
+def _check_log_directory(flags: argparse.Namespace) -> None:
+    """INVALID_ARG if clients could name a file that is no log and no trace."""
+    if not flags.log_directory:
+        return
+    folder = Path(flags.log_directory).resolve()
+    for option, path in (("--audit-log", flags.audit_log), ("--api-keys", flags.api_keys)):
+        if path is not None and folder in path.resolve().parents:
+            text = f"{option} {path} is below --log-directory, where clients may name files"
+            raise InferenceError(Code.INVALID_ARG, f"{text}: expected it elsewhere")
 
 
 def _add_http_flags(parser: argparse.ArgumentParser) -> None:

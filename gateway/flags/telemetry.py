@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gateway.flags.values import add_truth, count, port, truth
@@ -92,6 +93,13 @@ def level(text: str) -> int:
     return int(text) if text.isdigit() else int(truth(text))
 
 
+def folder(text: str) -> str:
+    """The path of a folder."""
+    if Path(text).is_dir():
+        return text
+    raise argparse.ArgumentTypeError(f"'{text}' is no folder, expected one that exists")
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser."""
     _add_metrics_flags(parser)
@@ -117,6 +125,7 @@ def log_settings(flags: argparse.Namespace) -> LogSettings:
     """Settings of the log."""
     return LogSettings(
         file=flags.log_file,
+        directory=flags.log_directory,
         info=flags.log_info,
         warning=flags.log_warning,
         error=flags.log_error,
@@ -130,7 +139,11 @@ def trace_settings(flags: argparse.Namespace) -> TraceSettings:
     """Settings of traces; the last value of a field counts, levels add up."""
     levels = {level for name, level in flags.trace_config if name == "levels"}
     fields = {n: value for n, value in flags.trace_config if n not in ("levels", "mode")}
-    return TraceSettings(**fields, levels=tuple(each for each in LEVELS if each in levels))
+    return TraceSettings(
+        **fields,
+        levels=tuple(each for each in LEVELS if each in levels),
+        directory=flags.log_directory,
+    )
 
 
 def _quantile(text: str) -> float:
@@ -207,6 +220,14 @@ def _add_log_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--log-file", default=defaults.file, metavar="FILE", help="default: the console"
+    )
+    group.add_argument(
+        "--log-directory",
+        type=folder,
+        default=defaults.directory,
+        metavar="DIR",
+        help="clients may name log and trace files below this folder "
+        "(default: none, they may name no other file, as on Triton)",
     )
 
 

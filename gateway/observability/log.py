@@ -12,6 +12,7 @@ from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
 from gateway.errors import Code, InferenceError
+from gateway.observability.client_files import client_file, refused_file
 from gateway.observability.escaping import escaped
 from gateway.settings import LogFormat, LogSettings
 
@@ -39,20 +40,36 @@ class Log:
 
     def __init__(self, settings: LogSettings | None = None) -> None:
         self.settings = settings or LogSettings()
+        self._first_file = self.settings.file
+        self._console: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
         self._installed: list[logging.Handler] = []
         self._on_change: list[Callable[[LogSettings], None]] = []
 
     def install(self, out: TextIO = sys.stdout, err: TextIO = sys.stderr) -> None:
         """Replace the handlers of the root logger; OSError if the file cannot be opened."""
-        self._installed = self._handlers(out, err)
-        root = logging.getLogger()
-        root.handlers[:] = self._installed
-        root.setLevel(logging.WARNING)
+        self._console = (out, err)
+        self._open(self.settings.file)
+        logging.getLogger().setLevel(logging.WARNING)
         self._apply()
 
+    def file_named(self, wanted: object) -> str:
+        """The path of a file that a client names; InferenceError if it may not be the log."""
+        directory = self.settings.directory if self._installed else ""
+        return client_file(wanted, (self._first_file,), directory, "log")
+
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Change fields of the settings, from the next line on."""
-        self.settings = replace(self.settings, **changes)
+        """Change fields of the settings, from the next line on.
+
+        Raises INVALID_ARG for a file that cannot be opened; then nothing changes.
+        """
+        settings = replace(self.settings, **changes)
+        if self._installed and settings.file != self.settings.file:
+            try:
+                self._open(settings.file)
+            except OSError as error:
+                reason = f"it cannot be opened: {error.strerror}"
+                raise refused_file(settings.file, "log", reason) from None
+        self.settings = settings
         if self._installed:
             self._apply()
         for callback in self._on_change:
@@ -62,13 +79,19 @@ class Log:
         """Call a function with the settings after each change."""
         self._on_change.append(callback)
 
-    def _handlers(self, out: TextIO, err: TextIO) -> list[logging.Handler]:
-        if self.settings.file:
-            found: list[logging.Handler] = [
-                LogFile(self.settings.file, encoding="utf-8", errors="replace")
-            ]
+    def _open(self, file: str) -> None:
+        """Replace the handlers; OSError if the file cannot be opened."""
+        before, self._installed = self._installed, self._handlers(file)
+        logging.getLogger().handlers[:] = self._installed
+        for each in before:
+            if isinstance(each, LogFile):
+                each.close()
+
+    def _handlers(self, file: str) -> list[logging.Handler]:
+        if file:
+            found: list[logging.Handler] = [LogFile(file, encoding="utf-8", errors="replace")]
         else:
-            found = [logging.StreamHandler(out), logging.StreamHandler(err)]
+            found = [logging.StreamHandler(each) for each in self._console]
             found[0].addFilter(lambda record: record.levelno < logging.WARNING)
             found[1].addFilter(lambda record: record.levelno >= logging.WARNING)
         for handler in found:
@@ -180,20 +203,19 @@ def show_log_settings(settings: LogSettings) -> dict[str, Any]:
 
 
 def read_log_settings(
-    wanted: Mapping[str, Any], refused_format: Callable[[str], InferenceError]
+    wanted: Mapping[str, Any],
+    refused_format: Callable[[str], InferenceError],
+    file_named: Callable[[object], str],
 ) -> dict[str, Any]:
     """Fields of LogSettings for `Log.change`, from values of the right types.
 
-    Unknown names are ignored. Raises UNSUPPORTED for the file, INVALID_ARG for a level beyond
-    32 bits, and the error of `refused_format` for an unknown format.
+    Unknown names are ignored. Raises INVALID_ARG for a level beyond 32 bits, the error of
+    `refused_format` for an unknown format, and that of `file_named` (`Log.file_named`).
     """
+    found: dict[str, Any] = {}
     if FILE in wanted:
-        raise InferenceError(
-            Code.UNSUPPORTED, "log file location can not be updated through network protocol"
-        )
-    found: dict[str, Any] = {
-        field: wanted[name] for name, field in BOOLEANS.items() if name in wanted
-    }
+        found["file"] = file_named(wanted[FILE])
+    found |= {field: wanted[name] for name, field in BOOLEANS.items() if name in wanted}
     if VERBOSE in wanted:
         found["verbose_level"] = _level(wanted[VERBOSE])
     if FORMAT in wanted:

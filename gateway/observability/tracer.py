@@ -3,13 +3,15 @@
 import itertools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from gateway.errors import Code, InferenceError
+from gateway.observability.client_files import client_file, refused_file
 from gateway.observability.escaping import escaped
 from gateway.observability.trace import LEVELS, Trace, TraceFile
 from gateway.settings import TraceSettings
@@ -30,6 +32,7 @@ log = logging.getLogger("sluice.trace")
 NUMBER = re.compile(r"-?[0-9]{1,32}")
 
 ALL_MODELS = ""
+MOST_FILES = 64
 PIECE_CHARS = 256 * 1024
 """Size of the pieces in which the file without a number grows."""
 MOST_CHARS = 16 * 1024 * 1024
@@ -48,16 +51,17 @@ def show_trace_settings(settings: TraceSettings) -> dict[str, str | list[str]]:
     }
 
 
-def read_trace_settings(wanted: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
+def read_trace_settings(
+    wanted: Mapping[str, Sequence[str] | None],
+    file_named: Callable[[Sequence[str] | None], str | None],
+) -> dict[str, Any]:
     """Fields of TraceSettings for `Tracer.update`; None clears one. Unknown names are ignored.
 
-    Raises INVALID_ARG for an invalid value, UNSUPPORTED for the file.
+    Raises INVALID_ARG for an invalid value, and the error of `file_named` (`Tracer.file_named`).
     """
-    if FILE in wanted:
-        raise InferenceError(
-            Code.UNSUPPORTED, "trace file location can not be updated through network protocol"
-        )
     found: dict[str, Any] = {}
+    if FILE in wanted:
+        found["file"] = file_named(wanted[FILE])
     if LEVEL in wanted:
         found |= _level_change(wanted[LEVEL])
     for name, (field, least, largest) in BOUNDS.items():
@@ -184,9 +188,9 @@ class Tracer:
 
     def __init__(self, settings: TraceSettings | None = None) -> None:
         self._start = settings or TraceSettings()
-        self._file = TraceFile(self._start.file)
+        self._files: dict[str, TraceFile] = {}
         self._chosen: dict[str, dict[str, Any]] = {ALL_MODELS: {}}
-        self._samplings = {ALL_MODELS: TraceSampling(self._start, self._file)}
+        self._samplings = {ALL_MODELS: self._sampling(self._start)}
         self._numbers = itertools.count(1)
         self.on = self._samplings[ALL_MODELS].on
         if self._start.levels and not self.on:
@@ -204,6 +208,24 @@ class Tracer:
     def settings(self, model: str = ALL_MODELS) -> TraceSettings:
         """The setting in force for a model, by default for models without their own."""
         return (self._samplings.get(model) or self._samplings[ALL_MODELS]).settings
+
+    def file_named(self, wanted: Sequence[str] | None) -> str | None:
+        """The path of a file that a client names, None for no own one of the setting.
+
+        Raises InferenceError if traces may not be written there: a file of another kind is never
+        replaced by one of traces.
+        """
+        directory = self._start.directory
+        if wanted is None and directory:
+            return None
+        name = wanted[0] if wanted and len(wanted) == 1 else None
+        path = client_file(name, self._files, directory, "trace")
+        if path not in self._files and Path(path).exists():
+            raise refused_file(path, "trace", "it exists, expected a new file")
+        if path not in self._files and len(self._files) >= MOST_FILES:
+            reason = f"there are {MOST_FILES} files of traces, the most of this server"
+            raise refused_file(path, "trace", reason)
+        return path
 
     def update(self, model: str, changes: Mapping[str, Any]) -> None:
         """Set fields of TraceSettings; None resets one.
@@ -231,7 +253,8 @@ class Tracer:
         """Write all held traces, and complete the file."""
         for sampling in self._samplings.values():
             sampling.retire()
-        self._file.close()
+        for file in self._files.values():
+            file.close()
 
     def _effective(self, model: str, chosen: Mapping[str, Any], *, counted: bool) -> TraceSettings:
         """With `counted`, the model's own count continues instead of starting again."""
@@ -246,9 +269,13 @@ class Tracer:
         self._chosen.pop(model, None)
         if chosen or model == ALL_MODELS:
             self._chosen[model] = chosen
-            self._samplings[model] = TraceSampling(settings, self._file)
+            self._samplings[model] = self._sampling(settings)
         if before is not None:
             before.retire()
+
+    def _sampling(self, settings: TraceSettings) -> TraceSampling:
+        file = self._files.setdefault(settings.file, TraceFile(settings.file))
+        return TraceSampling(settings, file)
 
     def _look(self) -> None:
         self.on = any(sampling.on for sampling in self._samplings.values())

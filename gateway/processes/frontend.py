@@ -1,12 +1,14 @@
 """Frontend process: the listeners, whose calls the server answers."""
 
 import asyncio
+import logging
 import pickle
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from gateway.errors import InferenceError
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Transport
 from gateway.frontends.http.listener import HttpListener
@@ -16,7 +18,9 @@ from gateway.processes.grpc import relaying
 from gateway.processes.http import HttpRelay
 from gateway.processes.messages import FrontendKind
 from gateway.processes.relayed_call import RelayedCalls
-from gateway.settings import GrpcSettings, HttpSettings
+from gateway.settings import GrpcSettings, HttpSettings, LogSettings
+
+log = logging.getLogger("sluice.server")
 
 
 class Frontend:
@@ -95,11 +99,17 @@ class Frontend:
         elif frame.kind == FrontendKind.DROP_HALF and self._http is not None:
             self._http.drop_half_requests()
         elif frame.kind == FrontendKind.LOG:
-            self._log.change(asdict(pickle.loads(frame.payload)))
+            self._change_log(pickle.loads(frame.payload))
         elif frame.kind == FrontendKind.STOP_GRPC and self._grpc is not None:
             self._grpc_stop.set()
         elif frame.kind == FrontendKind.CUT_OFF and self._grpc is not None:
             tasks.create_task(self._grpc.cut_off(read_number(frame.payload) / 1000))
+
+    def _change_log(self, settings: LogSettings) -> None:
+        try:
+            self._log.change(asdict(settings))
+        except InferenceError as error:
+            log.error("log settings not changed", extra={"reason": error.reason})
 
     async def _stop_with_server(self, channel: Channel) -> None:
         """Stop all listeners immediately after a disconnect of the server."""

@@ -17,6 +17,7 @@ from gateway.frontends.grpc.unary_infer import UnaryInferRpcs
 from gateway.models.model_folder import FILE_PREFIX, Override
 from gateway.observability.log import (
     BOOLEANS,
+    FILE,
     FORMAT,
     VERBOSE,
     read_log_settings,
@@ -170,7 +171,7 @@ class Servicer:
     ) -> pb.LogSettingsResponse:
         log = self._dataplane.log
         wanted = {name: _log_value(name, value) for name, value in request.settings.items()}
-        log.change(read_log_settings(wanted, _refused_format))
+        log.change(read_log_settings(wanted, _refused_format, log.file_named))
         response = pb.LogSettingsResponse()
         for name, value in show_log_settings(log.settings).items():
             setattr(response.settings[name], VARIANTS[type(value)], value)
@@ -185,7 +186,7 @@ class Servicer:
         wanted = {name: list(each.value) or None for name, each in request.settings.items()}
         tracer = self._dataplane.tracer
         if wanted:
-            tracer.update(model, read_trace_settings(wanted))
+            tracer.update(model, read_trace_settings(wanted, tracer.file_named))
         response = pb.TraceSettingResponse()
         for name, found in show_trace_settings(tracer.settings(model)).items():
             response.settings[name].value.extend([found] if isinstance(found, str) else found)
@@ -281,6 +282,8 @@ def _refuse_repository(name: str) -> None:
 
 
 def _log_value(name: str, value: Any) -> Any:
+    if name == FILE:
+        return value.string_param if value.HasField("string_param") else None
     if name not in KINDS:
         return value
     variant, kind = KINDS[name]

@@ -32,7 +32,13 @@ from gateway.frontends.http.request_scope import (
     version_of,
 )
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
-from gateway.observability.tracer import BOUNDS, LEVEL, read_trace_settings, show_trace_settings
+from gateway.observability.tracer import (
+    BOUNDS,
+    FILE,
+    LEVEL,
+    read_trace_settings,
+    show_trace_settings,
+)
 from gateway.settings import HttpSettings
 
 CANCEL = "/requests/{request_id:path}/cancel"
@@ -166,7 +172,8 @@ class LogRoutes:
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         given = {name: value for name, value in members.items() if value is not None}
         note_change(request.scope, {"settings": given})
-        self._log.change(read_log_settings(_checked(given), refused_format))
+        wanted = read_log_settings(_checked(given), refused_format, self._log.file_named)
+        self._log.change(wanted)
         return await self.show(request)
 
 
@@ -209,7 +216,8 @@ class TraceRoutes:
         members = await decoded(self._threads, request.scope, parse_json_object, body)
         note_change(request.scope, {"settings": members})
         wanted = {name: _texts(name, value) for name, value in members.items()}
-        self._dataplane.tracer.update(model, read_trace_settings(wanted))
+        tracer = self._dataplane.tracer
+        tracer.update(model, read_trace_settings(wanted, tracer.file_named))
         return self._settings(model)
 
     def _model(self, request: Request) -> str:
@@ -224,6 +232,8 @@ class TraceRoutes:
 
 def _texts(name: str, value: Any) -> Sequence[str] | None:
     """A value of a trace setting as texts; InferenceError INTERNAL for one of another kind."""
+    if name == FILE and value is not None:
+        return [value] if isinstance(value, str) else []
     if value is None or name not in {LEVEL, *BOUNDS}:
         return None
     if name != LEVEL:

@@ -116,5 +116,22 @@ def test_time_limits_of_http_have_defaults_and_0_turns_each_off() -> None:
     assert parse("--http-body-idle-secs=2.5").http.limits.body_idle_secs == 2.5
 
 
+@pytest.mark.parametrize("flag", ["--audit-log", "--api-keys"])
+def test_clients_cannot_name_the_other_files_of_the_server(tmp_path: Path, flag: str) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for file in (folder / "a", folder / "inner" / "a", tmp_path / "link" / "a"):
+        with pytest.raises(InferenceError, match=f"^{flag} {file} is below --log-directory"):
+            parse(f"--log-directory={folder}", f"{flag}={file}")
+    parse(f"--log-directory={folder}", f"{flag}={tmp_path}/logs2/a")
+    parse(f"{flag}={folder}/a")
+
+
+def test_the_audit_log_is_a_file() -> None:
+    assert parse().audit_log is None
+    assert parse("--audit-log=a/b").audit_log == Path("a/b")
+
+
 def test_port_0_is_allowed() -> None:
     assert parse("--http-port=0").http.port == 0

@@ -1,6 +1,7 @@
 """The flags about metrics, logs and traces, and the settings they become."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,16 @@ def test_a_level_may_be_a_boolean(text: str, level: int) -> None:
 @pytest.mark.parametrize("arguments", ["--log-verbose=-1", "--log-verbose=x", "--log-format=x"])
 def test_a_log_flag_that_cannot_be_is_refused(arguments: str) -> None:
     assert arguments.partition("=")[0] in refused(arguments)
+
+
+def test_the_folder_of_files_that_clients_name_is_that_of_logs_and_of_traces(
+    tmp_path: Path,
+) -> None:
+    flags = parsed(f"--log-directory={tmp_path}")
+    assert telemetry_flags.log_settings(flags).directory == str(tmp_path)
+    assert telemetry_flags.trace_settings(flags).directory == str(tmp_path)
+    text = f"'{tmp_path}/missing' is no folder, expected one that exists"
+    assert text in refused(f"--log-directory={tmp_path}/missing")
 
 
 @pytest.mark.parametrize(("value", "escape"), [("0", False), ("1", True)])

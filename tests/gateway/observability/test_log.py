@@ -292,7 +292,7 @@ def test_settings_become_fields_and_unknown_ones_are_ignored() -> None:
         "log_format": "ISO8601",
         "nope": 1,
     }
-    assert read_log_settings(wanted, refused) == {
+    assert read_log_settings(wanted, refused, Log().file_named) == {
         "info": False,
         "warning": True,
         "error": False,
@@ -320,5 +320,5 @@ def test_settings_become_fields_and_unknown_ones_are_ignored() -> None:
 )
 def test_an_invalid_setting_is_refused(wanted: dict[str, object], code: Code, text: str) -> None:
     with pytest.raises(InferenceError) as caught:
-        read_log_settings(wanted, refused)
+        read_log_settings(wanted, refused, Log().file_named)
     assert (caught.value.code, caught.value.message) == (code, text)

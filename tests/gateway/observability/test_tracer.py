@@ -329,7 +329,7 @@ def test_no_level_is_shown_as_off() -> None:
 def test_settings_become_fields(
     wanted: dict[str, Sequence[str] | None], found: dict[str, Any]
 ) -> None:
-    assert read_trace_settings(wanted) == found
+    assert read_trace_settings(wanted, Tracer().file_named) == found
 
 
 def rate(text: str) -> str:
@@ -378,5 +378,5 @@ def test_an_invalid_setting_is_refused(
     name: str, values: Sequence[str] | None, code: Code, text: str
 ) -> None:
     with pytest.raises(InferenceError) as caught:
-        read_trace_settings({name: values})
+        read_trace_settings({name: values}, Tracer().file_named)
     assert (caught.value.code, caught.value.message) == (code, text)
