@@ -68,6 +68,13 @@ def test_the_laptops_lock_is_the_extra_with_all_that_its_packages_require() -> N
     assert pinned > NOT_REQUIRED
 
 
+def test_the_lock_of_the_audit_has_the_packages_of_its_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = dict(pin.split()[0].split("==") for pin in pins("requirements-audit.lock"))
+    for each in map(Requirement, project["optional-dependencies"]["audit"]):
+        assert each.specifier.contains(pinned[each.name])
+
+
 def test_the_extra_for_laptops_has_the_engine() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"

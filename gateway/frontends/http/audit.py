@@ -1,6 +1,7 @@
 """Lines of the audit log for changes over HTTP."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -84,4 +85,6 @@ class _Answer:
 
     @property
     def error(self) -> str:
-        return str(orjson.loads(self._body)["error"]) if self._body else ""
+        with suppress(ValueError, LookupError, TypeError):
+            return str(orjson.loads(self._body)["error"])
+        return ""
