@@ -135,14 +135,15 @@ async def _run_server(settings: Settings, log: Any) -> None:
 def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any]) -> None:
     addresses = {each: getattr(settings, each).address for each in ports}
     places = {name: netloc(_local(addresses[name]), port) for name, port in ports.items()}
+    web = "http://" if settings.http.tls is None else "https://"
     for name, place in places.items():
-        scheme = "" if name == "grpc" else "http://"
+        scheme = "" if name == "grpc" else web
         sys.stderr.write(f"{name:>8}  {scheme}{place}\n")
     chats = [
         model.name for model in models if any(i.name == "messages" for i in model.config.input)
     ]
     if chats and "http" in places:
-        url = f"http://{places['http']}/v2/models/{chats[0]}/generate_stream"
+        url = f"{web}{places['http']}/v2/models/{chats[0]}/generate_stream"
         sys.stderr.write(f"\nStream tokens:\n\n  curl -N {url} -d '{CHAT}'\n\n")
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def no_longer_valid() -> InferenceError:
-    """The error of a request whose API key was revoked or has expired since it was sent."""
+    """The error of a request whose credential was revoked or has expired since it was sent."""
     return InferenceError(Code.CANCELLED, "the credential of the request is no longer valid")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from starlette.types import ASGIApp
@@ -13,7 +14,7 @@ from gateway.frontends.grpc.server import GrpcServer, local_transport
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
-from gateway.metrics_page import no_reading
+from gateway.metrics_page import MetricsPage, access_reading, no_reading
 from gateway.observability.statistics import FrontendsReading
 from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
@@ -22,6 +23,7 @@ from gateway.policy.key_file import KeyFileError
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import GrpcSettings, HttpSettings, Settings
 from gateway.storage.store import KEPT
+from gateway.tls.certificates import Certificates
 
 log = logging.getLogger("sluice.server")
 
@@ -60,7 +62,8 @@ class Processes(Protocol):
 async def bound(server: Server) -> "BoundListeners":
     """The listeners of a server, which do not answer yet.
 
-    Raises StartFailed if an address is in use, or the key file or the key set cannot be used.
+    Raises StartFailed if an address is in use, or the key file, the key set or a certificate cannot
+    be used.
     """
     return BoundListeners(server, await _credentials(server.settings))
 
@@ -68,7 +71,7 @@ async def bound(server: Server) -> "BoundListeners":
 class BoundListeners(Listeners):
     """HTTP, gRPC and the metrics page, each if its setting is enabled.
 
-    Raises StartFailed if an address is in use.
+    Raises StartFailed if an address is in use, or a certificate cannot be used.
     """
 
     def __init__(self, server: Server, credentials: Credentials | None = None) -> None:
@@ -79,6 +82,7 @@ class BoundListeners(Listeners):
         self._followers: list[asyncio.Task[None]] = []
         self.ports: dict[str, int] = {}
         self._credentials = credentials
+        self._certificates: list[Certificates] = []
         try:
             self._bind(server.settings)
         except OSError as error:
@@ -99,6 +103,7 @@ class BoundListeners(Listeners):
         if self._credentials is not None:
             following = self._credentials.follow(self._server.dataplane.abandon_invalid)
             self._followers.append(tasks.create_task(following))
+        self._followers += [tasks.create_task(each.follow()) for each in self._certificates]
 
     def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         """Accept no more connections."""
@@ -119,22 +124,32 @@ class BoundListeners(Listeners):
     def _bind(self, settings: Settings) -> None:
         dataplane, recordings = self._server.dataplane, self._server.recordings
         http, processes = settings.http, self._processes
+        certificates = Certificates(http.tls) if http.tls is not None else None
+        if certificates is not None:
+            self._certificates.append(certificates)
         if http.enabled:
             playground = PlaygroundRoutes(dataplane, settings) if http.playground else None
             app = build_app(dataplane, http, settings.id, playground, recordings, self._credentials)
-            self._http.append(processes.http(app, http) if processes else _listener(app, http))
+            self._http.append(
+                processes.http(app, http) if processes else _listener(app, http, certificates)
+            )
             self.ports["http"] = self._http[-1].port
         if settings.metrics.enabled:
-            page = build_metrics_app(
+            page = MetricsPage(
                 dataplane,
                 settings.metrics,
                 self._server.read_cache,
                 recordings.reading,
                 processes.reading if processes else no_reading,
-                self._credentials,
+                partial(access_reading, dataplane.audit, self._credentials, self._certificates),
+            )
+            metrics_app = build_metrics_app(
+                page, None if settings.metrics.open else self._credentials
             )
             listening = listening_at(settings.metrics.address, settings.metrics.port)
-            self._http.append(HttpListener(page, listening, limits=http.limits))
+            self._http.append(
+                HttpListener(metrics_app, listening, limits=http.limits, certificates=certificates)
+            )
             self.ports["metrics"] = self._http[-1].port
         if settings.grpc.enabled:
             transport = processes.grpc if processes else local_transport
@@ -143,6 +158,8 @@ class BoundListeners(Listeners):
                 self._credentials,
             )
             self.ports["grpc"] = self._grpc.port
+            if self._grpc.certificates is not None:
+                self._certificates.append(self._grpc.certificates)
 
 
 async def _credentials(settings: Settings) -> Credentials | None:
@@ -208,7 +225,9 @@ def _processes(server: Server) -> Processes:
     return ProcessListeners(server.settings.frontends, server.dataplane.log)
 
 
-def _listener(app: ASGIApp, settings: HttpSettings) -> HttpListener:
+def _listener(
+    app: ASGIApp, settings: HttpSettings, certificates: Certificates | None
+) -> HttpListener:
     """The application behind its port; OSError if the address is in use."""
     listening = listening_at(settings.address, settings.port)
     return HttpListener(
@@ -216,5 +235,6 @@ def _listener(app: ASGIApp, settings: HttpSettings) -> HttpListener:
         listening,
         settings.send_timeout_secs,
         settings.limits,
+        certificates=certificates,
         header_names=bool(settings.header_forward_pattern),
     )

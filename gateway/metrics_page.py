@@ -1,6 +1,7 @@
 """The metrics page: readings of the server's parts, rendered for Prometheus."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from gateway.dataplane import DataPlane
 from gateway.models.model import Model
@@ -16,10 +17,12 @@ from gateway.observability.statistics import (
 from gateway.policy.audit import AuditLog
 from gateway.policy.credentials import Credentials
 from gateway.settings import MetricsSettings
+from gateway.tls.certificates import Certificates
 
 CacheReader = Callable[[], CacheReading | None]
 RecordingsReader = Callable[[], RecordingsReading | None]
 FrontendsReader = Callable[[], FrontendsReading | None]
+AccessReader = Callable[[], AccessReading]
 
 
 def no_reading() -> None:
@@ -36,14 +39,14 @@ class MetricsPage:
         cache: CacheReader = no_reading,
         recordings: RecordingsReader = no_reading,
         frontends: FrontendsReader = no_reading,
-        credentials: Credentials | None = None,
+        access: AccessReader | None = None,
     ) -> None:
         self._dataplane = dataplane
         self._settings = settings
         self._cache = cache
         self._recordings = recordings
         self._frontends = frontends
-        self._credentials = credentials
+        self._access = access or partial(access_reading, dataplane.audit)
         self._machine = Machine(settings)
 
     async def render(self) -> bytes:
@@ -56,7 +59,7 @@ class MetricsPage:
             self._cache(),
             self._recordings(),
             self._frontends(),
-            _access(self._credentials, self._dataplane.audit),
+            self._access(),
         )
         found += self._machine.families()
         if self._machine.gpus is not None:
@@ -64,11 +67,19 @@ class MetricsPage:
         return render(found)
 
 
-def _access(credentials: Credentials | None, audit: AuditLog | None) -> AccessReading:
+def access_reading(
+    audit: AuditLog | None,
+    credentials: Credentials | None = None,
+    certificates: Sequence[Certificates] = (),
+) -> AccessReading:
+    """The values of the audit log, the credentials and the certificates of a server."""
     refusals = {} if credentials is None else credentials.refusals
+    failures = {} if credentials is None else dict(credentials.reload_failures)
+    if certificates:
+        failures["certificates"] = sum(each.failures.count for each in certificates)
     return AccessReading(
         refusals={(wire, each.value): count for (wire, each), count in refusals.items()},
-        reload_failures={} if credentials is None else credentials.reload_failures,
+        reload_failures=failures,
         audit_failures=None if audit is None else audit.failures,
     )
 

@@ -29,12 +29,28 @@ class HttpTimeLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """Paths of PEM files; `wire` is the protocol in the names of their options: http or grpc.
+
+    If it is `mutual`, clients need a certificate of an authority in `root`; otherwise `root` may
+    be "".
+    """
+
+    wire: str
+    cert: str
+    key: str
+    root: str = ""
+    mutual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     """The HTTP frontend. Port 0 picks a free one; sizes are bytes, times seconds.
 
     `header_forward_pattern` is a regular expression, "" for none. `playground` is the page at `/`.
     Requests of an area in `restrictions` need its header; `control` is for those that change the
-    server. Pages of `cors_origins` may read responses, `*` for those of all origins.
+    server. Pages of `cors_origins` may read responses, `*` for those of all origins. With `tls` the
+    metrics page has it, too.
     """
 
     enabled: bool = True
@@ -48,6 +64,7 @@ class HttpSettings:
     send_timeout_secs: float = 30.0
     limits: HttpTimeLimits = field(default_factory=HttpTimeLimits)
     cors_origins: frozenset[str] = frozenset()
+    tls: TlsSettings | None = None
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
 
@@ -77,20 +94,6 @@ class CompressionLevel(StrEnum):
     LOW = "low"
     MEDIUM = "medium"
     HIGH = "high"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcTlsSettings:
-    """Paths of PEM files.
-
-    If it is `mutual`, clients need a certificate of an authority in `root`; otherwise `root` may
-    be "".
-    """
-
-    cert: str
-    key: str
-    root: str = ""
-    mutual: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,7 @@ class GrpcSettings:
     send_timeout_secs: float = 30.0
     header_forward_pattern: str = ""
     compression: CompressionLevel = CompressionLevel.NONE
-    tls: GrpcTlsSettings | None = None
+    tls: TlsSettings | None = None
     keepalive: GrpcKeepaliveSettings = field(default_factory=GrpcKeepaliveSettings)
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)

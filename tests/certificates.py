@@ -1,10 +1,12 @@
 """Certificates that a test makes, by the command line of OpenSSL."""
 
+import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1"
+NAMES = "DNS:localhost,IP:127.0.0.1,IP:::1"
+LEAF = "basicConstraints=critical,CA:FALSE"
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -26,13 +28,44 @@ class Authority:
         self._key = folder / "root.key"
         _request(self.root, self._key, "authority", "-x509", "-addext", "keyUsage=keyCertSign")
 
-    def issue(self, name: str) -> Certificate:
-        """A new certificate with the names of this machine."""
-        found = Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
-        signed = ("-x509", "-CA", str(self.root), "-CAkey", str(self._key))
-        plain = ("-addext", "basicConstraints=critical,CA:FALSE", "-addext", NAMES)
-        _request(found.cert, found.key, name, *signed, *plain)
+    def issue(self, name: str, names: str = NAMES) -> Certificate:
+        """A new certificate with a CN and subject alternative names, by default this machine's.
+
+        "" is no name of that kind.
+        """
+        found = self._files(name or "unnamed")
+        signed = ("-x509", "-CA", str(self.root), "-CAkey", str(self._key), "-addext", LEAF)
+        more = ("-addext", f"subjectAltName={names}") if names else ()
+        _request(found.cert, found.key, name, *signed, *more)
         return found
+
+    def issue_expired(self, name: str) -> Certificate:
+        """A certificate that has expired a day ago."""
+        found = self._files(name)
+        request = found.cert.with_suffix(".csr")
+        _request(request, found.key, name)
+        signed = ("-CA", str(self.root), "-CAkey", str(self._key), "-days", "-1")
+        _openssl("x509", "-req", "-in", str(request), *signed, "-out", str(found.cert))
+        return found
+
+    def client(self, certificate: Certificate | None = None) -> ssl.SSLContext:
+        """The context of a client that trusts this authority."""
+        found = ssl.create_default_context(cafile=str(self.root))
+        if certificate is not None:
+            found.load_cert_chain(certificate.cert, certificate.key)
+        return found
+
+    def _files(self, name: str) -> Certificate:
+        file = name.replace("/", "-").replace("\\", "")
+        return Certificate(self._folder / f"{file}.pem", self._folder / f"{file}.key")
+
+
+def replace_files(old: Certificate, new: Certificate) -> None:
+    """Replace the files of a certificate by those of another one, each at once."""
+    for source, target in ((new.cert, old.cert), (new.key, old.key)):
+        copy = target.with_suffix(".copy")
+        copy.write_bytes(source.read_bytes())
+        copy.replace(target)
 
 
 def encrypted(key: Path) -> Path:
@@ -44,7 +77,9 @@ def encrypted(key: Path) -> Path:
 
 def _request(cert: Path, key: Path, name: str, *more: str) -> None:
     paths = ("-out", str(cert), "-keyout", str(key))
-    _openssl("req", *KEY, *paths, "-days", "2", "-subj", f"/CN={name}", *more)
+    subject = f"/CN={name}" if name else "/"
+    days = ("-days", "2") if "-x509" in more else ()
+    _openssl("req", *KEY, *paths, *days, "-subj", subject, *more)
 
 
 def _openssl(*arguments: str) -> None:

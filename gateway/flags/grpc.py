@@ -3,6 +3,8 @@
 import argparse
 
 from gateway.errors import Code, InferenceError
+from gateway.flags.tls import add_flags as add_tls_flags
+from gateway.flags.tls import tls_settings
 from gateway.flags.values import (
     add_listener,
     add_restrictions,
@@ -20,7 +22,6 @@ from gateway.settings import (
     CompressionLevel,
     GrpcKeepaliveSettings,
     GrpcSettings,
-    GrpcTlsSettings,
     GrpcTransport,
 )
 
@@ -67,7 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     add_restrictions(group, RESTRICTED, f"the metadata {GRPC_PREFIX}NAME")
-    _add_tls_flags(group)
+    add_tls_flags(group, "grpc")
     _add_keepalive_flags(group)
     _add_flags_without_effect(group)
 
@@ -84,7 +85,7 @@ def grpc_settings(flags: argparse.Namespace) -> GrpcSettings:
         header_forward_pattern=flags.grpc_header_forward_pattern,
         compression=CompressionLevel(flags.grpc_infer_response_compression_level),
         restrictions=restrictions(RESTRICTED, flags.grpc_restricted_protocol, "protocol"),
-        tls=_tls(flags),
+        tls=tls_settings(flags, "grpc"),
         keepalive=_keepalive(flags),
     )
 
@@ -101,46 +102,6 @@ def _address(text: str) -> str:
             Code.INVALID_ARG, f"--grpc-address '{text}' has no path, expected such as unix:/run/s"
         )
     return UNIX + path
-
-
-def _add_tls_flags(group: "argparse._ArgumentGroup") -> None:
-    add_truth(group, "--grpc-use-ssl", False, "serve over TLS")
-    add_truth(
-        group, "--grpc-use-ssl-mutual", False, "serve over TLS, only to clients with a certificate"
-    )
-    for name, text in (
-        ("server-cert", "certificate chain of the server"),
-        ("server-key", "private key of the server's certificate"),
-        ("root-cert", "authorities of clients' certificates"),
-    ):
-        group.add_argument(
-            f"--grpc-{name}", default="", metavar="PEM", help=f"{text} (default: none)"
-        )
-
-
-def _tls(flags: argparse.Namespace) -> GrpcTlsSettings | None:
-    mutual = flags.grpc_use_ssl_mutual
-    if not (flags.grpc_use_ssl or mutual):
-        return None
-    found = GrpcTlsSettings(
-        cert=flags.grpc_server_cert,
-        key=flags.grpc_server_key,
-        root=flags.grpc_root_cert,
-        mutual=mutual,
-    )
-    asked = "--grpc-use-ssl-mutual" if mutual else "--grpc-use-ssl"
-    _require_pem(asked, "--grpc-server-cert", found.cert)
-    _require_pem(asked, "--grpc-server-key", found.key)
-    if mutual:
-        _require_pem(asked, "--grpc-root-cert", found.root)
-    return found
-
-
-def _require_pem(asked: str, flag: str, path: str) -> None:
-    if not path:
-        raise InferenceError(
-            Code.INVALID_ARG, f"{asked} needs {flag}, the path of a PEM file; none is given"
-        )
 
 
 def _add_keepalive_flags(group: "argparse._ArgumentGroup") -> None:

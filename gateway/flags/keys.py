@@ -37,7 +37,9 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         help="90d, 12h, 30m, 4w, or a time as 2027-01-31T00:00:00Z (default: never)",
     )
     new.add_argument("--note", default="-", metavar="TEXT", help="a remark for the list")
-    listing = actions.add_parser("list", help="list the keys, without their secrets")
+    listing = actions.add_parser(
+        "list", help="list the keys, without their secrets, and certificates"
+    )
     _add_file(listing)
     revoke = actions.add_parser("revoke", help="remove a key; its requests in flight end")
     _add_file(revoke)

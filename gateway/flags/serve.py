@@ -11,6 +11,8 @@ from gateway.flags import json_web_tokens as jwt_flags
 from gateway.flags import models as model_flags
 from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.devices import add_gpu_flags, gpu_settings
+from gateway.flags.tls import add_flags as add_tls_flags
+from gateway.flags.tls import tls_settings
 from gateway.flags.values import (
     add_control,
     add_listener,
@@ -75,6 +77,7 @@ def settings(flags: argparse.Namespace) -> Settings:
             first_response_secs=flags.http_first_response_secs,
             keep_alive_secs=flags.http_keep_alive_secs,
             send_timeout_secs=flags.send_timeout_secs,
+            tls=tls_settings(flags, "http"),
             restrictions=restrictions(RESTRICTED, flags.http_restricted_api, "api"),
             control=changes,
             cors_origins=origins(flags),
@@ -139,6 +142,7 @@ def _add_http_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_restrictions(group, RESTRICTED, "the header NAME")
     add_origins(group)
+    add_tls_flags(group, "http")
     _add_time_limits(group, defaults.limits)
 
 

@@ -113,10 +113,11 @@ FRONTEND_COUNTERS = {
     "gateway_frontend_restarts_total": "Frontend processes started in place of one that ended"
 }
 ACCESS_COUNTERS = {
-    "gateway_auth_failures_total": "Requests refused for their API key or token, by wire and "
-    "reason",
+    "gateway_auth_failures_total": "Requests refused for their credential, by wire and reason",
     "gateway_keys_reload_failures_total": "Changed key files that could not be used",
     "gateway_jwks_reload_failures_total": "JWK sets that could not be fetched or used",
+    "gateway_certificates_reload_failures_total": "Changed certificates of TLS that could not be "
+    "used",
     "gateway_audit_failures_total": "Changes of the server without a line in the audit log",
 }
 NAMES_BY_KIND = {

@@ -299,9 +299,10 @@ class FrontendsReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessReading:
-    """The values of credentials and of the audit log, empty or None without them.
+    """The values of credentials, TLS and the audit log, empty or None without them.
 
-    `refusals` are refused requests by wire and reason, `reload_failures` by `keys` and `jwks`.
+    `refusals` are refused requests by wire and reason, `reload_failures` those by `keys`, `jwks`
+    and `certificates`.
     """
 
     refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -1,26 +1,30 @@
-"""The API keys of a server: those of a key file, which is read again after a change."""
+"""API keys and certificates of a key file, which is read again after a change."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import time
 
 from gateway.policy.caller import Caller
 from gateway.policy.key_file import KeyReader, read_key_file
-from gateway.policy.keys import ApiKey, KeyTable
+from gateway.policy.keys import ApiKey, KeyTable, ListedCertificate
 from gateway.policy.watched_file import LOOK_SECS, ReloadFailures, WatchedFile
 
 log = logging.getLogger("sluice.server")
 
 
 class ApiKeys:
-    """The keys of a file; KeyFileError if it cannot be used at first, as in `WatchedFile`."""
+    """The keys and certificates of a file.
+
+    KeyFileError if it cannot be used at first, as in `WatchedFile`.
+    """
 
     def __init__(self, path: Path) -> None:
         reader = KeyReader()
         self._path = path
-        self._file = WatchedFile(path, lambda file: reader.read(read_key_file(file)), "key file")
+        failures = ReloadFailures("key file refused", file=str(path))
+        self._file = WatchedFile([path], lambda: reader.read(read_key_file(path)), failures)
         self._log_read()
 
     @property
@@ -29,14 +33,19 @@ class ApiKeys:
         return self._file.failures
 
     @property
-    def count(self) -> int:
-        """The number of keys."""
-        return len(self._file.value.keys)
+    def counts(self) -> Mapping[str, int]:
+        """The number of keys, and that of certificates, as fields of a log line."""
+        found = self._file.value
+        return {"keys": len(found.keys), "certificates": len(found.certificates)}
 
     def find(self, given: bytes, now: float) -> Caller | None:
         """The caller with a key of the file; the time is that of a wrong key."""
         found = self._file.value.find(given, now)
         return None if found is None else found.caller
+
+    def find_certificate(self, name: str) -> ListedCertificate | None:
+        """The entry of the certificates with a name, also one that has expired."""
+        return self._file.value.certificates.get(name)
 
     async def follow(self, on_invalid: Callable[[], None]) -> None:
         """Read the file again within LOOK_SECS and the time of reading, whenever it changes.
@@ -56,19 +65,21 @@ class ApiKeys:
                 self.failures.note(error)
                 continue
             looked, compared = now, table
-            for key in invalid:
-                key.caller.valid = False
+            for each in invalid:
+                each.caller.valid = False
             if invalid:
                 on_invalid()
 
     def _log_read(self) -> None:
-        log.info("key file read", extra={"file": str(self._path), "keys": self.count})
+        log.info("key file read", extra={"file": str(self._path), **self.counts})
 
 
-def _invalid(before: KeyTable, after: KeyTable, since: float, until: float) -> Sequence[ApiKey]:
-    """The keys that the next table does not have as they were, and those that expired meanwhile."""
+def _invalid(
+    before: KeyTable, after: KeyTable, since: float, until: float
+) -> Sequence[ApiKey | ListedCertificate]:
+    """Those that the next table does not have as they were, and those that expired meanwhile."""
     found = [each for each in before.expiring if since < each.expires <= until]
     if before is not after:
-        kept = after.keys
-        found += [key for name, key in before.keys.items() if kept.get(name) is not key]
+        kept = {id(each) for each in after.listed()}
+        found += [each for each in before.listed() if id(each) not in kept]
     return found

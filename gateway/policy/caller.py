@@ -30,10 +30,10 @@ class Caller:
     """The sender of a request.
 
     It is `local` if it is on this machine, and no page of another origin. `foreign` is the header
-    of such a page, "" for none. `tenant` and `roles` (values of `Role`) are those of its API key or
-    token, empty without; `key_id` is that of its API key, "" for a token. It is `valid` until the
-    key or the token is revoked or expires. `models` matches the names of the models that exist for
-    it; None matches all.
+    of such a page, "" for none. `tenant` and `roles` (values of `Role`) are those of its API key,
+    token or listed certificate, empty without; `key_id` is that of its API key, or the name of its
+    certificate, "" for a token. It is `valid` until the credential is revoked or expires. `models`
+    matches the names of the models that exist for it; None matches all.
     """
 
     local: bool = False
@@ -163,7 +163,7 @@ def _values(headers: Sequence[tuple[str, str]], wanted: str) -> Sequence[str]:
     return [value.lower() for name, value in headers if name == wanted]
 
 
-def shown(value: str) -> str:
-    """The value of a header for an error: its first characters, printable ASCII."""
+def shown(value: str, most: int = SHOWN_CHARS) -> str:
+    """The first characters of a client's text; those that are not printable ASCII are `?`."""
     plain = (each if each.isascii() and each.isprintable() else "?" for each in value)
-    return "".join(plain)[:SHOWN_CHARS]
+    return "".join(plain)[:most]

@@ -1,4 +1,4 @@
-"""Credentials of requests: API keys and tokens, and what their roles may do in each area."""
+"""Credentials of requests: API keys, tokens, certificates, and the areas of their roles."""
 
 import asyncio
 from collections import Counter
@@ -8,8 +8,9 @@ from time import time
 from typing import NamedTuple, Protocol
 
 from gateway.policy.areas import Area
-from gateway.policy.caller import Caller
-from gateway.policy.keys import Role
+from gateway.policy.caller import Caller, shown
+from gateway.policy.certificates import KINDS
+from gateway.policy.keys import ListedCertificate, Role
 from gateway.policy.watched_file import ReloadFailures
 
 AUTHORIZATION = b"authorization"
@@ -17,6 +18,8 @@ NAMES = frozenset({AUTHORIZATION, b"x-api-key", b"api-key"})
 """Headers with a credential."""
 METADATA = frozenset(each.decode() for each in NAMES)
 """The same as metadata of gRPC."""
+SHOWN_CHARS = 256
+"""Of the name of a certificate in an error."""
 
 MAY_READ: Mapping[Area, frozenset[Role]] = {
     Area.METADATA: frozenset(Role),
@@ -43,7 +46,7 @@ class Reason(Enum):
 
 
 class KeyRefusal(NamedTuple):
-    """The refusal of a request, with the text for its client; the caller if its key is valid."""
+    """The refusal of a request, with its text; the caller if its credential is valid."""
 
     reason: Reason
     message: str
@@ -64,6 +67,13 @@ class CredentialSource(Protocol):
         """Read its keys again; `on_invalid` is called when callers are no longer valid."""
 
 
+class KeySource(CredentialSource, Protocol):
+    """API keys, and the certificates that are listed with them."""
+
+    def find_certificate(self, name: str) -> ListedCertificate | None:
+        """The entry of the certificates with a name, also one that has expired."""
+
+
 class Wording(NamedTuple):
     """The words for the credentials of a server in the texts of refusals."""
 
@@ -82,10 +92,13 @@ OF_BOTH = Wording(
 
 
 class Credentials:
-    """The API keys of a server, its JSON Web Tokens, or both; `refusals` are by wire and reason."""
+    """The API keys and certificates of a server, its JSON Web Tokens, or both.
+
+    `refusals` are by wire and reason.
+    """
 
     def __init__(
-        self, keys: CredentialSource | None = None, tokens: CredentialSource | None = None
+        self, keys: KeySource | None = None, tokens: CredentialSource | None = None
     ) -> None:
         self._keys = keys
         self._tokens = tokens
@@ -100,9 +113,19 @@ class Credentials:
         return {name: each.failures.count for name, each in found.items() if each is not None}
 
     def check(
-        self, given: Sequence[tuple[bytes, bytes]], roles: frozenset[Role]
+        self,
+        given: Sequence[tuple[bytes, bytes]],
+        roles: frozenset[Role],
+        certificate: str | None = None,
     ) -> Caller | KeyRefusal:
-        """The caller of a request with these headers of NAMES, if it has one of the roles."""
+        """The caller of a request with these headers of NAMES, if it has one of the roles.
+
+        `certificate` is the identity of the client's certificate, None without mutual TLS. One that
+        is listed decides, and not the credential in a header; one there of another tenant makes the
+        request malformed.
+        """
+        if certificate is not None and self._keys is not None:
+            return self._check_certified(self._keys, certificate, given, roles)
         if len(given) != 1:
             return self._check_several(given, roles)
         name, value = given[0]
@@ -120,6 +143,29 @@ class Credentials:
         async with asyncio.TaskGroup() as tasks:
             for each in self._sources:
                 tasks.create_task(each.follow(on_invalid))
+
+    def _check_certified(
+        self,
+        keys: KeySource,
+        name: str,
+        given: Sequence[tuple[bytes, bytes]],
+        roles: frozenset[Role],
+    ) -> Caller | KeyRefusal:
+        found = self.check(given, roles)
+        reason = found.reason if isinstance(found, KeyRefusal) else None
+        listed = keys.find_certificate(name)
+        if listed is None:
+            return self._missing(_fault_of(name)) if reason is Reason.MISSING else found
+        if reason is Reason.MALFORMED:
+            return found
+        other = found.caller if isinstance(found, KeyRefusal) else found
+        if other is not None and other.tenant != listed.tenant:
+            certificate, credential = _named(listed.caller), _named(other)
+            text = f"the {certificate} and the {credential} are of two tenants, expected one"
+            return KeyRefusal(Reason.MALFORMED, text)
+        if listed.expires <= time():
+            return KeyRefusal(Reason.WRONG, f"the {_named(listed.caller)} is no longer valid here")
+        return _permitted(listed.caller, roles)
 
     def _check_several(
         self, given: Sequence[tuple[bytes, bytes]], roles: frozenset[Role]
@@ -144,11 +190,11 @@ class Credentials:
         caller = None if source is None else source.find(credential, time())
         if caller is None:
             return KeyRefusal(Reason.WRONG, f"the {self._words.name} is not valid")
-        return _forbidden(caller, roles) if roles.isdisjoint(caller.roles) else caller
+        return _permitted(caller, roles)
 
-    def _missing(self) -> KeyRefusal:
+    def _missing(self, fault: str = "") -> KeyRefusal:
         name, _, expected = self._words
-        return KeyRefusal(Reason.MISSING, f"the {name} is missing, {expected}")
+        return KeyRefusal(Reason.MISSING, f"the {name} is missing{fault}, {expected}")
 
     def _malformed(self, has: str) -> KeyRefusal:
         return KeyRefusal(Reason.MALFORMED, f"the request has {has}, {self._words.expected}")
@@ -167,11 +213,27 @@ def _is_token(credential: bytes) -> bool:
     return credential.startswith(b"eyJ") and credential.count(b".") == 2
 
 
-def _forbidden(caller: Caller, roles: frozenset[Role]) -> KeyRefusal:
-    name = f"API key '{caller.key_id}'" if caller.key_id else "token"
+def _permitted(caller: Caller, roles: frozenset[Role]) -> Caller | KeyRefusal:
+    """The caller, if it has one of the roles."""
+    if not roles.isdisjoint(caller.roles):
+        return caller
     has = f"has the role {_listed(caller.roles)}" if caller.roles else "has no role"
-    text = f"the {name} {has}, expected {_listed(roles)}"
+    text = f"the {_named(caller)} {has}, expected {_listed(roles)}"
     return KeyRefusal(Reason.FORBIDDEN, text, caller)
+
+
+def _named(caller: Caller) -> str:
+    """The credential of a caller; the name of a certificate has its kind in front."""
+    if caller.key_id.startswith(KINDS):
+        return f"certificate '{shown(caller.key_id, SHOWN_CHARS)}'"
+    return f"API key '{caller.key_id}'" if caller.key_id else "token"
+
+
+def _fault_of(name: str) -> str:
+    """The fault of a certificate that is not listed."""
+    if not name:
+        return " and the certificate has no URI, DNS name or CN"
+    return f" and the certificate '{shown(name, SHOWN_CHARS)}' is not listed"
 
 
 def _listed(roles: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""Key files: TOML with tables `[[keys]]`, which have digests of the keys only."""
+"""Key files: TOML with tables `[[keys]]`, which have digests only, and `[[certificates]]`."""
 
 import fcntl
 import json
@@ -17,18 +17,30 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gateway.policy.keys import NAME, NAME_FORM, PREFIX, ApiKey, KeyTable, Role
+from gateway.policy.certificates import KINDS, normal
+from gateway.policy.keys import (
+    NAME,
+    NAME_FORM,
+    PREFIX,
+    ApiKey,
+    KeyTable,
+    ListedCertificate,
+    Role,
+)
 
-KEYS = "keys"
+KEYS, CERTIFICATES = TABLES = ("keys", "certificates")
 ID = re.compile(r"[A-Z2-7]{8}")
 ID_FORM = "8 of A to Z and 2 to 7"
 HASH = re.compile(r"sha256:([0-9a-f]{64})")
 HASH_FORM = "sha256: and 64 hexadecimal digits"
 TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}")
 TEXT_FORM = "a text of 1 to 256 characters without control characters"
-FIELDS = ("id", "hash", "tenant", "roles", "expires", "note")
-REQUIRED = ("id", "hash", "tenant")
-BEGIN_OF_KEY = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\]", re.M)
+SAN = re.compile(rf"(?:{'|'.join(KINDS)}){TEXT.pattern}")
+SAN_FORM = "URI:, DNS: or CN: and the name in the certificate, at most 256 characters"
+OF_BOTH = ("tenant", "roles", "expires", "note")
+FIELDS = {KEYS: ("id", "hash", *OF_BOTH), CERTIFICATES: ("san", *OF_BOTH)}
+REQUIRED = {KEYS: ("id", "hash", "tenant"), CERTIFICATES: ("san", "tenant")}
+BEGIN_OF_TABLE = re.compile(rf"^[ \t]*\[\[[ \t]*(?:{'|'.join(TABLES)})[ \t]*\]\]", re.M)
 LINE_OF_KEY = re.compile(r"^[ \t]*[^#\s].*$", re.M)
 """A line that is neither empty nor a comment."""
 NEW_MODE = 0o600
@@ -93,19 +105,23 @@ def _check_file(found: os.stat_result, path: Path, *, public: bool) -> None:
         )
 
 
+Listed = ApiKey | ListedCertificate
+
+
 class KeyReader:
     """Reads the texts of a key file.
 
-    Parts that were in the last text are not parsed again, and keys that are equal are the same.
+    Parts that were in the last text are not parsed again. Keys that are equal are the same, as are
+    certificates.
     """
 
     def __init__(self) -> None:
-        self._known: Mapping[bytes, ApiKey] = {}
-        self._last: Mapping[str, ApiKey] = {}
+        self._known: Mapping[bytes, Listed] = {}
+        self._last: Mapping[str, Listed] = {}
 
     def read(self, text: str) -> KeyTable:
         """The table of a text; KeyFileError if a part of it is wrong."""
-        found: dict[str, ApiKey] = {}
+        found: dict[str, Listed] = {}
         try:
             known = dict(self._read_parts(text, found))
         except NO_TOML:
@@ -114,41 +130,52 @@ class KeyReader:
             found, known = {}, {}
             _add_document(_parsed(text), found)
         last = self._last
-        keys = {name: last[name] if last.get(name) == key else key for name, key in found.items()}
-        self._known = {mark: keys[key.id] for mark, key in known.items()}
-        self._last = keys
-        return KeyTable(keys.values())
+        listed = {name: last[name] if last.get(name) == new else new for name, new in found.items()}
+        self._known = {mark: listed[_name_of(each)] for mark, each in known.items()}
+        self._last = listed
+        return KeyTable(
+            (each for each in listed.values() if isinstance(each, ApiKey)),
+            (each for each in listed.values() if isinstance(each, ListedCertificate)),
+        )
 
-    def _read_parts(self, text: str, found: dict[str, ApiKey]) -> Iterator[tuple[bytes, ApiKey]]:
-        """Read the parts, which begin with a key each; yields keys by a digest of their part."""
-        starts = [0, *(each.start() for each in BEGIN_OF_KEY.finditer(text)), len(text)]
+    def _read_parts(self, text: str, found: dict[str, Listed]) -> Iterator[tuple[bytes, Listed]]:
+        """Read the parts, which begin with a table each; yields those by a digest of their part."""
+        starts = [0, *(each.start() for each in BEGIN_OF_TABLE.finditer(text)), len(text)]
         for start, end in pairwise(starts):
             part = text[start:end].strip()
             mark = blake2b(part.encode(), digest_size=16).digest()
-            if key := self._known.get(mark):
-                _add_key(key, found)
+            if listed := self._known.get(mark):
+                _add(listed, found)
             else:
-                document = tomllib.loads(part)
+                document, before = tomllib.loads(part), len(found)
                 _add_document(document, found)
-                if len(document.get(KEYS, ())) == 1:
-                    key = next(reversed(found.values()))
-            if key is not None:
-                yield mark, key
+                if len(found) == before + 1:
+                    listed = next(reversed(found.values()))
+            if listed is not None:
+                yield mark, listed
 
 
-def _add_document(document: Mapping[str, Any], found: dict[str, ApiKey]) -> None:
-    _refuse_unknown(document, (KEYS,), "the file")
-    keys = document.get(KEYS, [])
-    if not isinstance(keys, list):
-        raise KeyFileError(f"'{KEYS}' is no list of tables, expected [[{KEYS}]]")
-    for fields in keys:
-        _add_key(_key(fields, f"key {len(found) + 1}"), found)
+def _name_of(listed: Listed) -> str:
+    """The id of a key, or the name of a certificate, which has a colon."""
+    return listed.id if isinstance(listed, ApiKey) else listed.name
 
 
-def _add_key(key: ApiKey, found: dict[str, ApiKey]) -> None:
-    if key.id in found:
-        raise KeyFileError(f"key '{key.id}' is there twice")
-    found[key.id] = key
+def _add_document(document: Mapping[str, Any], found: dict[str, Listed]) -> None:
+    _refuse_unknown(document, TABLES, "the file")
+    for kind, read in ((KEYS, _key), (CERTIFICATES, _certificate)):
+        tables = document.get(kind, [])
+        if not isinstance(tables, list):
+            raise KeyFileError(f"'{kind}' is no list of tables, expected [[{kind}]]")
+        for fields in tables:
+            _add(read(fields, f"{kind.removesuffix('s')} {len(found) + 1}"), found)
+
+
+def _add(listed: Listed, found: dict[str, Listed]) -> None:
+    name = _name_of(listed)
+    if name in found:
+        kind = "key" if isinstance(listed, ApiKey) else "certificate"
+        raise KeyFileError(f"{kind} '{without_secrets(name)}' is there twice")
+    found[name] = listed
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
@@ -165,22 +192,41 @@ def _refuse_unknown(fields: Mapping[str, Any], expected: Collection[str], where:
 
 
 def _key(fields: Any, where: str) -> ApiKey:
-    if not isinstance(fields, dict):
-        raise KeyFileError(f"{where} is no table, expected [[{KEYS}]]")
-    if isinstance(fields.get("id"), str) and ID.fullmatch(fields["id"]):
+    if isinstance(fields, dict) and ID.fullmatch(str(fields.get("id"))):
         where = f"key '{fields['id']}'"
-    _refuse_unknown(fields, FIELDS, where)
-    for name in REQUIRED:
-        if name not in fields:
-            raise KeyFileError(f"{where}: '{name}' is missing")
+    _check_fields(fields, KEYS, where)
     return ApiKey(
         id=_text(fields["id"], ID, f"{where}: 'id'", ID_FORM),
         digest=bytes.fromhex(_text(fields["hash"], HASH, f"{where}: 'hash'", HASH_FORM)[7:]),
-        tenant=_text(fields["tenant"], NAME, f"{where}: 'tenant'", NAME_FORM),
-        roles=frozenset(_roles(fields.get("roles", [Role.INFER]), f"{where}: 'roles'")),
-        expires=_time(fields.get("expires"), f"{where}: 'expires'"),
-        note=_text(fields.get("note", "-"), TEXT, f"{where}: 'note'", TEXT_FORM),
+        **_of_both(fields, where),
     )
+
+
+def _certificate(fields: Any, where: str) -> ListedCertificate:
+    if isinstance(fields, dict) and SAN.fullmatch(str(fields.get("san"))):
+        where = f"certificate '{without_secrets(str(fields['san']))}'"
+    _check_fields(fields, CERTIFICATES, where)
+    name = normal(_text(fields["san"], SAN, f"{where}: 'san'", SAN_FORM))
+    return ListedCertificate(name=name, **_of_both(fields, where))
+
+
+def _check_fields(fields: Any, kind: str, where: str) -> None:
+    if not isinstance(fields, dict):
+        raise KeyFileError(f"{where} is no table, expected [[{kind}]]")
+    _refuse_unknown(fields, FIELDS[kind], where)
+    for name in REQUIRED[kind]:
+        if name not in fields:
+            raise KeyFileError(f"{where}: '{name}' is missing")
+
+
+def _of_both(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The rights in a table, which keys and certificates have."""
+    return {
+        "tenant": _text(fields["tenant"], NAME, f"{where}: 'tenant'", NAME_FORM),
+        "roles": frozenset(_roles(fields.get("roles", [Role.INFER]), f"{where}: 'roles'")),
+        "expires": _time(fields.get("expires"), f"{where}: 'expires'"),
+        "note": _text(fields.get("note", "-"), TEXT, f"{where}: 'note'", TEXT_FORM),
+    }
 
 
 def _text(value: Any, form: re.Pattern[str], where: str, expected: str) -> str:
@@ -239,15 +285,15 @@ def without_key(text: str, key_id: str) -> str:
     before = KeyReader().read(text)
     if key_id not in before.keys:
         raise KeyFileError(f"it has no key '{without_secrets(key_id)}'")
-    left = {name: key for name, key in before.keys.items() if name != key_id}
-    starts = [*(each.start() for each in BEGIN_OF_KEY.finditer(text)), len(text)]
+    left = [each for each in before.listed() if each is not before.keys[key_id]]
+    starts = [*(each.start() for each in BEGIN_OF_TABLE.finditer(text)), len(text)]
     for start, end in pairwise(starts):
         if f'"{key_id}"' not in text[start:end]:
             continue
         ends = max(each.end() for each in LINE_OF_KEY.finditer(text, start, end))
         after = text[:start] + text[ends:].lstrip()
         with suppress(KeyFileError):
-            if KeyReader().read(after).keys == left:
+            if list(KeyReader().read(after).listed()) == left:
                 return after
     raise KeyFileError(f"the lines of key '{key_id}' cannot be found: remove them by hand")
 

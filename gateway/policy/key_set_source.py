@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -61,7 +62,8 @@ class KeySetFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = WatchedFile(path, _read, KIND)
+        failures = ReloadFailures(f"{KIND} refused", file=str(path))
+        self._file = WatchedFile([path], partial(_read, path), failures)
         _log_read(str(path), self.keys)
 
     @property

@@ -1,13 +1,14 @@
 """API keys: `sk-sluice-ID-SECRET-CHECK`, looked up by their public ID, compared by their digest.
 
-The secret has 256 bits; by the check scanners of texts know a key from other words.
+The secret has 256 bits; by the check scanners of texts know a key from other words. Certificates
+are looked up by their name.
 """
 
 import hmac
 import math
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -28,7 +29,7 @@ MAX_KEY_BYTES = 128
 
 
 class Role(StrEnum):
-    """The rights of a key."""
+    """The rights of a key, or of a certificate."""
 
     INFER = "infer"
     OBSERVE = "observe"
@@ -55,6 +56,25 @@ class ApiKey:
         object.__setattr__(self, "caller", caller)
 
 
+@dataclass(frozen=True, slots=True)
+class ListedCertificate:
+    """The rights of the certificates with a name; `expires` is in seconds of the Unix epoch.
+
+    `caller` is the sender of all requests with such a certificate.
+    """
+
+    name: str
+    tenant: str
+    roles: frozenset[Role] = frozenset({Role.INFER})
+    expires: float = math.inf
+    note: str = field(default="-", compare=False)
+    caller: Caller = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        caller = Caller(tenant=self.tenant, key_id=self.name, roles=self.roles)
+        object.__setattr__(self, "caller", caller)
+
+
 def new_key() -> tuple[str, str, bytes]:
     """A key, its public id and its digest."""
     key_id = "".join(secrets.choice(ID_CHARACTERS) for _ in range(8))
@@ -72,11 +92,24 @@ def _check(text: str) -> str:
 
 
 class KeyTable:
-    """The keys of a file by their public id; `expiring` are those that are valid for a time."""
+    """The keys of a file by their public id, and the certificates by their name.
 
-    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
+    `expiring` are those that are valid for a time.
+    """
+
+    def __init__(
+        self, keys: Iterable[ApiKey] = (), certificates: Iterable[ListedCertificate] = ()
+    ) -> None:
         self.keys: Mapping[str, ApiKey] = MappingProxyType({each.id: each for each in keys})
-        self.expiring = [each for each in self.keys.values() if each.expires != math.inf]
+        self.certificates: Mapping[str, ListedCertificate] = MappingProxyType(
+            {each.name: each for each in certificates}
+        )
+        self.expiring = [each for each in self.listed() if each.expires != math.inf]
+
+    def listed(self) -> Iterator[ApiKey | ListedCertificate]:
+        """The keys and the certificates."""
+        yield from self.keys.values()
+        yield from self.certificates.values()
 
     def find(self, given: bytes, now: float) -> ApiKey | None:
         """The key that a client gives, if it is valid; the time is that of a wrong one."""

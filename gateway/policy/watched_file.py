@@ -1,16 +1,16 @@
-"""Files that are read again after a change: the key file, and a file with a key set."""
+"""Files that are read again after a change: the key file, a key set, certificates of TLS."""
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from gateway.policy.key_file import KeyFileError
 
 LOOK_SECS = 1.0
-"""The interval of looking for a changed file."""
+"""The interval of looking for changed files."""
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ log = logging.getLogger("sluice.server")
 
 
 class ReloadFailures:
-    """The failures of reading keys again: each is logged and counted, unless it is the last one.
+    """The failures of reading files again: each is logged and counted, unless it is the last one.
 
     `event` is the message of the line, `fields` are its fields.
     """
@@ -31,7 +31,7 @@ class ReloadFailures:
 
     def note(self, error: Exception) -> None:
         """Log and count a failure."""
-        reason = str(error) if isinstance(error, KeyFileError) else repr(error)
+        reason = str(error) if isinstance(error, KeyFileError | OSError) else repr(error)
         if reason != self._last:
             self._last = reason
             self.count += 1
@@ -43,26 +43,32 @@ class ReloadFailures:
 
 
 class WatchedFile(Generic[T]):
-    """The value of a file, which is read again after a change.
+    """The value of one or more files, which are read again after a change.
 
-    KeyFileError if the file cannot be used at first; later one that cannot be used changes nothing.
-    `kind` is the name of the file in the log.
+    The error of `read` if they cannot be used at first; later ones that cannot be used change
+    nothing.
     """
 
-    def __init__(self, path: Path, read: Callable[[Path], T], kind: str) -> None:
-        self._path = path
+    def __init__(
+        self, paths: Sequence[Path], read: Callable[[], T], failures: ReloadFailures
+    ) -> None:
+        self._paths = paths
         self._read = read
-        self._seen = _state_of(path)
-        self.value = read(path)
-        self.failures = ReloadFailures(f"{kind} refused", file=str(path))
+        self._seen = _states_of(paths)
+        self.value = read()
+        self.failures = failures
 
     async def look(self) -> bool:
-        """Read the file if it has changed; whether it has a new value."""
-        seen = await asyncio.to_thread(_state_of, self._path)
+        """Read the files if one has changed; whether there is a new value.
+
+        KeyFileError is noted; after it the files are read only if they change, unless it passes.
+        Another error is raised, and the files are read again by the next look.
+        """
+        seen = await asyncio.to_thread(_states_of, self._paths)
         if seen == self._seen:
             return False
         try:
-            self.value = await asyncio.to_thread(self._read, self._path)
+            self.value = await asyncio.to_thread(self._read)
         except KeyFileError as error:
             self.failures.note(error)
             if not error.passes:
@@ -71,6 +77,10 @@ class WatchedFile(Generic[T]):
         self._seen = seen
         self.failures.clear()
         return True
+
+
+def _states_of(paths: Sequence[Path]) -> Sequence[tuple[int, ...]]:
+    return [_state_of(each) for each in paths]
 
 
 def _state_of(path: Path) -> tuple[int, ...]:

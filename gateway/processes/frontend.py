@@ -19,6 +19,7 @@ from gateway.processes.http import HttpRelay
 from gateway.processes.messages import FrontendKind
 from gateway.processes.relayed_call import RelayedCalls
 from gateway.settings import GrpcSettings, HttpSettings, LogSettings
+from gateway.tls.certificates import Certificates
 
 log = logging.getLogger("sluice.server")
 
@@ -35,6 +36,7 @@ class Frontend:
         self._grpc: Transport | None = None
         self._grpc_stop = asyncio.Event()
         self._ends: list[asyncio.Task[None]] = []
+        self._followers: list[asyncio.Task[None]] = []
         self._log = Log()
 
     async def run(self, connection: socket.socket) -> None:
@@ -50,6 +52,8 @@ class Frontend:
                 running = tasks.create_task(self._run_commands(tasks))
                 await asyncio.wait(self._ends)
                 running.cancel()
+                for each in self._followers:
+                    each.cancel()
             stopping.cancel()
         channel.close()
 
@@ -63,19 +67,28 @@ class Frontend:
             methods = relaying(settings["methods"], calls, grpc_settings.send_timeout_secs)
             bound = socket.socket(fileno=settings["grpc_fd"])
             self._grpc = HyperTransport(methods, grpc_settings, bound)
+            self._follow(self._grpc.certificates, tasks)
             await self._grpc.start()
             self._ends.append(tasks.create_task(self._end_grpc(self._grpc)))
         http_settings: HttpSettings | None = settings["http"]
         if http_settings is not None:
             bound = socket.socket(fileno=settings["http_fd"])
+            tls = http_settings.tls
+            certificates = None if tls is None else Certificates(tls)
+            self._follow(certificates, tasks)
             self._http = HttpListener(
                 HttpRelay(calls),
                 bound,
                 http_settings.send_timeout_secs,
                 http_settings.limits,
+                certificates=certificates,
                 header_names=True,
             )
             self._ends.append(tasks.create_task(self._http.serve()))
+
+    def _follow(self, certificates: Certificates | None, tasks: asyncio.TaskGroup) -> None:
+        if certificates is not None:
+            self._followers.append(tasks.create_task(certificates.follow()))
 
     async def _end_grpc(self, grpc: Transport) -> None:
         """Wait for the stop, and then for the end of the last RPC."""

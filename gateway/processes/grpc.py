@@ -43,6 +43,7 @@ class GrpcCall(RpcCall, ChannelCall):
         self._metadata = read_metadata(head["metadata"])
         self._peer: str = head["peer"]
         self._authority: str = head["authority"]
+        self._certificate: str | None = head.get("certificate")
         secs: float | None = head["secs"]
         self._deadline = None if secs is None else loop.time() + secs
         self._messages: deque[bytes | None] = deque((message, None) if head["whole"] else ())
@@ -64,6 +65,10 @@ class GrpcCall(RpcCall, ChannelCall):
     @property
     def authority(self) -> str:
         return self._authority
+
+    @property
+    def certificate(self) -> str | None:
+        return self._certificate
 
     def time_remaining(self) -> float | None:
         if self._deadline is None:
@@ -212,7 +217,7 @@ class _Relay:
                 return await self._answer(relayed, call)
 
     def _head(self, call: RpcCall, *, whole: bool) -> Mapping[str, Any]:
-        return {
+        found = {
             "path": self._path,
             "metadata": metadata_pairs(call.metadata),
             "peer": call.peer,
@@ -220,6 +225,9 @@ class _Relay:
             "secs": call.time_remaining(),
             "whole": whole,
         }
+        if call.certificate is not None:
+            found["certificate"] = encodable(call.certificate)
+        return found
 
     async def _answer(self, relayed: RelayedCall, call: RpcCall) -> bytes | None:
         messages: list[bytes] = []

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from gateway.frontends.grpc.rpc import Method, Transport
-from gateway.frontends.grpc.sockets import SocketFile, bound, read_certificates, unix_path
+from gateway.frontends.grpc.sockets import SocketFile, bound, unix_path
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
 from gateway.observability.statistics import FrontendsReading
@@ -19,6 +19,7 @@ from gateway.processes.http import HttpCall
 from gateway.processes.messages import FrontendKind
 from gateway.processes.supervisor import FrontendProcess, in_ms
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
+from gateway.tls.certificates import Certificates
 
 Sockets = Sequence[socket.socket]
 """One socket per process; a Unix socket is shared by all."""
@@ -27,7 +28,8 @@ Sockets = Sequence[socket.socket]
 class ProcessListeners:
     """Listeners in `count` frontend processes; their calls are answered in this process.
 
-    Call `http` and `grpc` before `run`; they raise OSError if an address cannot be bound.
+    Call `http` and `grpc` before `run`; they raise OSError if an address cannot be bound, or the
+    TLS files cannot be used.
     """
 
     def __init__(self, count: int, log: Log) -> None:
@@ -58,9 +60,10 @@ class ProcessListeners:
                 f"found {settings.transport}"
             )
         self._settings |= {"grpc": settings, "methods": shapes(methods)}
+        certificates = Certificates(settings.tls) if settings.tls else None
         found = _grpc_sockets(settings, self._count)
         self._sockets["grpc_fd"] = found
-        return ProcessGrpcTransport(self, found, settings)
+        return ProcessGrpcTransport(self, found, settings, certificates)
 
     async def run(self) -> None:
         """Keep the processes running; return when they have ended after the shutdown."""
@@ -130,13 +133,16 @@ class ProcessHttpListener:
 
 
 class ProcessGrpcTransport(Transport):
-    """Transport of gRPC in frontend processes; OSError if the TLS files cannot be used."""
+    """Transport of gRPC in frontend processes, which have the certificates, too."""
 
     def __init__(
-        self, listeners: ProcessListeners, sockets: Sockets, settings: GrpcSettings
+        self,
+        listeners: ProcessListeners,
+        sockets: Sockets,
+        settings: GrpcSettings,
+        certificates: Certificates | None,
     ) -> None:
-        if settings.tls is not None:
-            read_certificates(settings.tls)
+        self.certificates = certificates
         self._listeners = listeners
         self._sockets = sockets
         path = unix_path(settings.address)

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from gateway.frontends.http.request_scope import HEADER_NAMES
+from gateway.frontends.http.request_scope import CERTIFICATE, HEADER_NAMES
 from gateway.processes.channel import FrameKind
 
 Pairs = Sequence[Sequence[str]]
@@ -52,21 +52,29 @@ def written_scope(scope: Scope, *, whole: bool) -> Mapping[str, Any]:
     found["headers"] = text_pairs(scope["headers"])
     found["names"] = [name.decode("latin-1") for name in scope["state"][HEADER_NAMES]]
     found["whole"] = whole
+    if CERTIFICATE in scope["state"]:
+        found[CERTIFICATE] = encodable(scope["state"][CERTIFICATE])
     return found
 
 
 def read_scope(head: Mapping[str, Any], state: dict[str, Any]) -> Scope:
-    """The ASGI scope of `written_scope`, with another `state` plus the original header names."""
+    """The ASGI scope of `written_scope`, with another `state` plus what the connection found.
+
+    That is the original header names, and the identity of the client's certificate, if any.
+    """
     found: dict[str, Any] = {name: head[name] for name in AS_IS}
     found |= {name: head[name].encode("latin-1") for name in AS_TEXT}
     for address in ("client", "server"):
         found[address] = None if found[address] is None else tuple(found[address])
     names = [name.encode("latin-1") for name in head["names"]]
+    state = {**state, HEADER_NAMES: names}
+    if CERTIFICATE in head:
+        state[CERTIFICATE] = head[CERTIFICATE]
     return found | {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "headers": byte_pairs(head["headers"]),
-        "state": {**state, HEADER_NAMES: names},
+        "state": state,
     }
 
 

@@ -63,11 +63,11 @@ def _revoke(parsed: argparse.Namespace) -> None:
 
 
 def table(keys: KeyTable, now: float) -> Table:
-    """A row for each key."""
+    """A row for each key, and for each certificate with its name as the id."""
     found = Table("id", "tenant", "roles", "expires", "note")
-    for key in keys.keys.values():
+    for key in keys.listed():
         found.add_row(
-            key.id,
+            key.id if isinstance(key, ApiKey) else escape(key.name),
             key.tenant,
             ", ".join(sorted(key.roles)),
             _shown_expiry(key.expires, now),

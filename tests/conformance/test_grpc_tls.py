@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from tritonclient.grpc import InferenceServerClient, service_pb2_grpc
+from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from tests.certificates import Authority, Certificate
+from gateway.tls.certificates import LOOK_SECS
+from tests.certificates import Authority, Certificate, replace_files
 from tests.conformance.models import REPEAT, identity
+from tests.conformance.tls import stub
 from tests.rpc import connected, infer_request, streaming
-from tests.serving import WAIT_SECS, Serving, serving, write_model
+from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
 
 TRANSPORTS = ("hyper", "grpcio")
 LARGE = "x" * (1 << 20)
@@ -89,18 +90,6 @@ def client(
         channel_args=[("grpc.use_local_subchannel_pool", 1)],
     ) as found:
         yield found
-
-
-@contextmanager
-def stub(server: Serving, authority: Authority, mine: Certificate | None = None) -> Iterator[Any]:
-    credentials = grpc.ssl_channel_credentials(
-        authority.root.read_bytes(),
-        None if mine is None else mine.key.read_bytes(),
-        None if mine is None else mine.cert.read_bytes(),
-    )
-    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.secure_channel(server.grpc, credentials, options=options) as channel:
-        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def answered(stub: Any, text: str = "x") -> bool:
@@ -219,6 +208,24 @@ def test_a_certificate_of_another_authority_is_refused(
     mine, other = authority.issue("mine"), stranger.issue("other")
     with neighbour(mutual, authority, mine), client(mutual, authority, other) as found:
         assert refused(found)
+
+
+def test_a_certificate_is_replaced_without_a_restart(
+    server: Serving, own: Certificate, authority: Authority
+) -> None:
+    context = authority.client()
+    context.set_alpn_protocols(["h2"])
+
+    def serial() -> str:
+        with session(server, context) as found:
+            return str(found.getpeercert()["serialNumber"])  # type: ignore[index]
+
+    before = serial()
+    with neighbour(server, authority):
+        replace_files(own, authority.issue("replaced"))
+        wait_until(lambda: serial() != before, "new certificate", LOOK_SECS + 1.0)
+        with stub(server, authority) as found:
+            assert answered(found)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -1,4 +1,4 @@
-"""Listeners of servers with JSON Web Tokens: keys that cannot be used end the start."""
+"""Listeners: keys, tokens and certificates that cannot be used end the start, with the reason."""
 
 import sys
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import pytest
 
 from gateway.errors import InferenceError
 from gateway.in_process.server import Server
+from tests.certificates import Authority, Certificate
 from tests.issuer import AUDIENCE, ISSUER, SigningKey, answer, issuer_server, key_set
 
 KEY = SigningKey()
@@ -31,8 +32,13 @@ def options(repository: Path, jwks: str) -> Mapping[str, Any]:
 
 def refusal(repository: Path, jwks: str) -> str:
     """The reason why a server with these keys does not start."""
+    return reason(**options(repository, jwks))
+
+
+def reason(**given: Any) -> str:
+    """The reason why a server with these options does not start."""
     with pytest.raises(InferenceError) as refused:
-        Server(**options(repository, jwks)).start()
+        Server(**given).start()
     return refused.value.message.removeprefix("the server cannot start: ")
 
 
@@ -75,3 +81,31 @@ def test_a_server_without_api_keys_needs_tokens(tmp_path: Path) -> None:
         )
         answered = httpx.get(url, headers={"Authorization": f"Bearer {KEY.token()}"})
         assert answered.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("pem") / "authority")
+
+
+@pytest.fixture(scope="module")
+def own(authority: Authority) -> Certificate:
+    return authority.issue("server")
+
+
+@pytest.mark.parametrize("more", [{}, {"frontends": 1}], ids=str)
+@pytest.mark.parametrize("wire", ["http", "grpc"])
+def test_a_server_with_another_key_does_not_start(
+    tmp_path: Path, authority: Authority, own: Certificate, wire: str, more: dict[str, Any]
+) -> None:
+    other = authority.issue("other")
+    files = {f"{wire}_server_cert": str(own.cert), f"{wire}_server_key": str(other.key)}
+    asked = {f"{wire}_port": 0, f"{wire}_use_ssl": True}
+    said = reason(model_repository=tmp_path, **asked, **files, **more)
+    assert f"--{wire}-server-key '{other.key}' is not the key of the certificate" in said
+
+
+def test_the_metrics_page_has_the_certificate_of_http(tmp_path: Path, own: Certificate) -> None:
+    files = {"http_server_cert": str(own.cert), "http_server_key": str(tmp_path / "absent")}
+    said = reason(model_repository=tmp_path, metrics_port=0, http_use_ssl=True, **files)
+    assert f"--http-server-key '{tmp_path / 'absent'}' cannot be read: No such file" in said

@@ -19,8 +19,10 @@ from gateway.frontends.grpc.rpc import (
     RpcError,
     Transport,
 )
-from gateway.frontends.grpc.sockets import read_certificates, require_free, unix_path
+from gateway.frontends.grpc.sockets import require_free, unix_path
+from gateway.policy.certificates import identity
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
+from gateway.tls.certificates import Certificates, PemFiles
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -32,6 +34,10 @@ Its own limit, 8 KiB, is that of many tokens of authorization.
 """
 RUNNERS = logging.getLogger("grpc._cython.cygrpc")
 """The logger of grpc.aio for the tasks of methods."""
+
+CERTIFICATE = "x509_pem_cert"
+NAMES = ("peer_uri", "peer_dns", "x509_common_name")
+"""The names of a client's certificate in gRPC's authentication context, by the kind of name."""
 
 LEVELS = {level: number for number, level in enumerate(CompressionLevel)}
 """gRPC's numbers of the compression levels (compression_types.h)."""
@@ -57,17 +63,17 @@ class GrpcioTransport(Transport):
         for service, handlers in _handlers(methods, compressed).items():
             self._server.add_registered_method_handlers(service, handlers)
         self._stopped = asyncio.Event()
+        self.certificates = Certificates(settings.tls) if settings.tls else None
         self.port = self._bind(settings)
 
     def _bind(self, settings: GrpcSettings) -> int:
-        credentials = _credentials(settings)
         require_free(settings)
         address = netloc(settings.address, settings.port)
         try:
-            if credentials is None:
+            if self.certificates is None:
                 port = self._server.add_insecure_port(address)
             else:
-                port = self._server.add_secure_port(address, credentials)
+                port = self._server.add_secure_port(address, _credentials(self.certificates))
         except RuntimeError:
             raise OSError(f"cannot listen on {address}: see the log of gRPC") from None
         return 0 if unix_path(settings.address) else port
@@ -104,6 +110,14 @@ class GrpcioCall(RpcCall):
     @property
     def peer(self) -> str:
         return self._context.peer()
+
+    @property
+    def certificate(self) -> str | None:
+        found = self._context.auth_context()
+        if CERTIFICATE not in found:
+            return None
+        kinds = ([each.decode(errors="replace") for each in found.get(kind, ())] for kind in NAMES)
+        return identity(*kinds)
 
     def time_remaining(self) -> float | None:
         remaining: float | None = self._context.time_remaining()
@@ -179,13 +193,32 @@ def _keepalive_options(keepalive: GrpcKeepaliveSettings) -> Iterator[tuple[str, 
         yield "grpc.max_connection_age_grace_ms", keepalive.max_connection_age_grace_ms
 
 
-def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    if settings.tls is None:
-        return None
-    found = read_certificates(settings.tls)
-    return grpc.ssl_server_credentials(
-        [(found.key, found.cert)], found.root or None, require_client_auth=settings.tls.mutual
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(certificates.files),
+        ChangedCertificates(certificates),  # type: ignore[arg-type] # the stubs lack None
+        require_client_authentication=certificates.settings.mutual,
     )
+
+
+def _configuration(files: PemFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], files.root or None)
+
+
+class ChangedCertificates:
+    """The answer to gRPC's core, which asks at each handshake, in a thread of its own."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+        self._given = certificates.files
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        """The certificates, if they have changed since the last call."""
+        found = self._certificates.files
+        if found is self._given:
+            return None
+        self._given = found
+        return _configuration(found)
 
 
 def _handlers(methods: Mapping[str, Method], compressed: bool) -> Mapping[str, Mapping[str, Any]]:

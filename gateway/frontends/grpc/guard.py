@@ -76,7 +76,7 @@ def _headers(rpc: RpcHead) -> Iterator[tuple[str, str]]:
 
 
 class GrpcKeys:
-    """The condition that an RPC has an API key or a token with one of some roles."""
+    """The condition that an RPC has a credential with one of some roles."""
 
     def __init__(self, credentials: Credentials, roles: frozenset[Role]) -> None:
         self._credentials = credentials
@@ -89,7 +89,7 @@ class GrpcKeys:
             for name, value in rpc.metadata
             if name in METADATA
         ]
-        found = self._credentials.check(given, self._roles)
+        found = self._credentials.check(given, self._roles, rpc.certificate)
         if isinstance(found, KeyRefusal):
             rpc.caller = found.caller
             self._credentials.note("grpc", found)

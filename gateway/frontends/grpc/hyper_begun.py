@@ -24,6 +24,7 @@ from gateway.frontends.grpc.hyper_call import (
     HTTP_OK,
     SMALL_BYTES,
     STATUS,
+    Client,
     HyperCall,
     HyperEvent,
     is_whole,
@@ -41,10 +42,8 @@ log = logging.getLogger("sluice.grpc")
 Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
-class RpcOwner(Protocol):
+class RpcOwner(Client, Protocol):
     """The connection of the RPCs."""
-
-    peer: str
 
     def new_call(self, request: Any) -> HyperCall:
         """The call of a request."""
@@ -76,9 +75,9 @@ class BegunCalls:
         return bool(self._calls)
 
     @property
-    def peer(self) -> str:
-        """The address of the client in gRPC's notation."""
-        return self._owner.peer
+    def client(self) -> Client:
+        """The client of the connection."""
+        return self._owner
 
     def begin(self, request: Any, method: Method) -> bool:
         """Begin an RPC; False if it needs a task.
@@ -192,7 +191,11 @@ class BegunHyperCall(BegunCall):
 
     @property
     def peer(self) -> str:
-        return self._calls.peer
+        return self._calls.client.peer
+
+    @property
+    def certificate(self) -> str | None:
+        return self._calls.client.certificate
 
     @property
     def authority(self) -> str:

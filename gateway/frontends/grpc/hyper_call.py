@@ -7,7 +7,7 @@ names of httpunk: its release is pinned, and tests fail if they change.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from httpunk import HeaderMap, HTTPunkError
 from httpunk._backend.asyncio import AsyncioBackend
@@ -52,6 +52,13 @@ SMALL_BYTES = 64 << 10
 """Answers up to this size do not count towards the budget, so they are always sent."""
 
 
+class Client(Protocol):
+    """The client of a connection, as `RpcHead` has it."""
+
+    peer: str
+    certificate: str | None
+
+
 class HyperCall(RpcCall):
     """RPC of httpunk; reading or sending after a reset raises HTTPunkError."""
 
@@ -62,7 +69,7 @@ class HyperCall(RpcCall):
         "_incoming",
         "_loop",
         "_outgoing",
-        "_peer",
+        "_owner",
         "_request",
         "_stream",
         "_threads",
@@ -72,7 +79,7 @@ class HyperCall(RpcCall):
     def __init__(
         self,
         request: Any,
-        peer: str,
+        owner: Client,
         budget: BufferBudget,
         loop: asyncio.AbstractEventLoop,
         threads: Threads,
@@ -82,7 +89,7 @@ class HyperCall(RpcCall):
         self._request = request
         self._incoming = BufferShare(budget)
         self._outgoing = BufferShare(budget)
-        self._peer = peer
+        self._owner = owner
         self._loop = loop
         self._deadline: float | None = None
         self._stream: Any = None
@@ -96,7 +103,11 @@ class HyperCall(RpcCall):
 
     @property
     def peer(self) -> str:
-        return self._peer
+        return self._owner.peer
+
+    @property
+    def certificate(self) -> str | None:
+        return self._owner.certificate
 
     @property
     def authority(self) -> str:

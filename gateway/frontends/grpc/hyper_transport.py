@@ -6,6 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from httpunk import H2Server, HTTPunkError
@@ -16,17 +17,13 @@ from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
-from gateway.frontends.grpc.sockets import (
-    SocketFile,
-    bound,
-    peer_name,
-    read_certificates,
-    speaks_http_2,
-    unix_path,
-)
+from gateway.frontends.grpc.sockets import SocketFile, bound, peer_name, speaks_http_2, unix_path
+from gateway.policy.certificates import identity_of
 from gateway.process_limits import DescriptorReserve
 from gateway.settings import GrpcSettings
 from gateway.threads import Threads, request_threads
+from gateway.tls.certificates import Certificates
+from gateway.tls.connection import TlsPort
 
 BACKLOG = 4096
 """Connections waiting to be accepted; the clients of further ones retry after a second."""
@@ -75,7 +72,8 @@ class HyperTransport(Transport):
         listening: socket.socket | None = None,
     ) -> None:
         self._shared = HyperPort(methods, settings)
-        self._tls = read_certificates(settings.tls).context if settings.tls else None
+        self.certificates = Certificates(settings.tls) if settings.tls else None
+        self._tls = TlsPort(self.certificates, self._shared.reserve) if self.certificates else None
         self._socket = listening or bound(settings)
         path = unix_path(settings.address)
         self._is_unix = bool(path)
@@ -87,16 +85,12 @@ class HyperTransport(Transport):
     async def start(self) -> None:
         loop: Any = asyncio.get_running_loop()
         create = loop.create_unix_server if self._is_unix else loop.create_server
-        self._server = await create(
-            self._connect,
-            sock=self._socket,
-            ssl=self._tls,
-            backlog=BACKLOG,
-            ssl_handshake_timeout=GREETING_SECS if self._tls else None,
-        )
+        self._server = await create(self._connect, sock=self._socket, backlog=BACKLOG)
 
     async def stop(self) -> None:
         self._shared.is_closing = True
+        if self._tls is not None:
+            self._tls.stop()
         self._socket.close() if self._server is None else self._server.close()
         if self._path is not None:
             self._path.remove()
@@ -120,8 +114,9 @@ class HyperTransport(Transport):
         finally:
             self._shared.threads.close()
 
-    def _connect(self) -> "HyperConnection":
-        return HyperConnection(self._shared)
+    def _connect(self) -> asyncio.Protocol:
+        create = partial(HyperConnection, self._shared)
+        return create() if self._tls is None else self._tls.accept(create)
 
 
 @dataclass(slots=True)
@@ -145,6 +140,7 @@ class HyperConnection(H2ServerProtocol):
         self._shared = shared
         self._socket: Any = None
         self.peer = ""
+        self.certificate: str | None = None
         self._bounds: Any = None
         self._begun = BegunCalls(self, shared.settings.compression)
         self._rpcs: set[asyncio.Task[None]] = set()
@@ -152,8 +148,10 @@ class HyperConnection(H2ServerProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._socket = transport
-        address = self._shared.settings.address
-        self.peer = peer_name(transport.get_extra_info("peername"), address)
+        settings, session = self._shared.settings, transport.get_extra_info("ssl_object")
+        self.peer = peer_name(transport.get_extra_info("peername"), settings.address)
+        if settings.tls is not None and settings.tls.mutual:
+            self.certificate = identity_of(session)
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         self._greeting = self._loop.call_later(GREETING_SECS, self._require_greeted)
         self._shared.connections.add(self)
@@ -161,7 +159,7 @@ class HyperConnection(H2ServerProtocol):
         # The connection is kept until its RPCs have ended, also after a disconnect.
         serving: Any = self._serve_task
         serving.add_done_callback(lambda _: self._shared.connections.discard(self))
-        refused = not speaks_http_2(transport.get_extra_info("ssl_object"))
+        refused = not speaks_http_2(session)
         if refused or self._shared.is_closing or self._shared.reserve.drops(transport):
             transport.abort()
 
@@ -274,7 +272,7 @@ class HyperConnection(H2ServerProtocol):
     def new_call(self, request: Any) -> HyperCall:
         """The call of a request."""
         shared = self._shared
-        return HyperCall(request, self.peer, shared.budget, self._loop, shared.threads)
+        return HyperCall(request, self, shared.budget, self._loop, shared.threads)
 
     async def handle(self, request: Any) -> None:
         """Serve one RPC until it is answered or its client disconnects."""

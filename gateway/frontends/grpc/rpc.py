@@ -15,7 +15,6 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from google.protobuf.message import DecodeError
@@ -24,6 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.policy.caller import Caller
 from gateway.threads import LARGE_BYTES
+from gateway.tls.certificates import Certificates
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Pairs of a lower-case name and a value: text, or bytes if the name ends in `-bin`."""
@@ -91,6 +91,11 @@ class RpcHead(ABC):
     def authority(self) -> str:
         """The `:authority` of the RPC; "" if the transport does not have it."""
         return ""
+
+    @property
+    def certificate(self) -> str | None:
+        """The identity of the client's certificate; None without mutual TLS."""
+        return None
 
 
 class RpcCall(RpcHead):
@@ -169,8 +174,7 @@ STATUS = {
 }
 """The status of each code of an InferenceError (v2 protocol)."""
 
-MAX_PLAIN_CHARS = 6144
-MAX_CHARS = 512
+MAX_PLAIN_CHARS, MAX_CHARS = 6144, 512
 """Limits of an error text: clients may refuse trailers above 8 KiB, and percent-encoding turns one
 character into up to twelve bytes."""
 
@@ -185,10 +189,11 @@ def rpc_error(error: InferenceError) -> RpcError:
 class Transport(ABC):
     """Server of methods at one address.
 
-    Needs a running event loop. Raises OSError if the address cannot be bound or the TLS files
-    cannot be used.
+    Needs a running event loop. OSError if the address cannot be bound or the TLS files not used.
     """
 
+    certificates: Certificates | None = None
+    """Those of TLS, to be followed while the server runs."""
     port: int
     """0 for a Unix socket."""
 
@@ -362,15 +367,12 @@ class ParsedMessages:
             self.is_parsing = False
 
 
-NO_BEGINNINGS: Mapping[str, Beginning] = MappingProxyType({})
-
-
 def methods(
     service: Any,
     servicer: object,
     in_bytes: Mapping[str, Parse] | None = None,
     compressing: Collection[str] = (),
-    beginnings: Mapping[str, Beginning] = NO_BEGINNINGS,
+    beginnings: Mapping[str, Beginning] | None = None,
     large: Callable[[str, Parse], ParseLarge] | None = None,
 ) -> Iterator[tuple[str, Method]]:
     """The paths of a service, by its descriptor, with the methods of the servicer.
@@ -379,7 +381,7 @@ def methods(
     names the methods with that property; `beginnings` has those that need no task for some
     messages. `large(name, parser)` gives the parser of large messages of a method.
     """
-    parsers = in_bytes or {}
+    parsers, begun = in_bytes or {}, beginnings or {}
     for described in service.methods:
         name, answer = described.name, GetMessageClass(described.output_type)
         parse = parsers.get(name) or GetMessageClass(described.input_type).FromString
@@ -392,7 +394,7 @@ def methods(
                 client_streams=described.client_streaming,
                 server_streams=described.server_streaming,
                 compresses=name in compressing,
-                beginning=beginnings.get(name),
+                beginning=begun.get(name),
                 parse_large=None if large is None else large(name, parse),
             ),
         )

@@ -18,6 +18,7 @@ from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport
 from gateway.threads import apart
+from gateway.tls.certificates import Certificates
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
@@ -69,6 +70,11 @@ class GrpcServer:
         self._transport = create_transport(access.guarded(self._methods()), settings)
         self.address = settings.address
         self.port = self._transport.port
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """Those of TLS, to be followed while the server runs."""
+        return self._transport.certificates
 
     def _methods(self) -> Mapping[str, Method]:
         names = (DESCRIPTOR.full_name, HEALTH.full_name)

@@ -1,15 +1,12 @@
-"""Listening sockets (TCP or Unix) and TLS certificates of a transport."""
+"""Listening sockets of a transport (TCP or Unix), and the names of its clients."""
 
 import os
-import re
 import socket
-import ssl
 import stat
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from gateway.settings import UNIX, GrpcSettings, GrpcTlsSettings, netloc
+from gateway.settings import UNIX, GrpcSettings, netloc
+from gateway.tls.certificates import ALPN
 
 EVERY_ADDRESS = "::"
 """Every address of IPv6 and IPv4."""
@@ -119,95 +116,9 @@ def _refused(path: str, why: str) -> OSError:
     return OSError(f"cannot listen on {UNIX}{path}: {why}")
 
 
-CERT_FLAG, KEY_FLAG, ROOT_FLAG = "--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"
-HTTP_2 = "h2"
-
-CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----")
-PRIVATE_KEY = re.compile(rb"-----BEGIN (?:\w+ )?PRIVATE KEY-----")
-ENCRYPTED = re.compile(rb"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.M)
-
-
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """A checked certificate, its key and the client authority in PEM; `root` may be empty."""
-
-    cert: bytes
-    key: bytes
-    root: bytes
-    context: ssl.SSLContext
-    """TLS 1.2 or later, with ALPN `h2`."""
-
-
-def read_certificates(settings: GrpcTlsSettings) -> Certificates:
-    """Read and check the files; OSError with the flag, the file, the fault and the fix."""
-    cert = _read(CERT_FLAG, settings.cert)
-    key = _read(KEY_FLAG, settings.key)
-    root = _read(ROOT_FLAG, settings.root) if settings.root else b""
-    _require(CERT_FLAG, settings.cert, CERTIFICATE.search(cert), "certificate")
-    if ENCRYPTED.search(key):
-        _fail(KEY_FLAG, settings.key, "is encrypted; decrypt it: openssl pkey -in KEY -out PLAIN")
-    _require(KEY_FLAG, settings.key, PRIVATE_KEY.search(key), "private key")
-    if settings.root:
-        _require(ROOT_FLAG, settings.root, CERTIFICATE.search(root), "certificate")
-    return Certificates(cert, key, root, _context(settings, root))
-
-
-def _context(settings: GrpcTlsSettings, root: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([HTTP_2])
-    _load_chain(context, settings)
-    if root:
-        _load_root(context, settings.root, root)
-    if settings.mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _load_chain(context: ssl.SSLContext, settings: GrpcTlsSettings) -> None:
-    try:
-        context.load_cert_chain(settings.cert, settings.key)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            _fail(
-                KEY_FLAG,
-                settings.key,
-                f"is not the key of the certificate in {CERT_FLAG} '{settings.cert}'; "
-                "give the two that were made together",
-            )
-        _fail(
-            CERT_FLAG,
-            settings.cert,
-            f"and {KEY_FLAG} '{settings.key}' cannot be used: {error.reason or error}",
-        )
-
-
-def _load_root(context: ssl.SSLContext, path: str, root: bytes) -> None:
-    try:
-        context.load_verify_locations(cadata=root.decode("ascii", "replace"))
-    except ssl.SSLError as error:
-        _fail(ROOT_FLAG, path, f"cannot be used: {error.reason or error}")
-
-
-def _read(flag: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        _fail(flag, path, f"cannot be read: {error.strerror}")
-
-
-def _require(flag: str, path: str, found: object, what: str) -> None:
-    if not found:
-        _fail(flag, path, f"holds no {what} in PEM form (-----BEGIN ...)")
-
-
-def _fail(flag: str, path: str, why: str) -> NoReturn:
-    raise OSError(f"{flag} '{path}' {why}")
-
-
 def speaks_http_2(session: Any) -> bool:
     """Whether a TLS session has agreed on HTTP/2, as gRPC requires; true without TLS."""
-    return session is None or session.selected_alpn_protocol() == HTTP_2
+    return session is None or session.selected_alpn_protocol() == ALPN["grpc"]
 
 
 def peer_name(name: tuple[str, int] | None, listening_at: str) -> str:

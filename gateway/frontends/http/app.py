@@ -24,18 +24,12 @@ from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.request_scope import BeginningApp, StreamHandover, TracedApp
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
-from gateway.metrics_page import (
-    CacheReader,
-    FrontendsReader,
-    MetricsPage,
-    RecordingsReader,
-    no_reading,
-)
+from gateway.metrics_page import MetricsPage
 from gateway.observability.exposition import CONTENT_TYPE
 from gateway.policy.areas import Area
 from gateway.policy.credentials import Credentials
 from gateway.resumption.recordings import Recordings
-from gateway.settings import HttpSettings, MetricsSettings
+from gateway.settings import HttpSettings
 
 
 def build_app(
@@ -104,27 +98,18 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     return error_response(unexpected())
 
 
-def build_metrics_app(
-    dataplane: DataPlane,
-    settings: MetricsSettings,
-    cache: CacheReader = no_reading,
-    recordings: RecordingsReader = no_reading,
-    frontends: FrontendsReader = no_reading,
-    credentials: Credentials | None = None,
-) -> Starlette:
+def build_metrics_app(page: MetricsPage, credentials: Credentials | None = None) -> Starlette:
     """An application with the page `/metrics`, rendered for each request.
 
-    Every other path is an empty page, as on Triton.
+    Every other path is an empty page, as on Triton. Without `credentials` no request needs a key.
     """
-    page = MetricsPage(dataplane, settings, cache, recordings, frontends, credentials)
 
     async def show(request: Request) -> Response:
         return Response(await page.render(), media_type=CONTENT_TYPE)
 
     routes = [Route(path, show, methods=["GET"]) for path in ("/metrics", "/metrics/")]
     other = Route("/{path:path}", _nothing, methods=["GET"])
-    access = HttpAccess(credentials=None if settings.open else credentials)
-    found = access.guarded([*routes, other])
+    found = HttpAccess(credentials=credentials).guarded([*routes, other])
     return Starlette(routes=found, exception_handlers={HTTPException: _no_page})
 
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.frontends.http.audit import HttpAudit
 from gateway.frontends.http.errors import plain_error
-from gateway.frontends.http.request_scope import CALLER, has_origin
+from gateway.frontends.http.request_scope import CALLER, CERTIFICATE, NO_STATE, has_origin
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
 from gateway.policy.audit import AuditLog
 from gateway.policy.caller import caller_of
@@ -52,7 +52,7 @@ class HttpRestriction:
 
 
 class HttpKeys:
-    """The condition that a request has an API key or a token with one of some roles."""
+    """The condition that a request has a credential with one of some roles."""
 
     def __init__(self, credentials: Credentials, roles: frozenset[Role]) -> None:
         self._credentials = credentials
@@ -76,7 +76,8 @@ class HttpKeys:
 
     def _fault(self, scope: Scope) -> KeyRefusal | None:
         given = [each for each in scope["headers"] if each[0] in NAMES]
-        found = self._credentials.check(given, self._roles)
+        certificate = scope.get("state", NO_STATE).get(CERTIFICATE)
+        found = self._credentials.check(given, self._roles, certificate)
         if isinstance(found, KeyRefusal):
             return found
         scope.setdefault("state", {})[CALLER] = found

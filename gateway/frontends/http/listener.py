@@ -5,21 +5,27 @@ import contextlib
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.frontends.http.connection import BoundedProtocol
-from gateway.frontends.http.request_scope import HEADER_NAMES, TracedApp
+from gateway.frontends.http.connection_parts import refusal
+from gateway.frontends.http.request_scope import CERTIFICATE, HEADER_NAMES, TracedApp
+from gateway.policy.certificates import identity_of
 from gateway.process_limits import DescriptorReserve
 from gateway.settings import HttpTimeLimits
+from gateway.tls.certificates import Certificates
+from gateway.tls.connection import TlsPort
 
 BACKLOG = 2048
 SEND_TIMEOUT_SECS = 30.0
 DEFAULT_LIMITS = HttpTimeLimits()
 HALF_REQUESTS_SECS = 0.5
 """Interval of looking for half requests while the last connections end."""
+NO_TLS = "this port is served over TLS, expected https:// in the URL"
 
 
 class _Server(uvicorn.Server):
@@ -64,8 +70,33 @@ class NamingProtocol(BoundedProtocol):
         super().on_header(name, value)
 
 
+class CertifiedProtocol(BoundedProtocol):
+    """The same over mutual TLS; its requests have the identity of the client's certificate."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._certificate = identity_of(transport.get_extra_info("ssl_object"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"][CERTIFICATE] = self._certificate
+
+
+class CertifiedNamingProtocol(NamingProtocol, CertifiedProtocol):
+    """Both of them."""
+
+
+PROTOCOLS = {
+    (False, False): BoundedProtocol,
+    (True, False): NamingProtocol,
+    (False, True): CertifiedProtocol,
+    (True, True): CertifiedNamingProtocol,
+}
+"""The connections of a listener, by `header_names` and mutual TLS."""
+
+
 class HttpListener:
-    """One application, served on one listening socket.
+    """One application, served on one listening socket, over TLS if it has `certificates`.
 
     With `header_names` its requests have the names of their headers as the client wrote them.
     """
@@ -77,17 +108,23 @@ class HttpListener:
         send_timeout_secs: float = SEND_TIMEOUT_SECS,
         limits: HttpTimeLimits = DEFAULT_LIMITS,
         *,
+        certificates: Certificates | None = None,
         header_names: bool = False,
     ) -> None:
         self._socket = listening
         self.port: int = listening.getsockname()[1]
-        protocol = partial(
-            NamingProtocol if header_names else BoundedProtocol,
+        reserve = DescriptorReserve()
+        protocol: Callable[..., asyncio.Protocol] = partial(
+            PROTOCOLS[header_names, certificates is not None and certificates.settings.mutual],
             send_timeout_secs=send_timeout_secs,
             limits=limits,
-            reserve=DescriptorReserve(),
+            reserve=reserve,
             begin=app.begin if isinstance(app, TracedApp) else None,
         )
+        self._tls: TlsPort | None = None
+        if certificates is not None:
+            self._tls = TlsPort(certificates, reserve, refusal(HTTPStatus.BAD_REQUEST, NO_TLS))
+            protocol = partial(_accepted, self._tls, protocol)
         self._server = _Server(_config(app, protocol))
 
     def serve(self) -> Coroutine[Any, Any, None]:
@@ -97,6 +134,8 @@ class HttpListener:
     def stop(self, grace_secs: float) -> None:
         """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
         asyncio.get_running_loop().call_later(grace_secs, self._drop_all)
+        if self._tls is not None:
+            self._tls.stop()
         self._server.stop()
 
     def drop_half_requests(self) -> None:
@@ -122,7 +161,14 @@ class HttpListener:
         return [each for each in found if isinstance(each, BoundedProtocol)]
 
 
-def _config(app: ASGIApp, protocol: Callable[..., BoundedProtocol]) -> uvicorn.Config:
+def _accepted(
+    port: TlsPort, create: Callable[..., asyncio.Protocol], **options: Any
+) -> asyncio.Protocol:
+    """A connection over TLS, as uvicorn creates connections."""
+    return port.accept(partial(create, **options))
+
+
+def _config(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> uvicorn.Config:
     options: dict[str, Any] = {
         "loop": "none",
         "http": protocol,

@@ -57,6 +57,7 @@ HEADER_NAMES: Final = "header_names"
 KNOWN_HEAD: Final = "known_head"
 CALLER: Final = "caller"
 CHANGE: Final = "change"
+CERTIFICATE: Final = "certificate"
 
 
 class RequestState(TypedDict, total=False):
@@ -65,8 +66,8 @@ class RequestState(TypedDict, total=False):
     `header_names` are the names of the request's headers as the client wrote them, in order, if a
     model may get them. `begin_stream` gives back what only short answers need. `known_head` is what
     a route has found in the head of the request; the next request with the same head has it, too.
-    `caller` is absent on a server without API keys. `change` is what the request changes, for the
-    audit log.
+    `caller` is absent on a server without API keys, `certificate`, the identity of the client's
+    certificate, without mutual TLS. `change` is what the request changes, for the audit log.
     """
 
     watch: Watch
@@ -78,6 +79,7 @@ class RequestState(TypedDict, total=False):
     known_head: Any
     caller: Caller
     change: Mapping[str, Any]
+    certificate: str
 
 
 NO_STATE: RequestState = {}

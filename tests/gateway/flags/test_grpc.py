@@ -10,12 +10,9 @@ from gateway.settings import (
     CompressionLevel,
     GrpcKeepaliveSettings,
     GrpcSettings,
-    GrpcTlsSettings,
     GrpcTransport,
     netloc,
 )
-
-PEM = ("--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem")
 
 
 def parse(*arguments: str) -> GrpcSettings:
@@ -111,33 +108,6 @@ def test_an_address_is_shown_with_the_port_it_has(address: str, shown: str) -> N
 def test_a_unix_socket_needs_a_path() -> None:
     with pytest.raises(InferenceError, match="'unix:' has no path, expected such as unix:/run/s"):
         parse("--grpc-address=unix:")
-
-
-def test_tls_is_off_unless_it_is_requested_even_with_files() -> None:
-    assert parse(*PEM, "--grpc-root-cert=root.pem").tls is None
-    assert parse("--grpc-use-ssl=false", "--grpc-use-ssl-mutual=false", *PEM).tls is None
-
-
-def test_mutual_tls_is_tls() -> None:
-    expected = GrpcTlsSettings(cert="cert.pem", key="key.pem")
-    assert parse("--grpc-use-ssl=1", *PEM).tls == expected
-    found = parse("--grpc-use-ssl-mutual=true", *PEM, "--grpc-root-cert=root.pem").tls
-    assert found == GrpcTlsSettings(cert="cert.pem", key="key.pem", root="root.pem", mutual=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "asked", "missing"),
-    [
-        (("--grpc-use-ssl=true",), "--grpc-use-ssl", "--grpc-server-cert"),
-        (("--grpc-use-ssl=true", PEM[0]), "--grpc-use-ssl", "--grpc-server-key"),
-        (("--grpc-use-ssl-mutual=true", *PEM), "--grpc-use-ssl-mutual", "--grpc-root-cert"),
-    ],
-)
-def test_a_file_that_is_missing_is_named(
-    arguments: tuple[str, ...], asked: str, missing: str
-) -> None:
-    with pytest.raises(InferenceError, match=f"^{asked} needs {missing}, the path of a PEM file"):
-        parse(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_page_has_the_documented_metrics_only() -> None:
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
     frontends = FrontendsReading(up=2, restarts=1)
-    failures = {"keys": 0, "jwks": 1}
+    failures = {"keys": 0, "jwks": 1, "certificates": 0}
     access = AccessReading(
         refusals={("http", "wrong"): 1}, reload_failures=failures, audit_failures=0
     )

@@ -17,6 +17,7 @@ from gateway.frontends.http import app
 from gateway.frontends.http.documentation import PAGES
 from gateway.frontends.http.guard import GuardedRoute, HttpAccess
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
+from gateway.metrics_page import MetricsPage
 from gateway.policy.areas import (
     AREA_OF_METHOD,
     AREA_OF_METHOD_CHANGE,
@@ -77,7 +78,7 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> list[Route | GuardedRoute]:
 async def test_the_routes_of_the_table_are_those_of_the_applications(
     routes: list[Route | GuardedRoute],
 ) -> None:
-    page = app.build_metrics_app(dataplane(), MetricsSettings()).router.routes
+    page = app.build_metrics_app(MetricsPage(dataplane(), MetricsSettings())).router.routes
     assert {route.path for route in page} == set(HTTP[Area.METRICS])  # type: ignore[attr-defined]
     paths = {route.path for route in routes}
     assert paths | INFER | set(HTTP[Area.METRICS]) == set(AREA_OF_ROUTE)

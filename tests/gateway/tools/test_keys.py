@@ -96,8 +96,11 @@ def test_the_list_has_every_key_and_no_secret(
         new(capsys, file, "--note=one"),
         new(capsys, file, "--expires=2020-01-01T00:00:00Z"),
     ]
+    with file.open("a") as more:
+        more.write('[[certificates]]\nsan = "CN:[bold]a"\ntenant = "web"\n')
     run("list", "--file", file)
     printed = capsys.readouterr().out
+    assert "CN:[bold]a" in printed
     assert all(key.split("-")[2] in printed for key in keys)
     assert "one" in printed
     assert "never" in printed

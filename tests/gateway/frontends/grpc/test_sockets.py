@@ -1,7 +1,6 @@
-"""Listening sockets, their errors, Unix sockets, TLS files."""
+"""Listening sockets, their errors, Unix sockets."""
 
 import socket
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ from gateway.frontends.grpc.sockets import (
     SocketFile,
     bound,
     peer_name,
-    read_certificates,
     require_free,
     unix_path,
 )
-from gateway.settings import GrpcSettings, GrpcTlsSettings, netloc
-from tests.certificates import Authority, Certificate, encrypted
+from gateway.settings import GrpcSettings, netloc
 
 
 def at(address: str, port: int = 0, *, reuse: bool = False) -> GrpcSettings:
@@ -138,97 +135,3 @@ def test_a_socket_file_is_removed_only_by_its_own_server(tmp_path: Path) -> None
         with bound(at(f"unix:{path}")):
             old.remove()
             assert path.exists()
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pem") / "authority")
-
-
-@pytest.fixture(scope="module")
-def server(authority: Authority) -> Certificate:
-    return authority.issue("server")
-
-
-def read(cert: Path, key: Path, root: Path | str = "", *, mutual: bool = False) -> ssl.SSLContext:
-    settings = GrpcTlsSettings(cert=str(cert), key=str(key), root=str(root), mutual=mutual)
-    return read_certificates(settings).context
-
-
-def tls_refusal(cert: Path, key: Path, root: Path | str = "") -> str:
-    with pytest.raises(OSError, match="--grpc") as caught:
-        read(cert, key, root)
-    return str(caught.value)
-
-
-def test_a_client_certificate_is_required_only_with_mutual_tls(
-    authority: Authority, server: Certificate
-) -> None:
-    assert read(server.cert, server.key).verify_mode is ssl.CERT_NONE
-    assert read(server.cert, server.key, authority.root).verify_mode is ssl.CERT_NONE
-    mutual = read(server.cert, server.key, authority.root, mutual=True)
-    assert mutual.verify_mode is ssl.CERT_REQUIRED
-    assert mutual.minimum_version is ssl.TLSVersion.TLSv1_2
-
-
-def test_files_are_given_on_as_they_are(authority: Authority, server: Certificate) -> None:
-    settings = GrpcTlsSettings(
-        cert=str(server.cert), key=str(server.key), root=str(authority.root), mutual=True
-    )
-    found = read_certificates(settings)
-    paths = (server.cert, server.key, authority.root)
-    assert (found.cert, found.key, found.root) == tuple(path.read_bytes() for path in paths)
-
-
-def test_a_file_that_is_not_there_is_named_with_its_flag(
-    authority: Authority, server: Certificate, tmp_path: Path
-) -> None:
-    absent = tmp_path / "absent.pem"
-    said = f"'{absent}' cannot be read: No such file or directory"
-    assert tls_refusal(absent, server.key) == f"--grpc-server-cert {said}"
-    assert tls_refusal(server.cert, absent) == f"--grpc-server-key {said}"
-    assert tls_refusal(server.cert, server.key, absent) == f"--grpc-root-cert {said}"
-    assert tls_refusal(tmp_path, server.key).endswith("cannot be read: Is a directory")
-
-
-def test_a_file_without_pem_is_refused_with_the_missing_kind(
-    authority: Authority, server: Certificate, tmp_path: Path
-) -> None:
-    other = tmp_path / "other.pem"
-    other.write_bytes(b"\x30\x82 not PEM")
-    for said in (
-        tls_refusal(other, server.key),
-        tls_refusal(server.key, server.key),
-        tls_refusal(server.cert, server.key, other),
-    ):
-        assert said.endswith("holds no certificate in PEM form (-----BEGIN ...)")
-    for said in (tls_refusal(server.cert, other), tls_refusal(server.cert, server.cert)):
-        assert said.endswith("holds no private key in PEM form (-----BEGIN ...)")
-        assert said.startswith("--grpc-server-key ")
-
-
-def test_pem_that_is_broken_is_refused(
-    authority: Authority, server: Certificate, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.pem"
-    broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-    assert tls_refusal(broken, server.key).startswith(f"--grpc-server-cert '{broken}' and ")
-    said = tls_refusal(server.cert, server.key, broken)
-    assert said.startswith(f"--grpc-root-cert '{broken}' cannot be used: ")
-    broken.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
-    assert f"--grpc-server-key '{broken}' cannot be used: " in tls_refusal(server.cert, broken)
-
-
-def test_a_key_of_another_certificate_is_refused(authority: Authority, server: Certificate) -> None:
-    other = authority.issue("other")
-    assert tls_refusal(server.cert, other.key) == (
-        f"--grpc-server-key '{other.key}' is not the key of the certificate in --grpc-server-cert "
-        f"'{server.cert}'; give the two that were made together"
-    )
-
-
-def test_an_encrypted_key_is_refused_without_a_prompt(
-    authority: Authority, server: Certificate
-) -> None:
-    said = tls_refusal(server.cert, encrypted(server.key))
-    assert said.endswith("is encrypted; decrypt it: openssl pkey -in KEY -out PLAIN")

@@ -1,14 +1,21 @@
 """The metrics page: its values are those of the moment of the request."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.app import build_metrics_app
+from gateway.metrics_page import MetricsPage, access_reading
+from gateway.models.model import Model
 from gateway.observability.statistics import CacheReading
+from gateway.policy.audit import AuditLog
+from gateway.policy.watched_file import ReloadFailures
 from gateway.settings import MetricsSettings
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve
@@ -16,11 +23,16 @@ from tests.conftest import Serve
 PLAIN = MetricsSettings(cpu=False, gpu=False)
 
 
+def page_of(*models: Model) -> Starlette:
+    """The application with the page of these models."""
+    return build_metrics_app(MetricsPage(DataPlane(LoadedModels(*models)), PLAIN))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
 async def test_the_page_shows_every_model_as_it_is_now(serve: Serve, path: str) -> None:
     instance = ScriptedInstance()
     model = serve(instance)
-    app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]
+    app = page_of(model)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -41,7 +53,7 @@ async def test_the_page_shows_every_model_as_it_is_now(serve: Serve, path: str) 
 
 
 async def test_the_page_is_only_read() -> None:
-    app = build_metrics_app(DataPlane(LoadedModels()), PLAIN)  # type: ignore[arg-type]
+    app = page_of()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -52,7 +64,7 @@ async def test_the_page_is_only_read() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/other", "/metrics/other"])
 async def test_every_other_page_is_empty(path: str) -> None:
-    app = build_metrics_app(DataPlane(LoadedModels()), PLAIN)  # type: ignore[arg-type]
+    app = page_of()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -62,11 +74,12 @@ async def test_every_other_page_is_empty(path: str) -> None:
 
 
 async def test_the_page_shows_the_machine_and_the_cache() -> None:
-    app = build_metrics_app(
+    page = MetricsPage(
         DataPlane(LoadedModels()),  # type: ignore[arg-type]
         MetricsSettings(gpu=False),
         lambda: CacheReading(entries=7),
     )
+    app = build_metrics_app(page)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -78,7 +91,7 @@ async def test_the_page_shows_the_machine_and_the_cache() -> None:
 
 async def test_tags_of_a_config_are_labels(serve: Serve) -> None:
     model = serve(ScriptedInstance(), config=replace(TEXT, metric_tags={"team": "search"}))
-    app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]
+    app = page_of(model)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -89,7 +102,7 @@ async def test_tags_of_a_config_are_labels(serve: Serve) -> None:
 async def test_a_tag_that_is_not_a_label_keeps_the_page_valid(serve: Serve) -> None:
     tags = {"cost center": 'a "b"\n', "équipe-1": "x"}
     model = serve(ScriptedInstance(), config=replace(TEXT, metric_tags=tags))
-    app = build_metrics_app(DataPlane(LoadedModels(model)), PLAIN)  # type: ignore[arg-type]
+    app = page_of(model)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:
@@ -98,3 +111,25 @@ async def test_a_tag_that_is_not_a_label_keeps_the_page_valid(serve: Serve) -> N
     [sample] = found["nv_inference_count"].samples
     assert sample.labels["_cost_center"] == 'a "b"\n'
     assert sample.labels["_quipe_1"] == "x"
+
+
+async def test_the_page_shows_refused_files_and_the_audit_log(tmp_path: Path) -> None:
+    """That of the server inside a program, which has no ports, shows the audit log."""
+    audit, refused = AuditLog(tmp_path / "audit"), Refused()
+    dataplane = DataPlane(LoadedModels(), audit=audit)  # type: ignore[arg-type]
+    access = partial(access_reading, audit, None, [refused, refused])  # type: ignore[list-item]
+    settings = MetricsSettings(gpu=False)
+    inside = await MetricsPage(dataplane, settings).render()
+    page = await MetricsPage(dataplane, settings, access=access).render()
+    assert b"\ngateway_audit_failures_total 0\n" in inside
+    assert b"\ngateway_certificates_reload_failures_total " not in inside
+    assert b"\ngateway_audit_failures_total 0\n" in page
+    assert b"\ngateway_certificates_reload_failures_total 2\n" in page
+
+
+class Refused:
+    """Certificates that were refused once."""
+
+    def __init__(self) -> None:
+        self.failures = ReloadFailures("refused")
+        self.failures.note(OSError("x"))

@@ -1,0 +1,1 @@
+"""TLS of the ports: certificates, and the connections that use them."""
