@@ -124,7 +124,8 @@ class GrpcSettings:
 
     `address` may also be `unix:` and the path of a socket, which needs no port.
     `header_forward_pattern` is a regular expression, "" for none. RPCs of an area in `restrictions`
-    need its metadata; `control` is for those that change the server.
+    need its metadata; `control` is for those that change the server. A Unix socket has
+    `socket_mode`, by default that of the umask.
     """
 
     enabled: bool = True
@@ -139,6 +140,7 @@ class GrpcSettings:
     keepalive: GrpcKeepaliveSettings = field(default_factory=GrpcKeepaliveSettings)
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
+    socket_mode: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

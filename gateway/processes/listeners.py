@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from gateway.frontends.grpc.rpc import Method, Transport
-from gateway.frontends.grpc.sockets import SocketFile, bound, unix_path
+from gateway.frontends.grpc.sockets import bound
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
 from gateway.observability.statistics import FrontendsReading
@@ -20,6 +20,7 @@ from gateway.processes.messages import FrontendKind
 from gateway.processes.supervisor import FrontendProcess, in_ms
 from gateway.settings import GrpcSettings, GrpcTransport, HttpSettings, LogSettings
 from gateway.tls.certificates import Certificates
+from gateway.unix_socket import SocketFile, unix_path
 
 Sockets = Sequence[socket.socket]
 """One socket per process; a Unix socket is shared by all."""

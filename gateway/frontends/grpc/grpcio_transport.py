@@ -19,10 +19,11 @@ from gateway.frontends.grpc.rpc import (
     RpcError,
     Transport,
 )
-from gateway.frontends.grpc.sockets import require_free, unix_path
+from gateway.frontends.grpc.sockets import require_free
 from gateway.policy.certificates import identity
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
 from gateway.tls.certificates import Certificates, PemFiles
+from gateway.unix_socket import created_with, unix_path
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -70,13 +71,16 @@ class GrpcioTransport(Transport):
         require_free(settings)
         address = netloc(settings.address, settings.port)
         try:
-            if self.certificates is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, _credentials(self.certificates))
+            with created_with(settings.socket_mode):
+                port = self._add_port(address)
         except RuntimeError:
             raise OSError(f"cannot listen on {address}: see the log of gRPC") from None
         return 0 if unix_path(settings.address) else port
+
+    def _add_port(self, address: str) -> int:
+        if self.certificates is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, _credentials(self.certificates))
 
     async def start(self) -> None:
         await self._server.start()

@@ -17,13 +17,14 @@ from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
-from gateway.frontends.grpc.sockets import SocketFile, bound, peer_name, speaks_http_2, unix_path
+from gateway.frontends.grpc.sockets import bound, peer_name, speaks_http_2
 from gateway.policy.certificates import identity_of
 from gateway.process_limits import DescriptorReserve
 from gateway.settings import GrpcSettings
 from gateway.threads import Threads, request_threads
 from gateway.tls.certificates import Certificates
 from gateway.tls.connection import TlsPort
+from gateway.unix_socket import SocketFile, unix_path
 
 BACKLOG = 4096
 """Connections waiting to be accepted; the clients of further ones retry after a second."""

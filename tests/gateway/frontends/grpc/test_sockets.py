@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.frontends.grpc.sockets import (
-    SocketFile,
-    bound,
-    peer_name,
-    require_free,
-    unix_path,
-)
+from gateway.frontends.grpc.sockets import bound, peer_name, require_free
 from gateway.settings import GrpcSettings, netloc
+from gateway.unix_socket import SocketFile, unix_path
 
 
 def at(address: str, port: int = 0, *, reuse: bool = False) -> GrpcSettings:
