@@ -13,9 +13,9 @@ from gateway import __version__
 from gateway.errors import InferenceError
 from gateway.flags import keys as key_flags
 from gateway.flags import serve as flags
-from gateway.flags.values import seconds
+from gateway.flags.values import seconds, url
 from gateway.process_limits import collect_garbage_rarely
-from gateway.settings import ENVIRONMENT, Settings, netloc
+from gateway.settings import ENVIRONMENT, UNIX, Settings, netloc
 from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
 from gateway.tools.chat import options as chat_options
 
@@ -108,6 +108,19 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
         metavar="SECS",
         help="time limit of the import of one backend (seconds, default: %(default)g)",
     )
+    doctor.add_argument(
+        "--url",
+        type=url,
+        default="http://localhost:8000",
+        metavar="URL",
+        help="a running server whose exposure is examined (default: %(default)s)",
+    )
+    doctor.add_argument(
+        "--metrics-url",
+        type=url,
+        metavar="URL",
+        help="its metrics port (default: port 8002 of that host)",
+    )
     doctor.set_defaults(command=_doctor)
 
 
@@ -133,11 +146,11 @@ async def _run_server(settings: Settings, log: Any) -> None:
 
 
 def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any]) -> None:
-    addresses = {each: getattr(settings, each).address for each in ports}
+    addresses = {name: each.address for name, each in settings.listeners.items()}
     places = {name: netloc(_local(addresses[name]), port) for name, port in ports.items()}
     web = "http://" if settings.http.tls is None else "https://"
     for name, place in places.items():
-        scheme = "" if name == "grpc" else web
+        scheme = "" if "grpc" in name or place.startswith(UNIX) else web
         sys.stderr.write(f"{name:>8}  {scheme}{place}\n")
     chats = [
         model.name for model in models if any(i.name == "messages" for i in model.config.input)

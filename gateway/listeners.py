@@ -1,16 +1,18 @@
-"""The ports of a server: HTTP, gRPC and metrics, in this process or in frontend processes."""
+"""The ports of a server: HTTP, gRPC, metrics and admin, here or in frontend processes."""
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from starlette.types import ASGIApp
 
 from gateway.frontends.grpc.rpc import Method, Transport
-from gateway.frontends.grpc.server import GrpcServer, local_transport
+from gateway.frontends.grpc.server import GrpcServer, TransportFactory, local_transport
 from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
@@ -18,12 +20,13 @@ from gateway.metrics_page import MetricsPage, access_reading, no_reading
 from gateway.observability.statistics import FrontendsReading
 from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
-from gateway.policy.credentials import Credentials, CredentialSource
+from gateway.policy.credentials import MAY_READ, Credentials, CredentialSource
 from gateway.policy.key_file import KeyFileError
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import GrpcSettings, HttpSettings, Settings
 from gateway.storage.store import KEPT
 from gateway.tls.certificates import Certificates
+from gateway.unix_socket import OWNER_ONLY, listening_socket, unix_path
 
 log = logging.getLogger("sluice.server")
 
@@ -69,16 +72,17 @@ async def bound(server: Server) -> "BoundListeners":
 
 
 class BoundListeners(Listeners):
-    """HTTP, gRPC and the metrics page, each if its setting is enabled.
+    """HTTP, gRPC, the metrics page and the admin ports, each if its setting is enabled.
 
-    Raises StartFailed if an address is in use, or a certificate cannot be used.
+    The admin ports are always in this process. Raises StartFailed if an address is in use, or a
+    certificate cannot be used.
     """
 
     def __init__(self, server: Server, credentials: Credentials | None = None) -> None:
         self._server = server
         self._processes = _processes(server) if server.settings.frontends else None
         self._http: list[PortOfHttp] = []
-        self._grpc: GrpcServer | None = None
+        self._grpc: list[GrpcServer] = []
         self._followers: list[asyncio.Task[None]] = []
         self.ports: dict[str, int] = {}
         self._credentials = credentials
@@ -97,9 +101,10 @@ class BoundListeners(Listeners):
         for name, port in self.ports.items():
             log.info("listening", extra={"for": name, "port": port})
         _log_open_areas(self._server.settings)
-        if self._grpc is not None:
-            await self._grpc.start()
-            self._followers.append(tasks.create_task(self._grpc.follow_health()))
+        _log_exposure(self._server.settings)
+        for each in self._grpc:
+            await each.start()
+            self._followers.append(tasks.create_task(each.follow_health()))
         if self._credentials is not None:
             following = self._credentials.follow(self._server.dataplane.abandon_invalid)
             self._followers.append(tasks.create_task(following))
@@ -109,57 +114,94 @@ class BoundListeners(Listeners):
         """Accept no more connections."""
         for listener in self._http:
             listener.stop(grace_secs)
-        if self._grpc is not None:
-            tasks.create_task(self._grpc.stop())
+        for each in self._grpc:
+            tasks.create_task(each.stop())
 
     def stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         """Close the remaining connections after the grace period."""
         for listener in self._http:
             asyncio.get_running_loop().call_later(grace_secs, listener.drop_half_requests)
-        if self._grpc is not None:
-            tasks.create_task(self._grpc.cut_off(grace_secs))
-        for each in self._followers:
-            each.cancel()
+        for each in self._grpc:
+            tasks.create_task(each.cut_off(grace_secs))
+        for follower in self._followers:
+            follower.cancel()
 
     def _bind(self, settings: Settings) -> None:
-        dataplane, recordings = self._server.dataplane, self._server.recordings
         http, processes = settings.http, self._processes
         certificates = Certificates(http.tls) if http.tls is not None else None
         if certificates is not None:
             self._certificates.append(certificates)
-        if http.enabled:
-            playground = PlaygroundRoutes(dataplane, settings) if http.playground else None
-            app = build_app(dataplane, http, settings.id, playground, recordings, self._credentials)
-            self._http.append(
-                processes.http(app, http) if processes else _listener(app, http, certificates)
-            )
-            self.ports["http"] = self._http[-1].port
+        if http.enabled and processes:
+            self._add_http("http", processes.http(self._app(settings), http))
+        elif http.enabled:
+            listening = listening_at(http.address, http.port)
+            self._add_http("http", self._listener(settings, listening, certificates))
         if settings.metrics.enabled:
-            page = MetricsPage(
-                dataplane,
-                settings.metrics,
-                self._server.read_cache,
-                recordings.reading,
-                processes.reading if processes else no_reading,
-                partial(access_reading, dataplane.audit, self._credentials, self._certificates),
-            )
-            metrics_app = build_metrics_app(
-                page, None if settings.metrics.open else self._credentials
-            )
-            listening = listening_at(settings.metrics.address, settings.metrics.port)
-            self._http.append(
-                HttpListener(metrics_app, listening, limits=http.limits, certificates=certificates)
-            )
-            self.ports["metrics"] = self._http[-1].port
+            self._add_http("metrics", self._metrics(settings, certificates))
+        if settings.admin is not None:
+            listening = _admin_socket(settings.admin)
+            at_admin = replace(settings, http=settings.admin)
+            self._add_http("admin", self._listener(at_admin, listening, certificates))
         if settings.grpc.enabled:
             transport = processes.grpc if processes else local_transport
-            self._grpc = GrpcServer(
-                *(dataplane, settings.grpc, settings.id, recordings, transport),
-                self._credentials,
-            )
-            self.ports["grpc"] = self._grpc.port
-            if self._grpc.certificates is not None:
-                self._certificates.append(self._grpc.certificates)
+            self._add_grpc("grpc", settings.grpc, transport)
+        if settings.grpc_admin is not None:
+            self._add_grpc("grpc-admin", settings.grpc_admin, local_transport)
+
+    def _app(self, settings: Settings) -> ASGIApp:
+        """An application for one port of HTTP."""
+        http, server = settings.http, self._server
+        playground = PlaygroundRoutes(server.dataplane, settings) if http.playground else None
+        return build_app(
+            *(server.dataplane, http, settings.id),
+            *(playground, server.recordings, self._credentials),
+        )
+
+    def _listener(
+        self, settings: Settings, listening: socket.socket, certificates: Certificates | None
+    ) -> HttpListener:
+        http = settings.http
+        return HttpListener(
+            self._app(settings),
+            listening,
+            http.send_timeout_secs,
+            http.limits,
+            certificates=certificates,
+            header_names=bool(http.header_forward_pattern),
+        )
+
+    def _metrics(self, settings: Settings, certificates: Certificates | None) -> HttpListener:
+        processes, dataplane = self._processes, self._server.dataplane
+        page = MetricsPage(
+            dataplane,
+            settings.metrics,
+            self._server.read_cache,
+            self._server.recordings.reading,
+            processes.reading if processes else no_reading,
+            partial(
+                access_reading,
+                *(self._server.dataplane.audit, self._credentials, self._certificates),
+            ),
+        )
+        app = build_metrics_app(page, None if settings.metrics.open else self._credentials)
+        listening = listening_at(settings.metrics.address, settings.metrics.port)
+        limits = settings.http.limits
+        return HttpListener(app, listening, limits=limits, certificates=certificates)
+
+    def _add_http(self, name: str, listener: PortOfHttp) -> None:
+        self._http.append(listener)
+        self.ports[name] = listener.port
+
+    def _add_grpc(self, name: str, settings: GrpcSettings, transport: TransportFactory) -> None:
+        server = self._server
+        found = GrpcServer(
+            *(server.dataplane, settings, server.settings.id, server.recordings, transport),
+            self._credentials,
+        )
+        self._grpc.append(found)
+        self.ports[name] = found.port
+        if found.certificates is not None:
+            self._certificates.append(found.certificates)
 
 
 async def _credentials(settings: Settings) -> Credentials | None:
@@ -210,13 +252,30 @@ def _log_open_areas(settings: Settings) -> None:
         return
     found = {
         area
-        for wire in (settings.http, settings.grpc)
-        if wire.enabled
+        for wire in (settings.http, settings.grpc, settings.admin, settings.grpc_admin)
+        if wire is not None and wire.enabled and wire.changes
         for area in wire.control.open_areas(wire.address, wire.restrictions)
     }
     if found:
         areas = ",".join(each for each in Area if each in found)
         log.warning("control open", extra={"areas": areas})
+
+
+def _log_exposure(settings: Settings) -> None:
+    """Log what clients of a public server find there."""
+    if not settings.public:
+        return
+    has_metrics = settings.metrics.enabled and not settings.metrics.open
+    with_key = (each for each in MAY_READ if each is not Area.METRICS or has_metrics)
+    admin = (name for name in ("admin", "grpc-admin") if name in settings.listeners)
+    log.info(
+        "server exposed",
+        extra={
+            "without_key": Area.HEALTH,
+            "with_key": ",".join(with_key),
+            "changes_at": ",".join(admin) or "none",
+        },
+    )
 
 
 def _processes(server: Server) -> Processes:
@@ -225,16 +284,9 @@ def _processes(server: Server) -> Processes:
     return ProcessListeners(server.settings.frontends, server.dataplane.log)
 
 
-def _listener(
-    app: ASGIApp, settings: HttpSettings, certificates: Certificates | None
-) -> HttpListener:
-    """The application behind its port; OSError if the address is in use."""
-    listening = listening_at(settings.address, settings.port)
-    return HttpListener(
-        app,
-        listening,
-        settings.send_timeout_secs,
-        settings.limits,
-        certificates=certificates,
-        header_names=bool(settings.header_forward_pattern),
-    )
+def _admin_socket(settings: HttpSettings) -> socket.socket:
+    """A listening socket, also a Unix socket; OSError if the address is in use."""
+    path = unix_path(settings.address)
+    if path:
+        return listening_socket(path, OWNER_ONLY)
+    return listening_at(settings.address, settings.port)

@@ -229,7 +229,7 @@ def _freeze() -> None:
 
 def _listeners(settings: Settings) -> Callable[[Server], Awaitable[Listeners]]:
     """The function that makes the listeners; those with ports take most of a second to import."""
-    if settings.http.enabled or settings.grpc.enabled or settings.metrics.enabled:
+    if settings.listeners:
         bound: Callable[[Server], Awaitable[Listeners]] = import_module("gateway.listeners").bound
         return bound
     return _no_listeners

@@ -49,8 +49,9 @@ class HttpSettings:
 
     `header_forward_pattern` is a regular expression, "" for none. `playground` is the page at `/`.
     Requests of an area in `restrictions` need its header; `control` is for those that change the
-    server. Pages of `cors_origins` may read responses, `*` for those of all origins. With `tls` the
-    metrics page has it, too.
+    server, of which a port without `changes` has no routes. Pages of `cors_origins` may read
+    responses, `*` for those of all origins. With `tls` the metrics page has it, too.
+    `documentation` is the pages at `/docs`.
     """
 
     enabled: bool = True
@@ -67,6 +68,8 @@ class HttpSettings:
     tls: TlsSettings | None = None
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
+    changes: bool = True
+    documentation: bool = True
 
 
 UNIX = "unix:"
@@ -124,8 +127,8 @@ class GrpcSettings:
 
     `address` may also be `unix:` and the path of a socket, which needs no port.
     `header_forward_pattern` is a regular expression, "" for none. RPCs of an area in `restrictions`
-    need its metadata; `control` is for those that change the server. A Unix socket has
-    `socket_mode`, by default that of the umask.
+    need its metadata; `control` is for those that change the server, which a port without `changes`
+    lacks. A Unix socket has `socket_mode`, by default that of the umask. `reflection` is gRPC's.
     """
 
     enabled: bool = True
@@ -140,6 +143,8 @@ class GrpcSettings:
     keepalive: GrpcKeepaliveSettings = field(default_factory=GrpcKeepaliveSettings)
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
+    changes: bool = True
+    reflection: bool = True
     socket_mode: int | None = None
 
 
@@ -334,7 +339,9 @@ class Settings:
     `frontends` is the number of processes that accept connections, 0 for none. `stay_awake_us` is
     the longest time that the event loop polls for the next request without sleeping. `api_keys` is
     the key file; without one and without `jwt` requests need no credential. `audit_log` is the
-    file with a line for each change of the server.
+    file with a line for each change of the server. `admin` and `grpc_admin` are further listeners
+    of HTTP and gRPC; with one of them changes of the server are answered there only. A `public`
+    server logs its exposure.
     """
 
     id: str = "triton"
@@ -351,5 +358,20 @@ class Settings:
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    admin: HttpSettings | None = None
+    grpc_admin: GrpcSettings | None = None
+    public: bool = False
     log: LogSettings = field(default_factory=LogSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
+
+    @property
+    def listeners(self) -> Mapping[str, HttpSettings | GrpcSettings | MetricsSettings]:
+        """The listeners that are enabled, by their names in the log."""
+        found: Mapping[str, HttpSettings | GrpcSettings | MetricsSettings | None] = {
+            "http": self.http,
+            "metrics": self.metrics,
+            "grpc": self.grpc,
+            "admin": self.admin,
+            "grpc-admin": self.grpc_admin,
+        }
+        return {name: each for name, each in found.items() if each is not None and each.enabled}

@@ -26,8 +26,9 @@ STOP_SECS = 60.0
 WAIT_SECS = 20.0
 POLL_SECS = 0.01
 LEAST_POLLS = 20
-ANNOUNCED = re.compile(r"^\s*(http|grpc|metrics)\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
-LISTENING = re.compile(r"listening for=(http|grpc|metrics) port=(\d+)")
+PORTS = "http|grpc|metrics|admin|grpc-admin"
+ANNOUNCED = re.compile(rf"^\s*({PORTS})\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
+LISTENING = re.compile(rf"listening for=({PORTS}) port=(\d+)")
 
 
 class Serving:

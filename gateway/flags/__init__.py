@@ -1,5 +1,6 @@
 """Options of `sluice serve`.
 
 `serve` (all options, and those of HTTP and the process), `models`, `grpc`, `devices` (GPUs and CPU
-cores), `cache`, `telemetry` (metrics, logs, traces), `values` (types of values).
+cores), `exposure` (admin ports, `--public`), `cache`, `telemetry` (metrics, logs, traces), `values`
+(types of values).
 """

@@ -2,13 +2,13 @@
 
 import argparse
 
-from gateway.errors import Code, InferenceError
 from gateway.flags.tls import add_flags as add_tls_flags
 from gateway.flags.tls import tls_settings
 from gateway.flags.values import (
     add_listener,
     add_restrictions,
     add_truth,
+    address,
     count,
     milliseconds,
     natural,
@@ -18,7 +18,6 @@ from gateway.flags.values import (
 )
 from gateway.policy.restrictions import GRPC_PREFIX
 from gateway.settings import (
-    UNIX,
     CompressionLevel,
     GrpcKeepaliveSettings,
     GrpcSettings,
@@ -78,7 +77,7 @@ def grpc_settings(flags: argparse.Namespace) -> GrpcSettings:
     return GrpcSettings(
         enabled=flags.allow_grpc,
         transport=GrpcTransport(flags.grpc_transport),
-        address=_address(flags.grpc_address),
+        address=address("--grpc-address", flags.grpc_address),
         port=flags.grpc_port,
         reuse_port=flags.reuse_grpc_port,
         send_timeout_secs=flags.send_timeout_secs,
@@ -88,20 +87,6 @@ def grpc_settings(flags: argparse.Namespace) -> GrpcSettings:
         tls=tls_settings(flags, "grpc"),
         keepalive=_keepalive(flags),
     )
-
-
-def _address(text: str) -> str:
-    """A host, an IPv6 address with or without brackets, or `unix:` and a path."""
-    if not text.startswith(UNIX):
-        return text.removeprefix("[").removesuffix("]")
-    path = text.removeprefix(UNIX)
-    # gRPC (naming): unix:path, or unix:///absolute_path.
-    path = path.removeprefix("//") if path.startswith("///") else path
-    if not path:
-        raise InferenceError(
-            Code.INVALID_ARG, f"--grpc-address '{text}' has no path, expected such as unix:/run/s"
-        )
-    return UNIX + path
 
 
 def _add_keepalive_flags(group: "argparse._ArgumentGroup") -> None:

@@ -11,6 +11,8 @@ from gateway.flags import json_web_tokens as jwt_flags
 from gateway.flags import models as model_flags
 from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.devices import add_gpu_flags, gpu_settings
+from gateway.flags.exposure import add_flags as add_exposure_flags
+from gateway.flags.exposure import exposed, require_closed
 from gateway.flags.tls import add_flags as add_tls_flags
 from gateway.flags.tls import tls_settings
 from gateway.flags.values import (
@@ -27,6 +29,7 @@ from gateway.flags.values import (
     restrictions,
     seconds,
     seconds_or_never,
+    truth,
 )
 from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, ResumptionSettings, Settings
 
@@ -39,6 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_gpu_flags(parser)
     _add_http_flags(parser)
     grpc_flags.add_flags(parser)
+    add_exposure_flags(parser)
     _add_process_flags(parser)
     jwt_flags.add_flags(parser)
     _add_resumption_flags(parser)
@@ -47,11 +51,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(flags: argparse.Namespace) -> Settings:
-    """Settings from the parsed options."""
+    """Settings from the parsed options; INVALID_ARG if they contradict each other."""
+    require_closed(flags)
     metrics = telemetry_flags.metrics_settings(flags)
     changes = control(flags)
     _check_log_directory(flags)
-    return Settings(
+    found = Settings(
         id=flags.id,
         frontends=flags.frontends,
         stay_awake_us=flags.stay_awake_us,
@@ -69,7 +74,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         ),
         http=HttpSettings(
             enabled=flags.allow_http,
-            playground=flags.playground,
+            playground=not flags.public if flags.playground is None else flags.playground,
             address=flags.http_address,
             port=flags.http_port,
             max_input_size=flags.http_max_input_size,
@@ -92,6 +97,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         log=telemetry_flags.log_settings(flags),
         trace=telemetry_flags.trace_settings(flags),
     )
+    return exposed(found, flags)
 
 
 def _check_log_directory(flags: argparse.Namespace) -> None:
@@ -108,8 +114,11 @@ def _check_log_directory(flags: argparse.Namespace) -> None:
 def _add_http_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("HTTP"), HttpSettings()
     add_listener(group, "http", defaults.address, defaults.port)
-    add_truth(
-        group, "--playground", defaults.playground, "serve the page at / and the state it shows"
+    group.add_argument(
+        "--playground",
+        type=truth,
+        metavar="true|false",
+        help="serve the page at / and the state it shows (default: true, with --public false)",
     )
     group.add_argument(
         "--http-max-input-size",

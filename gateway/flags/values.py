@@ -3,12 +3,14 @@
 import argparse
 import re
 from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
 
 from gateway.errors import Code, InferenceError
 from gateway.policy.caller import read_hosts
 from gateway.policy.control import ChangeControl
 from gateway.policy.pages import read_origins
 from gateway.policy.restrictions import Restrictions, read_restrictions
+from gateway.settings import UNIX
 
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
@@ -27,6 +29,34 @@ def port(text: str) -> int:
     if text.isdigit() and int(text) < 2**16:
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}' is no port: expected 0 to {2**16 - 1}")
+
+
+def address(option: str, text: str) -> str:
+    """A host, an IPv6 address without brackets, or `unix:` and a path; INVALID_ARG without it."""
+    if not text.startswith(UNIX):
+        return text.removeprefix("[").removesuffix("]")
+    path = text.removeprefix(UNIX)
+    # gRPC (naming): unix:path, or unix:///absolute_path.
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if not path:
+        raise InferenceError(
+            Code.INVALID_ARG, f"{option} '{text}' has no path, expected such as unix:/run/s"
+        )
+    return UNIX + path
+
+
+def url(text: str) -> SplitResult:
+    """The URL of a port of HTTP, also without its scheme."""
+    try:
+        found = urlsplit(text if "://" in text else f"http://{text}")
+        is_known = found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:
+        is_known = False
+    if is_known:
+        return found
+    raise argparse.ArgumentTypeError(
+        f"'{text}': expected the URL of a port, as in http://localhost:8000"
+    )
 
 
 def seconds(text: str) -> float:

@@ -11,7 +11,7 @@ from gateway.models.model_folder import FILE_PREFIX, Override
 from gateway.settings import Settings
 from gateway.storage.store import StoreError
 
-SWITCHES = frozenset({"disable_auto_complete_config"})
+SWITCHES = frozenset({"disable_auto_complete_config", "public", "behind_proxy"})
 """Options without a value on the command line; here they are true or false."""
 PROTOCOLS = ("http", "grpc", "metrics")
 LOG_PREFIX = "log_"

@@ -15,7 +15,7 @@ from gateway.policy.areas import (
 )
 from gateway.policy.audit import AuditLog
 from gateway.policy.caller import address_of, caller_of
-from gateway.policy.control import ChangeControl
+from gateway.policy.control import CHANGES, ChangeControl
 from gateway.policy.credentials import (
     MAY_CHANGE,
     MAY_READ,
@@ -97,21 +97,38 @@ class GrpcKeys:
         rpc.caller = found
 
 
+class GrpcAbsence:
+    """The refusal of the changes in one area, which another port has."""
+
+    def __init__(self, area: Area) -> None:
+        self._message = f"{CHANGES[area]} is not offered at this port"
+
+    def __call__(self, rpc: RpcHead) -> None:
+        """Raise RpcError, as for a method that does not exist."""
+        raise RpcError(StatusCode.UNIMPLEMENTED, self._message)
+
+
 @dataclass(frozen=True, slots=True)
 class GrpcAccess:
     """The conditions of all methods. Without `credentials` an RPC needs none.
 
-    `audit` gets a line for each change.
+    `audit` gets a line for each change. Without `changes` the methods that change the server do
+    not exist: another port has them.
     """
 
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
     credentials: Credentials | None = None
     audit: AuditLog | None = None
+    changes: bool = True
 
     def guarded(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
-        """The methods with their conditions; LookupError for one without an area."""
-        return {path: self._guarded(path, method) for path, method in methods.items()}
+        """The offered methods with their conditions; LookupError for one without an area."""
+        return {
+            path: self._guarded(path, method)
+            for path, method in methods.items()
+            if self.changes or path not in AREA_OF_METHOD_CHANGE
+        }
 
     def _guarded(self, path: str, method: Method) -> Method:
         area = area_at(path, AREA_OF_METHOD, "method")
@@ -137,6 +154,8 @@ class GrpcAccess:
         return replace(method, serve=serve, guard=guard)
 
     def _of_change(self, area: Area) -> list[Guard]:
+        if not self.changes:
+            return [GrpcAbsence(area)]
         if self.credentials is None:
             return [GrpcControl(self.control, area)]
         keys = GrpcKeys(self.credentials, MAY_CHANGE)

@@ -48,7 +48,7 @@ def local_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Tr
 
 
 class GrpcServer:
-    """The v2 service, grpc.health.v1 and reflection at one bound address.
+    """The v2 service, grpc.health.v1 and, by its setting, reflection at one bound address.
 
     Needs a running event loop. Raises OSError if the address cannot be bound or the TLS files
     cannot be used. The port is 0 for a Unix socket.
@@ -66,8 +66,11 @@ class GrpcServer:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
         self._health = HealthServicer((DESCRIPTOR.full_name,))
-        access = GrpcAccess(settings.restrictions, settings.control, credentials, dataplane.audit)
-        self._transport = create_transport(access.guarded(self._methods()), settings)
+        access = GrpcAccess(
+            *(settings.restrictions, settings.control, credentials, dataplane.audit),
+            changes=settings.changes,
+        )
+        self._transport = create_transport(access.guarded(self._methods(settings)), settings)
         self.address = settings.address
         self.port = self._transport.port
 
@@ -76,7 +79,7 @@ class GrpcServer:
         """Those of TLS, to be followed while the server runs."""
         return self._transport.certificates
 
-    def _methods(self) -> Mapping[str, Method]:
+    def _methods(self, settings: GrpcSettings) -> Mapping[str, Method]:
         names = (DESCRIPTOR.full_name, HEALTH.full_name)
         return {
             **dict(
@@ -90,7 +93,7 @@ class GrpcServer:
                 )
             ),
             **dict(methods(HEALTH, self._health)),
-            **dict(ReflectionServicer(names).methods()),
+            **dict(ReflectionServicer(names).methods() if settings.reflection else ()),
         }
 
     async def start(self) -> None:

@@ -43,7 +43,8 @@ def build_app(
     """A Starlette application, with `infer` and OpenAI's endpoints in front of it.
 
     Without `playground` there is no page at /. The headers for pages of other origins are the
-    outermost layer, so that each response has them, errors too.
+    outermost layer, so that each response has them, errors too. Each port has an application of
+    its own.
     """
     recordings = recordings or Recordings()
     openai = OpenAiRoutes(dataplane, settings, recordings)
@@ -57,13 +58,17 @@ def build_app(
         "traces": TraceRoutes(dataplane, settings).routes(),
     }
     handlers = {InferenceError: _refused, HTTPException: _not_routed, Exception: _unexpected}
+    access = HttpAccess(
+        *(settings.restrictions, settings.control, credentials, dataplane.audit),
+        changes=settings.changes,
+    )
+    described = {tag: access.offered(found) for tag, found in tagged.items()}
     routes = [
-        *Documentation(tagged, handlers).routes(),
+        *(Documentation(described, handlers).routes() if settings.documentation else ()),
         *GenerateRoutes(dataplane, settings, recordings).routes(),
         *chain.from_iterable(tagged.values()),
         *(playground.routes() if playground is not None else ()),
     ]
-    access = HttpAccess(settings.restrictions, settings.control, credentials, dataplane.audit)
     app = Starlette(routes=access.guarded(routes), exception_handlers=handlers)
     app.router.redirect_slashes = False
     others = StreamHandover(openai.in_front_of(app, access.guard(Area.INFERENCE)))

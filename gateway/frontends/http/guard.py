@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -31,6 +32,9 @@ STATUS = {
 }
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="sluice"'}
 """The header of 401 (RFC 9110, 11.6.1)."""
+
+
+AnyRoute = TypeVar("AnyRoute", bound=Route)
 
 
 class HttpRestriction:
@@ -170,13 +174,19 @@ class HttpGuard:
 class HttpAccess:
     """The conditions of all routes. Without `credentials` a request needs none.
 
-    `audit` gets a line for each change.
+    `audit` gets a line for each change. Without `changes` the routes that change the server do
+    not exist: another port has them.
     """
 
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
     credentials: Credentials | None = None
     audit: AuditLog | None = None
+    changes: bool = True
+
+    def offered(self, routes: Iterable[AnyRoute]) -> list[AnyRoute]:
+        """Those of the routes that exist at this port."""
+        return [each for each in routes if self.changes or not changes_server(each)]
 
     def guard(self, area: Area) -> HttpGuard | None:
         """The guard of requests of an area that leave the server as it is."""
@@ -187,10 +197,10 @@ class HttpAccess:
         return HttpPages(types, self.control.hosts if self.credentials is None else None)
 
     def guarded(self, routes: Iterable[Route]) -> list[BaseRoute]:
-        """The routes with their conditions; LookupError for a route without an area."""
+        """The offered routes with their conditions; LookupError for one without an area."""
         found: list[BaseRoute] = []
         pages = self.pages(JSON)
-        for route in routes:
+        for route in self.offered(routes):
             area = area_at(route.path, AREA_OF_ROUTE, "route")
             changes = changes_server(route)
             conditions = self._conditions(area, changes=changes)

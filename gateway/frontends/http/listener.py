@@ -9,16 +9,17 @@ from http import HTTPStatus
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.frontends.http.connection import BoundedProtocol
 from gateway.frontends.http.connection_parts import refusal
 from gateway.frontends.http.request_scope import CERTIFICATE, HEADER_NAMES, TracedApp
 from gateway.policy.certificates import identity_of
 from gateway.process_limits import DescriptorReserve
-from gateway.settings import HttpTimeLimits
+from gateway.settings import UNIX, HttpTimeLimits
 from gateway.tls.certificates import Certificates
 from gateway.tls.connection import TlsPort
+from gateway.unix_socket import SocketFile
 
 BACKLOG = 2048
 SEND_TIMEOUT_SECS = 30.0
@@ -98,7 +99,8 @@ PROTOCOLS = {
 class HttpListener:
     """One application, served on one listening socket, over TLS if it has `certificates`.
 
-    With `header_names` its requests have the names of their headers as the client wrote them.
+    With `header_names` its requests have the names of their headers as the client wrote them. The
+    port is 0 for a Unix socket, which is removed when the listener stops.
     """
 
     def __init__(
@@ -112,7 +114,13 @@ class HttpListener:
         header_names: bool = False,
     ) -> None:
         self._socket = listening
-        self.port: int = listening.getsockname()[1]
+        self.port = 0
+        self._path: SocketFile | None = None
+        if listening.family == socket.AF_UNIX:
+            self._path = SocketFile(listening.getsockname())
+            app = _at_unix_socket(app)
+        else:
+            self.port = listening.getsockname()[1]
         reserve = DescriptorReserve()
         protocol: Callable[..., asyncio.Protocol] = partial(
             PROTOCOLS[header_names, certificates is not None and certificates.settings.mutual],
@@ -134,6 +142,8 @@ class HttpListener:
     def stop(self, grace_secs: float) -> None:
         """Stop accepting; requests in flight have `grace_secs` seconds, then they are dropped."""
         asyncio.get_running_loop().call_later(grace_secs, self._drop_all)
+        if self._path is not None:
+            self._path.remove()
         if self._tls is not None:
             self._tls.stop()
         self._server.stop()
@@ -159,6 +169,16 @@ class HttpListener:
     def _connections(self) -> list[BoundedProtocol]:
         found = tuple(self._server.server_state.connections)
         return [each for each in found if isinstance(each, BoundedProtocol)]
+
+
+def _at_unix_socket(app: ASGIApp) -> ASGIApp:
+    """The application with the address of its clients, which uvicorn takes for unknown."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["client"] = (UNIX, 0)
+        await app(scope, receive, send)
+
+    return answer
 
 
 def _accepted(

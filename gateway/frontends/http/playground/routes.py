@@ -175,8 +175,14 @@ class ServerState:
             "name": self._settings.id,
             "version": __version__,
             "ready": self._dataplane.ready,
-            "explicit": self._settings.models.control_mode is ControlMode.EXPLICIT,
+            "explicit": self._may_load,
         }
+
+    @property
+    def _may_load(self) -> bool:
+        """Whether requests at this port load and unload models."""
+        is_explicit = self._settings.models.control_mode is ControlMode.EXPLICIT
+        return is_explicit and self._settings.http.changes
 
     def _models(self, rows: list[IndexRow]) -> list[dict[str, Any]]:
         loaded: defaultdict[tuple[str, str], list[Model]] = defaultdict(list)
