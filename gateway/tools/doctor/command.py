@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gateway.backend_loader import BackendLoader
 from gateway.settings import ENVIRONMENT
-from gateway.tools.doctor import machine, packages, probes, report, runtimes
+from gateway.tools.doctor import exposure, machine, packages, probes, report, runtimes
+from gateway.tools.doctor.exposure import Place
 from gateway.tools.doctor.packages import DISTRIBUTION, Declared, Versions, declared
 from gateway.tools.doctor.probes import Outcome, Question
 from gateway.tools.doctor.report import Finding, Health, Section, is_broken
@@ -30,7 +31,10 @@ UNKNOWN = Finding(
 def run(parsed: argparse.Namespace) -> bool:
     """Write the findings to stdout; returns whether all installed parts work."""
     with _shown(Console(stderr=True)) as progress:
-        parts = examine(parsed.limit_secs, progress)
+        found = examine(parsed.limit_secs, progress)
+    server = Place.of(parsed.url)
+    metrics = None if parsed.metrics_url is None else Place.of(parsed.metrics_url)
+    parts = [*found, Section("exposure", list(exposure.findings(server, metrics)))]
     if parsed.json:
         sys.stdout.write(json.dumps(report.data(parts), indent=2) + "\n")
     else:
