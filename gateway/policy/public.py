@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.policy.caller import is_this_machine
+from gateway.policy.pages import ANY_ORIGIN
 
 Options = Mapping[str, Any]
 """The values of options by name, with `_` for `-`."""
-ANY_ORIGIN = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ def _is_plain(options: Options, wire: str) -> bool:
 
 RULES: Sequence[PublicRule] = (
     PublicRule(
-        "requests without an API key",
-        "--api-keys=FILE, which `sluice key` makes",
-        lambda options: options["api_keys"] is None,
+        "requests without an API key or a token",
+        "--api-keys=FILE, which `sluice key` makes, or --jwt-jwks",
+        lambda options: options["api_keys"] is None and options["jwt_jwks"] is None,
     ),
     PublicRule(
         "HTTP without TLS",
@@ -81,7 +81,7 @@ RULES: Sequence[PublicRule] = (
     PublicRule(
         "responses for pages of all origins",
         "--cors-origin=ORIGIN instead of *",
-        lambda options: ANY_ORIGIN in options.get("cors_origin", ()),
+        lambda options: ANY_ORIGIN in options["cors_origin"],
     ),
     PublicRule(
         "the page at /",

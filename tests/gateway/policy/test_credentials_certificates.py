@@ -66,7 +66,11 @@ def test_the_roles_of_a_certificate_decide(file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("key", [OWN[0], ADMIN[0], "none", new_key()[0]])
+@pytest.mark.parametrize(
+    "key",
+    [OWN[0], ADMIN[0], "none", new_key()[0]],
+    ids=["of the tenant", "of an administrator", "none", "unknown"],
+)
 def test_a_listed_certificate_decides_and_not_the_key(file: Path, key: str) -> None:
     """OpenAI's client always sends a key, such as `none`."""
     credentials = Credentials(ApiKeys(file))
@@ -136,7 +140,7 @@ def test_two_keys_are_refused_with_a_certificate_too(file: Path) -> None:
     assert found.reason is Reason.MALFORMED
 
 
-@pytest.mark.parametrize("key", ["", OWN[0]])
+@pytest.mark.parametrize("key", ["", OWN[0]], ids=["alone", "with a key"])
 def test_an_expired_entry_is_refused_and_no_key_helps(file: Path, key: str) -> None:
     given = [header(key)] if key else []
     assert Credentials(ApiKeys(file)).check(given, INFER, OLD) == KeyRefusal(
