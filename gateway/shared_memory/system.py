@@ -11,7 +11,10 @@ from gateway.errors import Code, InferenceError
 from gateway.tensor import Buffer
 
 FOLDER = PurePosixPath("/dev/shm")
-RESERVED_PREFIX = "triton_python_backend_shm_region_"
+RESERVED_PREFIXES = ("triton_python_backend_shm_region_", "sluice-", "psm_", "sem.")
+"""Names of memory that processes of servers share among themselves: Triton's and Sluice's workers,
+Python's `multiprocessing` (vLLM), and POSIX semaphores. A client that writes there controls them.
+"""
 
 VIEWED_BYTES = 65536
 """Reads of at least this many bytes are views. A smaller copy costs no more than the check that a
@@ -94,11 +97,11 @@ def open_system(name: str, key: str, offset: int, byte_size: int) -> SystemRegio
 def _plain_name(name: str, key: str) -> str:
     """The file name of a POSIX key, without its leading slashes."""
     plain = key.lstrip("/")
-    if plain.startswith(RESERVED_PREFIX):
+    if reserved := next((each for each in RESERVED_PREFIXES if plain.startswith(each)), None):
         raise InferenceError(
             Code.INVALID_ARG,
             f"cannot register shared memory region '{name}' with key '{key}' as the key contains "
-            f"the reserved prefix '{RESERVED_PREFIX}'",
+            f"the reserved prefix '{reserved}'",
         )
     if plain in ("", ".", "..") or "/" in plain or "\0" in plain:
         raise _cannot_open(key)

@@ -47,12 +47,14 @@ def test_a_key_with_a_nul_is_not_cut_there() -> None:
     assert code is Code.INTERNAL
 
 
-def test_memory_of_tritons_own_processes_is_not_for_clients() -> None:
-    key = "//triton_python_backend_shm_region_1"
+@pytest.mark.parametrize("prefix", ["triton_python_backend_shm_region_", "sluice-", "psm_", "sem."])
+@pytest.mark.parametrize("slashes", ["", "//"])
+def test_memory_between_processes_of_servers_is_not_for_clients(prefix: str, slashes: str) -> None:
+    key = f"{slashes}{prefix}1"
     assert refusal(key) == (
         Code.INVALID_ARG,
         f"cannot register shared memory region 'r' with key '{key}' as the key contains the "
-        "reserved prefix 'triton_python_backend_shm_region_'",
+        f"reserved prefix '{prefix}'",
     )
 
 
