@@ -134,6 +134,12 @@ def _read_labels(filename: str, model: str, folder: Path) -> tuple[str, ...]:
 
 
 FILE_PREFIX = "file:"
+MOST_FILES = 256
+"""Files of one upload."""
+MOST_UPLOADED_BYTES = 1 << 30
+"""Bytes of all files of one upload."""
+MOST_CONFIG_BYTES = 16 << 20
+"""Bytes of one configuration: its parsed form takes many times as many."""
 
 
 def files_folder(config: ModelConfig, version: Path, store: Path) -> Path:
@@ -181,23 +187,35 @@ class Override:
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     def require_config(self) -> str:
-        """The configuration; INVALID_ARG if there are only files."""
+        """The configuration; INVALID_ARG if there are only files, or if it is too large."""
         if self.config is None:
             raise InferenceError(
                 Code.INVALID_ARG,
                 "Load parameter 'config' must be specified for model file override",
             )
+        require_config_size("load parameter 'config'", len(self.config))
         return self.config
+
+
+def require_config_size(source: str, size: int) -> None:
+    """Raise INVALID_ARG for a configuration of more than MOST_CONFIG_BYTES."""
+    if size > MOST_CONFIG_BYTES:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"{source} has a configuration of {size} bytes, expected at most {MOST_CONFIG_BYTES}",
+        )
 
 
 class UploadedFolder:
     """Uploaded files in a private folder, which is deleted after its last `release`.
 
     It is also deleted when the object is collected. Raises INVALID_ARG for a path outside the
-    folder, or for a path that is both a folder and a file.
+    folder, for a path that is both a folder and a file, and for more than MOST_FILES files or
+    MOST_UPLOADED_BYTES.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
+        _require_upload_size(files)
         paths = {stay_inside(name): data for name, data in files.items()}
         folder = _private_folder()
         self.path = folder.path
@@ -219,6 +237,16 @@ class UploadedFolder:
         self._holders -= 1
         if not self._holders:
             self._delete()
+
+
+def _require_upload_size(files: Mapping[str, bytes]) -> None:
+    size = sum(map(len, files.values()))
+    if len(files) > MOST_FILES or size > MOST_UPLOADED_BYTES:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"the load has {len(files)} files of {size} bytes, expected at most {MOST_FILES} files "
+            f"and {MOST_UPLOADED_BYTES} bytes; copy the model to a repository",
+        )
 
 
 def stay_inside(parameter: str) -> str:

@@ -17,6 +17,7 @@ from gateway.models.model_folder import (
     Snapshot,
     UploadedFolder,
     refuse_escapes,
+    require_config_size,
     select_versions,
     take_snapshot,
     version_number,
@@ -316,6 +317,7 @@ def _content(path: Path, source: str) -> list[str]:
 
 def _text(path: Path, source: str) -> str:
     try:
+        require_config_size(f"'{source}'", path.stat().st_size)
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
         return ""

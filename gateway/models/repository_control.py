@@ -5,6 +5,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unicodedata import normalize
 
 from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
@@ -26,6 +27,11 @@ from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.threads import Threads, load_threads, request_threads
 
 log = logging.getLogger("sluice.lifecycle")
+
+NAME_BYTES = 255
+"""Longest name of a folder on Linux."""
+
+SHOWN_CHARS = 64
 
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
@@ -107,13 +113,15 @@ class RepositoryControl:
         """Load or reload a model from its files or the override; it serves when this returns.
 
         Raises InferenceError with Triton's texts (model repository extension): UNAVAILABLE unless
-        the server is under explicit control.
+        the server is under explicit control; INVALID_ARG for a name that is none.
         """
         self._require_explicit()
         _check_name(name)
         on_disk = await self._threads.run(self._repository.named, name)
         if not on_disk and not (override and override.files):
             raise poll_failed(name, f"model '{name}' is not in any repository")
+        if not on_disk:
+            _check_new_name(name)
         for model in on_disk or (ModelId(name),):
             await self._perform(model, self._running_lifecycle.load(model, override))
 
@@ -293,6 +301,19 @@ def _check_name(name: str) -> None:
         raise InferenceError(
             Code.INVALID_ARG,
             f"invalid model name '{name}', model name must not contain path traversal characters",
+        )
+
+
+def _check_new_name(name: str) -> None:
+    """Raise INVALID_ARG for a name that is not on disk, and that pages and logs cannot show."""
+    size = len(name.encode(errors="replace"))
+    is_shown = name.isprintable() and name == name.strip() and "\\" not in name
+    if size > NAME_BYTES or not is_shown or normalize("NFC", name) != name:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model name {name[:SHOWN_CHARS]!a} of {size} bytes, expected at most "
+            f"{NAME_BYTES} bytes of printable characters in the form NFC, without backslashes and "
+            "without blanks at its ends",
         )
 
 

@@ -127,6 +127,26 @@ async def test_names_that_are_no_models(
     assert control.registry.find("a", "").ready
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a\nb", "\x1b[31ma", "a\u202eb", "a\u200bb", "e\u0301", "a\\b", " a", "a ", "\ud800"),
+        *("x" * 256, "\u00e9" * 128),
+    ],
+)
+async def test_an_uploaded_model_has_a_name_that_logs_can_show(start: Start, name: str) -> None:
+    control = await start(**EXPLICIT)
+    override = Override('{"backend": "scripted"}', {"file:1/x": b""})
+    with pytest.raises(InferenceError) as caught:
+        await control.load(name, override)
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message.startswith(f"invalid model name {name[:64]!a} of ")
+    assert list(control.registry) == []
+    longest = "\u00e9" * 127 + "x"
+    await soon(control.load(longest, override))
+    assert control.registry.find(longest, "").ready
+
+
 async def test_names_with_dots_are_fine(tmp_path: Path, start: Start) -> None:
     names = ("...", "..m", "m..1", "m.v1")
     for name in names:

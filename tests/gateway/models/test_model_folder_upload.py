@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.models import model_folder
 from gateway.models.model_folder import UploadedFolder, stay_inside
 
 
@@ -33,6 +34,27 @@ def test_paths_outside_the_folder_are_refused(path: str) -> None:
         UploadedFolder({"file:1/x": b"", f"file:{path}": b""})
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message.startswith(f"Invalid file parameter 'file:{path}' with normalized")
+
+
+@pytest.mark.parametrize(
+    ("files", "size"),
+    [(dict.fromkeys(map("file:1/{}".format, range(5)), b""), 0), ({"file:1/x": bytes(9)}, 9)],
+)
+def test_a_load_has_a_limited_number_of_files_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], size: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(model_folder, "MOST_FILES", 4)
+    monkeypatch.setattr(model_folder, "MOST_UPLOADED_BYTES", 8)
+    UploadedFolder({**dict.fromkeys(list(files)[:3], b"ab"), "file:1/y": b"ab"}).release()
+    with pytest.raises(InferenceError) as caught:
+        UploadedFolder(files)
+    assert (caught.value.code, caught.value.message) == (
+        Code.INVALID_ARG,
+        f"the load has {len(files)} files of {size} bytes, expected at most 4 files and 8 bytes; "
+        "copy the model to a repository",
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_last_release_deletes_the_folder() -> None:

@@ -216,6 +216,18 @@ def test_a_config_that_cannot_be_read_is_not_taken_for_an_absent_one(tmp_path: P
     assert error.message == "'m/config.pbtxt' cannot be read: Is a directory"
 
 
+def test_a_config_has_a_limited_size(tmp_path: Path) -> None:
+    file = add_model(tmp_path, "m", config="") / "config.pbtxt"
+    os.truncate(file, 1 << 40)
+    error = refusal(tmp_path, "m")
+    assert (error.code, error.message) == (
+        Code.INVALID_ARG,
+        f"'m/config.pbtxt' has a configuration of {1 << 40} bytes, expected at most 16777216",
+    )
+    with pytest.raises(InferenceError, match="'config' has a configuration of 16777217 bytes"):
+        ModelRepository([tmp_path]).overridden(ModelId("m"), Override("{" + " " * (1 << 24)))
+
+
 def make_absent(path: Path) -> None:
     del path
 
