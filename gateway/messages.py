@@ -5,7 +5,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.policy.caller import Caller
 from gateway.tensor import Datatype, Tensor, keyword_value, value
 
@@ -45,6 +45,19 @@ class RequestedOutput:
     name: str
     classes: int = 0
     region: SharedRegion | None = None
+
+
+MOST_OUTPUTS = 1024
+"""Outputs that a request may list, repetitions included."""
+
+
+def too_many_outputs(count: int) -> InferenceError:
+    """The error of a request that lists more than MOST_OUTPUTS outputs."""
+    return InferenceError(
+        Code.INVALID_ARG,
+        f"the request lists {count} outputs, expected at most {MOST_OUTPUTS}; list each output "
+        "once, or none for all outputs",
+    )
 
 
 def asked_once(outputs: Sequence[RequestedOutput]) -> tuple[RequestedOutput, ...]:

@@ -503,7 +503,7 @@ TOP_OUTPUT = '"datatype":"BYTES","shape":[1],"data":["2.000000:1"]'
     ("outputs", "described"),
     [
         ((PLAIN,) * 2, JSON_OUTPUT),
-        ((PLAIN,) * 50_000, JSON_OUTPUT),
+        ((PLAIN,) * 1024, JSON_OUTPUT),
         ((BINARY, PLAIN), BINARY_OUTPUT),
         ((PLAIN, BINARY), JSON_OUTPUT),
         ((BINARY, BINARY), BINARY_OUTPUT),
@@ -534,8 +534,10 @@ def asking(*outputs: str) -> bytes:
 @pytest.mark.parametrize(
     ("names", "part"),
     [
-        (["O"] * 50_000, "unexpected inference output 'O'"),
-        ([str(number) for number in range(50_000)], "unexpected inference output '0'"),
+        (["O"] * 1024, "unexpected inference output 'O'"),
+        ([str(number) for number in range(1024)], "unexpected inference output '0'"),
+        (["OUTPUT"] * 1025, "the request lists 1025 outputs, expected at most 1024"),
+        (["O"] * 50_000, "the request lists 50000 outputs, expected at most 1024"),
         (["OUTPUT", "../OUTPUT"], "unexpected inference output '../OUTPUT'"),
     ],
 )

@@ -20,7 +20,15 @@ from gateway.frontends.grpc.protobuf_wire import (
     takes_long,
 )
 from gateway.frontends.grpc.rpc import Metadata
-from gateway.messages import InferRequest, RequestedOutput, SharedRegion, asked_once, request_prefix
+from gateway.messages import (
+    MOST_OUTPUTS,
+    InferRequest,
+    RequestedOutput,
+    SharedRegion,
+    asked_once,
+    request_prefix,
+    too_many_outputs,
+)
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -134,6 +142,8 @@ class RequestDecoder:
         )
 
     def _outputs(self, given: Sequence[Any]) -> tuple[RequestedOutput, ...]:
+        if len(given) > MOST_OUTPUTS:
+            raise too_many_outputs(len(given))
         found = [self._output(output) for output in given]
         return tuple(found) if len(found) < 2 else asked_once(found)
 

@@ -23,12 +23,14 @@ from gateway.frontends.http.json_object import (
     unsigned_member,
 )
 from gateway.messages import (
+    MOST_OUTPUTS,
     NO_PARAMETERS,
     InferRequest,
     Parameter,
     RequestedOutput,
     SequenceTag,
     SharedRegion,
+    too_many_outputs,
 )
 from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.forwarding import is_reserved
@@ -72,15 +74,19 @@ def read_outputs(
 ) -> tuple[tuple[RequestedOutput, ...], OutputForms]:
     """The optional member `outputs` of a request; `default` is the form of outputs not listed.
 
-    InferenceError with Triton's texts. Locating a region here keeps it registered.
+    InferenceError with Triton's texts, and for more than MOST_OUTPUTS outputs. Locating a region
+    here keeps it registered.
     """
     if not found.get("outputs", ()):
         if "outputs" in found:
             array_member(found, "outputs")
         return (), ALL_OUTPUTS[default]
+    given = array_member(found, "outputs")
+    if len(given) > MOST_OUTPUTS:
+        raise too_many_outputs(len(given))
     listed: dict[str, RequestedOutput] = {}
     binary: dict[str, bool] = {}
-    for each in array_member(found, "outputs"):
+    for each in given:
         name = string_member(members_of(each), "name")
         parameters = parameters_of(each)
         wants_binary = "binary_data" in parameters and boolean_member(parameters, "binary_data")

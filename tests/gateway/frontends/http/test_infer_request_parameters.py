@@ -8,7 +8,13 @@ from gateway.config import ModelConfig, ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
-from gateway.messages import InferRequest, RequestedOutput, SequenceTag, SharedRegion
+from gateway.messages import (
+    MOST_OUTPUTS,
+    InferRequest,
+    RequestedOutput,
+    SequenceTag,
+    SharedRegion,
+)
 from tests.gateway.frontends.http.infer_requests import (
     LIMIT,
     MODEL,
@@ -218,6 +224,16 @@ def test_an_output_may_go_to_shared_memory() -> None:
 )
 def test_a_wrong_output_is_refused(found: Any, code: Code, message: str) -> None:
     assert refusal({"inputs": [given(1.0)], "outputs": [found]}) == (code, message)
+
+
+def test_a_request_lists_a_limited_number_of_outputs() -> None:
+    listed = [{"name": "Y"}] * MOST_OUTPUTS
+    assert request_of(outputs=listed).outputs == (RequestedOutput("Y"),)
+    assert refusal({"inputs": [given(1.0)], "outputs": [*listed, {"name": "Y"}]}) == (
+        Code.INVALID_ARG,
+        "the request lists 1025 outputs, expected at most 1024; list each output once, or none "
+        "for all outputs",
+    )
 
 
 # Raw requests.
