@@ -168,6 +168,7 @@ class BoundListeners(Listeners):
             http.limits,
             certificates=certificates,
             header_names=bool(http.header_forward_pattern),
+            per_address=http.connections_per_address,
         )
 
     def _metrics(self, settings: Settings, certificates: Certificates | None) -> HttpListener:
@@ -185,8 +186,14 @@ class BoundListeners(Listeners):
         )
         app = build_metrics_app(page, None if settings.metrics.open else self._credentials)
         listening = listening_at(settings.metrics.address, settings.metrics.port)
-        limits = settings.http.limits
-        return HttpListener(app, listening, limits=limits, certificates=certificates)
+        http = settings.http
+        return HttpListener(
+            app,
+            listening,
+            limits=http.limits,
+            certificates=certificates,
+            per_address=http.connections_per_address,
+        )
 
     def _add_http(self, name: str, listener: PortOfHttp) -> None:
         self._http.append(listener)

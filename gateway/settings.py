@@ -15,6 +15,10 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 """The process's environment; only this module reads it."""
 
 
+MOST_PER_ADDRESS = 256
+"""Open connections of one address at one port, by default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpTimeLimits:
     """Time limits of HTTP clients in seconds; 0 is no limit.
@@ -51,7 +55,8 @@ class HttpSettings:
     Requests of an area in `restrictions` need its header; `control` is for those that change the
     server, of which a port without `changes` has no routes. Pages of `cors_origins` may read
     responses, `*` for those of all origins. With `tls` the metrics page has it, too.
-    `documentation` is the pages at `/docs`.
+    `documentation` is the pages at `/docs`. An address has at most `connections_per_address`, 0 for
+    any number.
     """
 
     enabled: bool = True
@@ -66,6 +71,7 @@ class HttpSettings:
     limits: HttpTimeLimits = field(default_factory=HttpTimeLimits)
     cors_origins: frozenset[str] = frozenset()
     tls: TlsSettings | None = None
+    connections_per_address: int = MOST_PER_ADDRESS
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
     changes: bool = True
@@ -128,7 +134,8 @@ class GrpcSettings:
     `address` may also be `unix:` and the path of a socket, which needs no port.
     `header_forward_pattern` is a regular expression, "" for none. RPCs of an area in `restrictions`
     need its metadata; `control` is for those that change the server, which a port without `changes`
-    lacks. A Unix socket has `socket_mode`, by default that of the umask. `reflection` is gRPC's.
+    lacks. A Unix socket has `socket_mode`, by default that of the umask. `reflection` is gRPC's. An
+    address has at most `connections_per_address`, 0 for any number.
     """
 
     enabled: bool = True
@@ -141,6 +148,7 @@ class GrpcSettings:
     compression: CompressionLevel = CompressionLevel.NONE
     tls: TlsSettings | None = None
     keepalive: GrpcKeepaliveSettings = field(default_factory=GrpcKeepaliveSettings)
+    connections_per_address: int = MOST_PER_ADDRESS
     restrictions: Restrictions = field(default_factory=dict)
     control: ChangeControl = field(default_factory=ChangeControl)
     changes: bool = True

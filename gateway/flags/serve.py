@@ -31,7 +31,14 @@ from gateway.flags.values import (
     seconds_or_never,
     truth,
 )
-from gateway.settings import ENVIRONMENT, HttpSettings, HttpTimeLimits, ResumptionSettings, Settings
+from gateway.settings import (
+    ENVIRONMENT,
+    MOST_PER_ADDRESS,
+    HttpSettings,
+    HttpTimeLimits,
+    ResumptionSettings,
+    Settings,
+)
 
 RESTRICTED = "--http-restricted-api"
 
@@ -86,13 +93,18 @@ def settings(flags: argparse.Namespace) -> Settings:
             restrictions=restrictions(RESTRICTED, flags.http_restricted_api, "api"),
             control=changes,
             cors_origins=origins(flags),
+            connections_per_address=flags.max_connections_per_address,
             limits=HttpTimeLimits(
                 head_secs=flags.http_head_timeout_secs,
                 body_idle_secs=flags.http_body_idle_secs,
                 connection_idle_secs=flags.http_connection_idle_secs,
             ),
         ),
-        grpc=replace(grpc_flags.grpc_settings(flags), control=changes),
+        grpc=replace(
+            grpc_flags.grpc_settings(flags),
+            control=changes,
+            connections_per_address=flags.max_connections_per_address,
+        ),
         metrics=metrics,
         log=telemetry_flags.log_settings(flags),
         trace=telemetry_flags.trace_settings(flags),
@@ -202,6 +214,14 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="append a line of JSON to this file for each change of the server, made or refused "
         "(default: none)",
+    )
+    group.add_argument(
+        "--max-connections-per-address",
+        type=natural,
+        default=MOST_PER_ADDRESS,
+        metavar="N",
+        help="open connections of an address of another machine at each port, in each process; 0 "
+        "for any number, such as behind a proxy (default: %(default)s)",
     )
     group.add_argument(
         "--frontends",

@@ -83,6 +83,7 @@ class Frontend:
                 http_settings.limits,
                 certificates=certificates,
                 header_names=True,
+                per_address=http_settings.connections_per_address,
             )
             self._ends.append(tasks.create_task(self._http.serve()))
 

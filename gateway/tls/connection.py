@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from gateway.process_limits import DescriptorReserve
+from gateway.client_limits import ConnectionLimits
 from gateway.tls.certificates import Certificates
 
 Buffer = bytes | bytearray | memoryview
@@ -37,10 +37,10 @@ class TlsPort:
     """
 
     def __init__(
-        self, certificates: Certificates, reserve: DescriptorReserve, refusal: bytes = b""
+        self, certificates: Certificates, limits: ConnectionLimits, refusal: bytes = b""
     ) -> None:
         self.certificates = certificates
-        self.reserve = reserve
+        self.limits = limits
         self.refusal = refusal
         self.handshakes: set[TlsConnection] = set()
         self.is_stopped = False
@@ -105,7 +105,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
 
     def connection_made(self, transport: Any) -> None:
         port, self._socket = self._port, transport
-        if port.is_stopped or port.reserve.drops(transport):
+        if port.is_stopped or port.limits.drops(transport):
             self.abort()
             return
         context = port.certificates.context
@@ -136,6 +136,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self._send_backlog()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._port.limits.ended(self._socket)
         self._end()
         protocol, self._protocol = self._protocol, None
         if protocol is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from gateway.client_limits import most_decompressed, too_compressed
 from gateway.frontends.grpc.rpc import Metadata, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import LARGE_BYTES, Threads
@@ -261,11 +262,15 @@ class Deframer:
         if not message:
             return message  # as in gRPC's own libraries
         decompressor = zlib.decompressobj(WINDOW_BITS[self.encoding])
+        most = min(self._max_bytes, most_decompressed(len(message)))
         try:
             # One byte above the limit, to distinguish an exact fit from an excess.
-            found = decompressor.decompress(message, self._max_bytes + 1)
+            found = decompressor.decompress(message, most + 1)
         except zlib.error:
             raise self._malformed() from None
+        if most < len(found) <= self._max_bytes:
+            text = too_compressed("a message", len(message), self.encoding)
+            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
         if len(found) > self._max_bytes:
             raise RpcError(
                 StatusCode.RESOURCE_EXHAUSTED,

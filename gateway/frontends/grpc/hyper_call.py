@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from httpunk import HeaderMap, HTTPunkError
 from httpunk._backend.asyncio import AsyncioBackend
 
+from gateway.client_limits import PACE_BYTES, pace_due
 from gateway.frontends.grpc.http2_wire import (
     ACCEPTED,
     DEADLINE,
@@ -47,6 +48,14 @@ STATUS = "grpc-status"
 DETAILS = "grpc-message"
 BEGUN = HeaderMap(BEGINNING)
 """Headers of an answer without metadata."""
+
+MESSAGE_IDLE_SECS = 60.0
+"""Longest pause of the message of a unary RPC, as of a body of HTTP."""
+
+LATE_MESSAGE = (
+    f"no byte of the message came within {MESSAGE_IDLE_SECS:g} s, "
+    f"or fewer than {PACE_BYTES} bytes in a second"
+)
 
 SMALL_BYTES = 64 << 10
 """Answers up to this size do not count towards the budget, so they are always sent."""
@@ -220,14 +229,30 @@ class HyperCall(RpcCall):
         return messages[0]
 
     async def _first_two(self, deframer: Deframer) -> Sequence[bytes]:
-        """The messages of the client; at most those up to the second one."""
+        """The messages of the client; at most those up to the second one.
+
+        RpcError DEADLINE_EXCEEDED if it sends nothing for a while, or too little.
+        """
         messages: list[bytes] = []
-        async for chunk in self._request.aiter_bytes():
-            messages += await self._fed(deframer, chunk)
-            if len(messages) > 1:
-                return messages
+        began, size = self._loop.time(), 0
+        try:
+            async with asyncio.timeout(MESSAGE_IDLE_SECS) as late:
+                async for chunk in self._request.aiter_bytes():
+                    late.reschedule(None)
+                    size += len(chunk)
+                    messages += await self._fed(deframer, chunk)
+                    if len(messages) > 1:
+                        return messages
+                    late.reschedule(self._late_at(began, size))
+        except TimeoutError:
+            raise RpcError(StatusCode.DEADLINE_EXCEEDED, LATE_MESSAGE) from None
         deframer.end()
         return messages
+
+    def _late_at(self, began: float, size: int) -> float:
+        """The time until which more of a message has to come, of which `size` bytes have come."""
+        idle_at = self._loop.time() + MESSAGE_IDLE_SECS
+        return min(idle_at, pace_due(began, size, MESSAGE_IDLE_SECS))
 
     async def _messages(self) -> AsyncIterator[bytes]:
         deframer = self._deframer()

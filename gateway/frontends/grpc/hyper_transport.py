@@ -12,6 +12,7 @@ from typing import Any
 from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
+from gateway.client_limits import ConnectionLimits
 from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
@@ -19,7 +20,6 @@ from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
 from gateway.frontends.grpc.sockets import bound, peer_name, speaks_http_2
 from gateway.policy.certificates import identity_of
-from gateway.process_limits import DescriptorReserve
 from gateway.settings import GrpcSettings
 from gateway.threads import Threads, request_threads
 from gateway.tls.certificates import Certificates
@@ -72,9 +72,11 @@ class HyperTransport(Transport):
         settings: GrpcSettings,
         listening: socket.socket | None = None,
     ) -> None:
-        self._shared = HyperPort(methods, settings)
+        limits = ConnectionLimits(settings.connections_per_address)
         self.certificates = Certificates(settings.tls) if settings.tls else None
-        self._tls = TlsPort(self.certificates, self._shared.reserve) if self.certificates else None
+        self._tls = TlsPort(self.certificates, limits) if self.certificates else None
+        # Over TLS a connection counts from its beginning, before the handshake.
+        self._shared = HyperPort(methods, settings, ConnectionLimits(0) if self._tls else limits)
         self._socket = listening or bound(settings)
         path = unix_path(settings.address)
         self._is_unix = bool(path)
@@ -126,8 +128,8 @@ class HyperPort:
 
     methods: Mapping[str, Method]
     settings: GrpcSettings
+    limits: ConnectionLimits
     budget: BufferBudget = field(default_factory=lambda: BufferBudget(BUFFERED_BYTES))
-    reserve: DescriptorReserve = field(default_factory=DescriptorReserve)
     threads: Threads = field(default_factory=request_threads)
     connections: "set[HyperConnection]" = field(default_factory=set)
     is_closing: bool = False
@@ -161,12 +163,13 @@ class HyperConnection(H2ServerProtocol):
         serving: Any = self._serve_task
         serving.add_done_callback(lambda _: self._shared.connections.discard(self))
         refused = not speaks_http_2(session)
-        if refused or self._shared.is_closing or self._shared.reserve.drops(transport):
+        if refused or self._shared.is_closing or self._shared.limits.drops(transport):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
+        self._shared.limits.ended(self._socket)
         if self._server is not None:
             self._server.stop()
         super().connection_lost(exc)  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
+from gateway.client_limits import most_decompressed, too_compressed
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.connection_parts import LENGTH, content_length
 from gateway.frontends.http.request_scope import OnDisconnect
@@ -283,22 +284,27 @@ def _quality(parameters: str) -> float:
 async def decompress(encoding: str, body: Buffer, limit: int, threads: Threads) -> bytes:
     """The decompressed body, of at most `limit` bytes; no more than that is decompressed.
 
-    Raises INVALID_ARG if it is larger, truncated, followed by other bytes, or not of that encoding.
+    Raises INVALID_ARG if it is larger, truncated, followed by other bytes, or not of that encoding,
+    and if its ratio is that of a bomb (`most_decompressed`).
     """
     inflater = zlib.decompressobj(WINDOW_BITS[encoding])
+    most = min(limit, most_decompressed(len(body)))
     try:
         found, rest = b"", body
         if len(body) <= INLINE_BYTES:
-            found = inflater.decompress(body, min(limit + 1, INLINE_BYTES))
+            found = inflater.decompress(body, min(most + 1, INLINE_BYTES))
             rest = inflater.unconsumed_tail
-        if not inflater.eof and len(found) <= limit:
-            found = await threads.run(_inflated, inflater, found, rest, limit + 1)
+        if not inflater.eof and len(found) <= most:
+            found = await threads.run(_inflated, inflater, found, rest, most + 1)
     except zlib.error as error:
         raise InferenceError(
             Code.INVALID_ARG, f"failed to decompress the {encoding} request body: {error}"
         ) from None
     if len(found) > limit:
         raise too_large(limit)
+    if len(found) > most:
+        text = too_compressed("a request body", len(body), encoding)
+        raise InferenceError(Code.INVALID_ARG, text)
     if not inflater.eof or inflater.unused_data:
         end = "something follows" if inflater.eof else "it ends before"
         raise InferenceError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.client_limits import PACE_BYTES, ConnectionLimits
 from gateway.event_loop import WRITES
 from gateway.frontends.http.connection_parts import (
     LENGTH,
@@ -34,7 +35,6 @@ from gateway.frontends.http.request_scope import (
     RawHeaders,
     send_whole,
 )
-from gateway.process_limits import DescriptorReserve
 from gateway.settings import HttpTimeLimits
 
 log = logging.getLogger("sluice.http")
@@ -62,9 +62,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     A request with a short body starts when that has arrived: many clients send it after the head.
 
-    Clients repeat the head of a request, byte for byte: a request whose head is that of the last
-    one, and which arrives in one piece or as head and body, is begun without the parser, with the
-    same scope.
+    A request whose head is that of the last one, byte for byte, and which arrives in one piece or
+    as head and body, is begun without the parser, with the same scope: clients repeat heads.
     """
 
     # Python shares the keys of up to 30 attributes among instances; uvicorn's protocol has 29.
@@ -72,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "_answered",
         "_begin",
         "_begun",
+        "_connections",
         "_deadline",
         "_framing_bytes",
         "_has_begun",
@@ -83,7 +83,6 @@ class BoundedProtocol(HttpToolsProtocol):
         "_limits",
         "_on_disconnect",
         "_receiving",
-        "_reserve",
         "_send_timeout",
         "_unstarted",
     )
@@ -93,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         *arguments: Any,
         send_timeout_secs: float,
         limits: HttpTimeLimits,
-        reserve: DescriptorReserve,
+        connections: ConnectionLimits,
         begin: Begin | None = None,
         **options: Any,
     ) -> None:
@@ -107,8 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._send_timeout = SendTimeout(send_timeout_secs)
         self._limits = limits
-        self._reserve = reserve
-        self._deadline: ClientDeadline
+        self._connections = connections
         self._in_head = True
         self._has_begun = False
         self._head_bytes = 0
@@ -144,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport)
         self._deadline = ClientDeadline(self.loop, self._limits, self._owed, self._expire)
-        self._reserve.drops(transport)
+        self._connections.drops(transport)
 
     def _owed(self) -> Owed:
         if self._has_known_head:
@@ -174,7 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(LATE, f"request line and headers took longer than {limit_secs:g} s")
         else:
             log.warning("request body timed out", extra={"secs": limit_secs})
-            self._refuse(LATE, f"no byte of the request body came within {limit_secs:g} s")
+            least = f"or fewer than {PACE_BYTES} bytes in a second"
+            self._refuse(LATE, f"no byte of the request body came within {limit_secs:g} s, {least}")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -187,6 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._send_timeout.cancel()
         self._deadline.cancel()
+        self._connections.ended(self.transport)
         super().connection_lost(exc)
         # uvicorn notifies only the latest request, which is not the answered one if requests are
         # pipelined.
@@ -266,7 +266,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         if len(data) == len(head) < self._known_bytes:
             self._has_known_head = True
-            self._deadline.since = self.loop.time()
+            self._deadline.take_body(0, begins=True)
         else:
             body = memoryview(data)[len(head) :]
             self.cycle = self._answered = repeated(last, body, self.on_response_complete)
@@ -348,7 +348,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._has_known_head:
             self._has_known_head = False
             data = self._known_head + data
-        is_first = self._in_head and not self._has_begun
+        begins = self._in_head
+        is_first = begins and not self._has_begun
         if is_first and self._known_bytes >= 0 and self._repeats(data):
             return
         self._begun = False
@@ -360,7 +361,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unstarted is not None and not awaits_body(self._unstarted[0]):
             self._start(*self._unstarted)
         if not self._in_head:
-            self._deadline.since = self.loop.time()
+            self._deadline.take_body(len(data), begins=begins)
 
     def _parse(self, data: bytes) -> None:
         """Pass the parser what it may have; refuse the rest."""
@@ -377,9 +378,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._framing_bytes += len(data)
             super().data_received(data)
             if self._framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._refuse(
-                    TOO_LARGE, f"trailers or chunk extensions exceed {MAX_HEAD_BYTES} bytes"
-                )
+                found = "trailers or chunk extensions"
+                self._refuse(TOO_LARGE, f"{found} exceed {MAX_HEAD_BYTES} bytes")
             return len(data)
         piece = data[: MAX_HEAD_BYTES - self._head_bytes]
         if piece:

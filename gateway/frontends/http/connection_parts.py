@@ -15,6 +15,7 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.client_limits import pace_due
 from gateway.frontends.http.errors import JSON, error_body
 from gateway.settings import HttpTimeLimits
 from gateway.tensor import Buffer
@@ -174,10 +175,12 @@ class ClientDeadline:
 
     A connection has one timer, which fires at intervals of the shortest limit. A request sets no
     timer: the limit restarts when `since` is set to the time of the loop, because the client owes
-    other bytes, or has sent some.
+    other bytes, or has sent some. A body has a limit of its pace, too (`pace_due`).
     """
 
     __slots__ = (
+        "_body_bytes",
+        "_body_since",
         "_expected_at",
         "_expire",
         "_limits",
@@ -199,7 +202,8 @@ class ClientDeadline:
         self._loop = loop
         self._owed = owed
         self._expire = expire
-        self.since = self._expected_at = loop.time()
+        self.since = self._expected_at = self._body_since = loop.time()
+        self._body_bytes = 0
         self._round = min(self._limits.values(), default=0.0)
         self._timer: asyncio.TimerHandle | None = None
         if self._limits:
@@ -211,6 +215,13 @@ class ClientDeadline:
             self._timer.cancel()
             self._timer = None
 
+    def take_body(self, size: int, *, begins: bool) -> None:
+        """Bytes of a body have come, which is not complete; the body `begins` with the first."""
+        self.since = self._loop.time()
+        if begins:
+            self._body_since, self._body_bytes = self.since, 0
+        self._body_bytes += size
+
     def _look_in(self, secs: float) -> None:
         self._expected_at = self._loop.time() + secs
         self._timer = self._loop.call_later(secs, self._look)
@@ -220,15 +231,22 @@ class ClientDeadline:
         limit = self._limits.get(owed)
         if limit is None:
             # Time without a debt does not count; a debt may begin before the next check.
-            self.since = now + self._round
+            self.since = self._body_since = now + self._round
+            self._body_bytes = 0
             self._look_in(self._round)
         elif now - self._expected_at > HELD_SECS:
             self._look_in(HELD_SECS)
-        elif (left := self.since + limit - now) > 0:
+        elif (left := self._due(owed, limit) - now) > 0:
             self._look_in(min(left, self._round))
         else:
             self._timer = None
             self._expire(owed, limit)
+
+    def _due(self, owed: Owed, limit: float) -> float:
+        due = self.since + limit
+        if owed is not Owed.BODY:
+            return due
+        return min(due, pace_due(self._body_since, self._body_bytes, limit))
 
 
 @lru_cache

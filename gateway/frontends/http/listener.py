@@ -11,12 +11,12 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.client_limits import ConnectionLimits
 from gateway.frontends.http.connection import BoundedProtocol
 from gateway.frontends.http.connection_parts import refusal
 from gateway.frontends.http.request_scope import CERTIFICATE, HEADER_NAMES, TracedApp
 from gateway.policy.certificates import identity_of
-from gateway.process_limits import DescriptorReserve
-from gateway.settings import UNIX, HttpTimeLimits
+from gateway.settings import MOST_PER_ADDRESS, UNIX, HttpTimeLimits
 from gateway.tls.certificates import Certificates
 from gateway.tls.connection import TlsPort
 from gateway.unix_socket import SocketFile
@@ -100,10 +100,11 @@ class HttpListener:
     """One application, served on one listening socket, over TLS if it has `certificates`.
 
     With `header_names` its requests have the names of their headers as the client wrote them. The
-    port is 0 for a Unix socket, which is removed when the listener stops.
+    port is 0 for a Unix socket, which is removed when the listener stops. An address has at most
+    `per_address` connections, 0 for any number.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its connections have
         self,
         app: ASGIApp,
         listening: socket.socket,
@@ -112,6 +113,7 @@ class HttpListener:
         *,
         certificates: Certificates | None = None,
         header_names: bool = False,
+        per_address: int = MOST_PER_ADDRESS,
     ) -> None:
         self._socket = listening
         self.port = 0
@@ -121,17 +123,21 @@ class HttpListener:
             app = _at_unix_socket(app)
         else:
             self.port = listening.getsockname()[1]
-        reserve = DescriptorReserve()
+        connections = ConnectionLimits(per_address)
+        self._tls: TlsPort | None = None
+        if certificates is not None:
+            text = refusal(HTTPStatus.BAD_REQUEST, NO_TLS)
+            self._tls = TlsPort(certificates, connections, text)
+            # Over TLS a connection counts from its beginning, before the handshake.
+            connections = ConnectionLimits(0)
         protocol: Callable[..., asyncio.Protocol] = partial(
             PROTOCOLS[header_names, certificates is not None and certificates.settings.mutual],
             send_timeout_secs=send_timeout_secs,
             limits=limits,
-            reserve=reserve,
+            connections=connections,
             begin=app.begin if isinstance(app, TracedApp) else None,
         )
-        self._tls: TlsPort | None = None
-        if certificates is not None:
-            self._tls = TlsPort(certificates, reserve, refusal(HTTPStatus.BAD_REQUEST, NO_TLS))
+        if self._tls is not None:
             protocol = partial(_accepted, self._tls, protocol)
         self._server = _Server(_config(app, protocol))
 

@@ -133,5 +133,14 @@ def test_the_audit_log_is_a_file() -> None:
     assert parse("--audit-log=a/b").audit_log == Path("a/b")
 
 
+def test_connections_of_an_address_are_limited_and_0_turns_the_limit_off() -> None:
+    for given, most in (((), 256), (("--max-connections-per-address=0",), 0)):
+        settings = parse(*given)
+        assert settings.http.connections_per_address == most
+        assert settings.grpc.connections_per_address == most
+    with pytest.raises(argparse.ArgumentError):
+        parse("--max-connections-per-address=-1")
+
+
 def test_port_0_is_allowed() -> None:
     assert parse("--http-port=0").http.port == 0

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import random
 import struct
 import tracemalloc
 import zlib
@@ -45,9 +46,11 @@ def fed(chunks: Iterable[bytes], encoding: str = IDENTITY, limit: int = LIMIT) -
     return found
 
 
-def failing(chunks: Sequence[bytes], encoding: str = IDENTITY) -> tuple[StatusCode, str]:
+def failing(
+    chunks: Sequence[bytes], encoding: str = IDENTITY, limit: int = LIMIT
+) -> tuple[StatusCode, str]:
     with pytest.raises(RpcError) as caught:
-        fed(chunks, encoding)
+        fed(chunks, encoding, limit)
     return caught.value.status, caught.value.details
 
 
@@ -221,6 +224,22 @@ def test_the_end_of_a_stream_within_a_message_is_an_error() -> None:
         wanted = HEAD.size if size < HEAD.size else len(data)
         assert status is StatusCode.INTERNAL
         assert details == f"the stream ended within a message: {size} bytes came of {wanted}"
+
+
+@pytest.mark.parametrize("encoding", PACK)
+def test_a_message_has_a_limited_ratio_above_a_mebibyte(encoding: str) -> None:
+    limit, mebibyte = 1 << 25, 1 << 20
+    assert fed([message(PACK[encoding](bytes(mebibyte)), COMPRESSED)], encoding, limit) == [
+        bytes(mebibyte)
+    ]
+    packed = PACK[encoding](bytes(mebibyte + 1))
+    assert failing([message(packed, COMPRESSED)], encoding, limit) == (
+        StatusCode.RESOURCE_EXHAUSTED,
+        f"a message of {len(packed)} bytes in {encoding} has more than 1048576 bytes of data, "
+        "expected at most 100 for each byte, or 1048576; send it uncompressed",
+    )
+    dense = random.Random(1).randbytes(mebibyte // 8) + bytes(8 * mebibyte)
+    assert fed([message(PACK[encoding](dense), COMPRESSED)], encoding, limit) == [dense]
 
 
 def test_a_stream_may_end_before_any_message_and_behind_each() -> None:

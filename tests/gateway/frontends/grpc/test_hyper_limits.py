@@ -2,13 +2,16 @@
 
 import asyncio
 import gzip
+import random
 import struct
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from gateway.frontends.grpc import hyper_limits, hyper_transport
+from gateway import client_limits
+from gateway.frontends.grpc import hyper_call, hyper_limits, hyper_transport
 from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode
@@ -19,6 +22,7 @@ from tests.http2 import PREFACE, Connection, message
 
 ROOM_BYTES = 1 << 20
 WINDOW_BYTES = 1 << 30
+HALF = struct.pack(">BL", 0, 1 << 20)
 SMALL, LARGE = bytes(1000), bytes(700_000)
 ECHO, KEEP = head(path="/test/echo"), head(path="/test/keep")
 GZIP = head(("grpc-encoding", "gzip"), path="/test/echo")
@@ -132,7 +136,7 @@ async def test_unread_data_are_limited_by_the_budget(port: int) -> None:
 async def test_decompressed_messages_count_towards_the_budget(
     port: int, size: int, status_of: int
 ) -> None:
-    packed = gzip.compress(bytes(size))
+    packed = gzip.compress(random.Random(1).randbytes(size // 50) + bytes(size - size // 50))
     framed = struct.pack(">BL", 1, len(packed)) + packed
     with Connection(port) as one:
         one.send(BEGIN, abuses.window_update(WINDOW_BYTES))
@@ -172,6 +176,56 @@ async def test_resets_spread_over_turns_are_tolerated(port: int) -> None:
                 opened + frame(abuses.RESET, 0, stream, CANCEL) + asked(stream + 2, b"")
             )
             assert await status(connection, stream + 2) == OK
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [(b"", b""), (HALF, b""), (HALF, b"x")],
+    ids=["nothing", "the head of a message", "a byte at a time"],
+)
+async def test_a_unary_rpc_ends_without_the_rest_of_its_message(
+    port: int, monkeypatch: pytest.MonkeyPatch, first: bytes, drip: bytes
+) -> None:
+    monkeypatch.setattr(hyper_call, "MESSAGE_IDLE_SECS", 0.3)
+    monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 1.0)
+    began = time.monotonic()
+    with Connection(port) as slow, Connection(port) as other:
+        slow.send(BEGIN + frame(abuses.HEADERS, END_HEADERS, 1, ECHO))
+        slow.send(frame(abuses.DATA, 0, 1, first))
+        ended = asyncio.create_task(asyncio.to_thread(slow.answer, 1))
+        while drip and not (await asyncio.wait([ended], timeout=0.1))[0]:
+            slow.send(frame(abuses.DATA, 0, 1, drip))
+        answer = await ended
+        assert answer.grpc_status == StatusCode.DEADLINE_EXCEEDED
+        assert answer.grpc_message == hyper_call.LATE_MESSAGE
+        assert time.monotonic() - began > (0.9 if drip else 0.25)
+        other.send(BEGIN)
+        await served(other)
+
+
+async def test_a_unary_message_that_keeps_the_pace_is_answered(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hyper_call, "MESSAGE_IDLE_SECS", 0.5)
+    monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 0.5)
+    with Connection(port) as steady:
+        steady.send(BEGIN + begun(1, 6000))
+        for _ in range(6):
+            await asyncio.sleep(0.2)
+            steady.send(frame(abuses.DATA, 0, 1, bytes(1000)))
+        steady.send(frame(abuses.DATA, END_STREAM, 1), abuses.window_update(WINDOW_BYTES, 1))
+        assert await status(steady, 1) == OK
+
+
+async def test_a_client_stream_may_pause_within_a_message(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hyper_call, "MESSAGE_IDLE_SECS", 0.1)
+    with Connection(port) as idle:
+        idle.send(BEGIN + begun(1, 1000, b"x", block=KEEP))
+        await asyncio.sleep(0.4)
+        await served(idle)
+        assert not idle.known(1).ended
 
 
 async def test_frames_may_be_large_from_the_first_one(port: int) -> None:

@@ -9,6 +9,7 @@ from weakref import ref
 import pytest
 from hyperframe.frame import DataFrame, RstStreamFrame, WindowUpdateFrame
 
+from gateway.client_limits import ConnectionLimits
 from gateway.frontends.grpc import hyper_limits
 from gateway.frontends.grpc.hyper_call import HyperBackend
 from gateway.frontends.grpc.hyper_limits import BufferBudget
@@ -156,7 +157,7 @@ async def test_a_connection_during_shutdown_is_not_served(service: Service) -> N
 
         close = abort
 
-    shared = HyperPort(service.methods(), GrpcSettings(), is_closing=True)
+    shared = HyperPort(service.methods(), GrpcSettings(), ConnectionLimits(0), is_closing=True)
     late, socket = Served(shared), Socket()
     late.connection_made(socket)
     assert socket.aborted

@@ -1,6 +1,7 @@
 """Compressed bodies (protocol: compression)."""
 
 import gzip
+import random
 import tracemalloc
 import zlib
 
@@ -79,6 +80,24 @@ async def test_a_bomb_takes_no_more_memory_than_the_limit() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 * limit
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("encoding", COMPRESSORS)
+async def test_a_body_has_a_limited_ratio_above_a_mebibyte(encoding: str) -> None:
+    limit, mebibyte = 1 << 25, 1 << 20
+    compress_all = COMPRESSORS[encoding]
+    whole = await soon(decompress(encoding, compress_all(bytes(mebibyte)), limit, THREADS))
+    assert whole == bytes(mebibyte)
+    packed = compress_all(bytes(mebibyte + 1))
+    with pytest.raises(InferenceError) as caught:
+        await soon(decompress(encoding, packed, limit, THREADS))
+    assert (caught.value.code, caught.value.message) == (
+        Code.INVALID_ARG,
+        f"a request body of {len(packed)} bytes in {encoding} has more than 1048576 bytes of data, "
+        "expected at most 100 for each byte, or 1048576; send it uncompressed",
+    )
+    dense = random.Random(1).randbytes(mebibyte // 8) + bytes(8 * mebibyte)
+    assert await soon(decompress(encoding, compress_all(dense), limit, THREADS)) == dense
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)

@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from gateway import client_limits
+from gateway.client_limits import PACE_BYTES
 from gateway.frontends.http.connection_parts import HELD_SECS, ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
 from tests.builders import soon
@@ -57,6 +59,41 @@ async def test_a_restart_begins_the_time_anew() -> None:
         debtor.deadline.since = asyncio.get_running_loop().time()
         assert not await debtor.after(SECS)
     assert await debtor.after(10 * SECS)
+
+
+async def test_a_body_keeps_the_pace_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause is longer than the limit of pauses."""
+    monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 10 * SECS)
+    debtor = Debtor(Owed.BODY)
+    began = time.monotonic()
+    debtor.deadline.take_body(int(5 * SECS * PACE_BYTES), begins=True)
+    while not await debtor.after(SECS):
+        debtor.deadline.take_body(1, begins=False)
+    assert time.monotonic() - began > 14.5 * SECS
+    assert debtor.expired.result() == (Owed.BODY, 5 * SECS)
+
+
+async def test_the_pace_of_a_body_is_measured_from_its_own_first_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 10 * SECS)
+    debtor = Debtor(Owed.BODY)
+    for _ in range(30):
+        debtor.deadline.take_body(1, begins=True)
+        assert not await debtor.after(SECS)
+
+
+async def test_time_without_a_debt_does_not_count_for_the_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 10 * SECS)
+    debtor = Debtor(Owed.BODY)
+    debtor.deadline.take_body(1, begins=True)
+    debtor.owed = Owed.NOTHING
+    assert not await debtor.after(20 * SECS)
+    debtor.owed = Owed.BODY
+    debtor.deadline.take_body(1, begins=False)
+    assert not await debtor.after(3 * SECS)
 
 
 async def test_a_cancelled_deadline_never_expires() -> None:
