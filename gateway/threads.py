@@ -57,6 +57,9 @@ class Threads:
             if self._is_closed and (task is None or not task.cancelling()):
                 raise exiting() from None  # `close` has dropped the call
             raise
+        finally:
+            # The traceback of its error refers to this frame: a cycle with all data of the call.
+            del call
 
     def close(self) -> None:
         """Drop the calls that have not started; threads end after their present call."""
@@ -90,6 +93,8 @@ async def apart(
             if discard is not None:
                 executor.submit(_discard, call, discard)
             raise
+        finally:
+            del call  # as in `Threads.run`
     finally:
         executor.shutdown(wait=False)
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import threading
+import weakref
 from queue import SimpleQueue
 
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.threads import Threads, apart
-from tests.builders import WAIT_SECS, soon
+from tests.builders import WAIT_SECS, soon, uncollected
+from tests.serving import wait_until
 
 
 async def test_a_cancelled_call_that_has_not_begun_never_runs() -> None:
@@ -43,6 +45,31 @@ async def test_a_call_that_waits_when_the_threads_are_closed_fails_as_a_later_on
     assert caught.value.code is Code.UNAVAILABLE
     gate.set()
     await soon(first)
+
+
+class Data:
+    """The data of a call."""
+
+
+@pytest.mark.parametrize("way", ["threads", "apart"])
+async def test_the_data_of_a_call_that_fails_are_freed_without_garbage_collection(way: str) -> None:
+    threads = Threads("test", 1)
+
+    def fail(data: Data) -> None:
+        raise InferenceError(Code.INTERNAL, "no")
+
+    async def call(data: Data) -> None:
+        with pytest.raises(InferenceError, match="no"):
+            await (threads.run(fail, data) if way == "threads" else apart(fail, data))
+
+    with uncollected():
+        data = Data()
+        freed = weakref.ref(data)
+        await call(data)
+        del data
+        # A thread forgets its call a moment after the result.
+        await asyncio.to_thread(wait_until, lambda: freed() is None, "the data are freed")
+    threads.close()
 
 
 async def test_calls_that_block_apart_delay_no_other_call() -> None:

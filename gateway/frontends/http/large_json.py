@@ -167,7 +167,10 @@ class LargeText:
         """The value of the text; `parse` parses it with marks for large values."""
         spans = sorted([*self._arrays, *_outside(self._strings, self._arrays)])
         text, where = self._marked(0, len(self._body), spans)
-        return self._resolved(parse(text, where))
+        try:
+            return self._resolved(parse(text, where))
+        finally:
+            self._values.clear()  # arrays refer to this object: a cycle with the whole body
 
     def part(self, start: int, end: int, before: bytes, after: bytes) -> Any:
         """A part of an array, with these bytes before and after it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import MAX_CHUNKS, collect, decoded, off_loop, read_body
 from gateway.frontends.http.request_scope import WATCH
 from gateway.threads import LARGE_BYTES, Threads
-from tests.builders import soon
+from tests.builders import soon, uncollected
+from tests.serving import wait_until
 
 
 class Client:
@@ -119,4 +121,23 @@ async def test_a_large_body_is_decoded_in_a_thread(size: int, *, in_thread: bool
         return len(body), threading.current_thread() is not here
 
     assert await soon(decoded(threads, {}, decode, bytes(size))) == (size, in_thread)
+    threads.close()
+
+
+async def test_a_body_that_cannot_be_decoded_is_freed_without_garbage_collection() -> None:
+    threads = Threads("test", 1)
+
+    def fail(body: object) -> None:
+        raise InferenceError(Code.INTERNAL, "no")
+
+    async def decode(body: memoryview) -> None:
+        with pytest.raises(InferenceError, match="no"):
+            await off_loop(threads, {}, fail, body)
+
+    with uncollected():
+        body = memoryview(bytes(10))
+        freed = weakref.ref(body)
+        await decode(body)
+        del body
+        await asyncio.to_thread(wait_until, lambda: freed() is None, "the body is freed")
     threads.close()

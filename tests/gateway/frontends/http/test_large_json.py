@@ -3,6 +3,9 @@
 import json
 import random
 import time
+import weakref
+from array import array
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +14,21 @@ from gateway.errors import InferenceError
 from gateway.frontends.http import json_layout, json_object, large_json
 from gateway.frontends.http.json_object import parse_json_object, parse_request
 from gateway.frontends.http.large_json import LargeArray, LongString
+from tests.builders import uncollected
+
+LARGE = b'{"inputs":[{"name":"a","shape":[1],"datatype":"FP32","data":[%b1]}]' % (b"1," * (1 << 18))
+
+
+@pytest.mark.parametrize("end", [b"}", b",}"], ids=["JSON", "no JSON"])
+def test_a_large_body_is_freed_without_garbage_collection(end: bytes) -> None:
+    body = array("B", LARGE + end)
+    freed = weakref.ref(body)
+    with uncollected():
+        with suppress(InferenceError):
+            parse_request(memoryview(body))
+        del body
+        assert freed() is None
+
 
 TEXTS = ["a", '"', "\\", "é", "😀", "\n", ":", ",", "[", "]", "{", "}", "xxx"]
 DAMAGE = [b"", b",", b"]", b"[", b'"', b"}", b"\\", b"NaN", b" ", b"\xff", b":", b"-Inf,"]
