@@ -35,6 +35,14 @@ class InferenceError(Exception):
         """The text for state reasons and logs, such as `Invalid argument: no such field`."""
         return f"{self.code.value}: {self.message}"
 
+    def again(self) -> "InferenceError":
+        """The same error, for a caller that keeps this one.
+
+        A raised error refers to all frames that it passes: one that a frame keeps would be a cycle
+        with their data.
+        """
+        return InferenceError(self.code, self.message)
+
 
 class AnsweredError(InferenceError):
     """An error that the model itself returns; the client receives it as any other error.

@@ -85,7 +85,7 @@ class DecodedRequest:
     def request(self) -> InferRequest:
         """The request; raises the InferenceError of a failed decoding."""
         if isinstance(self._outcome, InferenceError):
-            raise self._outcome
+            raise self._outcome.again()
         return self._outcome
 
 
@@ -374,7 +374,7 @@ def _decoded(decoder: RequestDecoder, large: LargeMessage, model: Model) -> Deco
     try:
         return DecodedRequest(model.checked(decoder.decode(message, raw, model.config, contents)))
     except InferenceError as error:
-        return DecodedRequest(error)
+        return DecodedRequest(error.again())
 
 
 def begin_trace(tracer: Tracer, request: InferRequest) -> Trace | None:

@@ -250,7 +250,7 @@ class StreamInfer:
         try:
             return self._dataplane.model(message.model_name, message.model_version, self._caller)
         except InferenceError as error:
-            return error
+            return error.again()
 
     def _ask(
         self, request: Message, model: Model | InferenceError, position: OrderPosition | None
@@ -261,7 +261,7 @@ class StreamInfer:
         if resumes(message):
             return self._resume(message)
         if isinstance(model, InferenceError):
-            raise model
+            raise model.again()
         decoded = self._decoder.decode(message, raw, model.config)
         infer_request, resumable = without_resumable(decoded)
         begun: list[Trace] = []
