@@ -76,6 +76,7 @@ def scan(body: memoryview, depth: int, *, nested: bool) -> Layout:
     at = 0
     while at < len(body):
         at = scanner.take(at)
+    scanner.end(at)
     return scanner.found
 
 
@@ -105,6 +106,13 @@ class _Scanner:
         shown = _without_escapes(found) if BACKSLASH in text else found
         self._containers(self._events(shown, at))
         return at + len(text)
+
+    def end(self, at: int) -> None:
+        """Note the value that is open at the end: the rest is parsed for the error without it."""
+        if self._level and self._string >= 0:
+            self._end_string(self._string, at)
+        if self._start >= 0:
+            self._close(at)
 
     def _events(self, text: Kinds, at: int) -> _Events:
         quotes = np.flatnonzero(text == QUOTE)

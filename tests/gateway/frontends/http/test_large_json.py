@@ -5,9 +5,11 @@ import random
 import time
 import weakref
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.errors import InferenceError
@@ -15,6 +17,38 @@ from gateway.frontends.http import json_layout, json_object, large_json
 from gateway.frontends.http.json_object import parse_json_object, parse_request
 from gateway.frontends.http.large_json import LargeArray, LongString
 from tests.builders import uncollected
+
+CUT = (
+    b'{"inputs":[{"data":[' + b"1," * (1 << 19),
+    b'{"inputs":[{"data":[[1],' + b"[1," * (1 << 18),
+    b'{"id":"a","x":"' + b"x" * (1 << 20),
+    b'{"x":["' + b"x" * (1 << 20),
+)
+
+
+@pytest.mark.parametrize("body", CUT, ids=["numbers", "nested arrays", "a text", "a text within"])
+@pytest.mark.parametrize("parse", [parse_request, parse_json_object])
+def test_a_value_without_an_end_is_not_parsed_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, parse: Callable[[bytes], Any]
+) -> None:
+    sizes = []
+
+    class Parser:
+        JSONDecodeError = orjson.JSONDecodeError
+
+        @staticmethod
+        def loads(text: bytes) -> Any:
+            sizes.append(len(text))
+            return orjson.loads(text)
+
+    monkeypatch.setattr(json_object, "orjson", Parser)
+    with pytest.raises(InferenceError) as caught:
+        parse(body)
+    assert caught.value.message.startswith("failed to parse the request JSON buffer: ")
+    if body is not CUT[1]:
+        assert caught.value.message.endswith(f"unexpected end of data at {len(body)}")
+    assert max(sizes) < (1 << 18) + 100
+
 
 LARGE = b'{"inputs":[{"name":"a","shape":[1],"datatype":"FP32","data":[%b1]}]' % (b"1," * (1 << 18))
 
