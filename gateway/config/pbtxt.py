@@ -81,10 +81,16 @@ def parse_json(text: str) -> ModelConfig:
             raise ValueError(f"found {text[:LONGEST_FINDING]}, expected a JSON object")
         json_format.ParseDict(_with_enum_names(members, message.DESCRIPTOR), message)
     except (ValueError, RecursionError, SystemError, json_format.ParseError) as error:
-        reported = error.__cause__ if isinstance(error, SystemError) else error
-        complaint = str(reported).split("\n")[0]
-        raise InferenceError(Code.INVALID_ARG, f"Invalid config override: {complaint}") from None
+        raise InferenceError(
+            Code.INVALID_ARG, f"Invalid config override: {_complaint(error)}"
+        ) from None
     return from_message(message)
+
+
+def _complaint(error: Exception) -> str:
+    """The first line of a parser's error."""
+    reported = error.__cause__ if isinstance(error, SystemError) else error
+    return str(reported).split("\n")[0]
 
 
 def find_mistake(text: str) -> SyntaxMistake | None:

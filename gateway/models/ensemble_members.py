@@ -106,6 +106,9 @@ class LoadFailure(InferenceError):
         self.why = why
         self.cycle = cycle
 
+    def again(self) -> "LoadFailure":
+        return LoadFailure(self.code, self.message, self.why, self.cycle)
+
 
 def load_failed(name: str, why: str, cycle: DependencyCycle | None = None) -> LoadFailure:
     """The failure of a version, or of a member that is absent or does not suit its ensemble."""

@@ -302,7 +302,7 @@ class Lifecycle:
             if known.models:
                 return
             if known.failure is not None and (not again or known.attempts != before):
-                raise known.failure.with_traceback(None)
+                raise known.failure.again()
             known.implicit = True
             await self._follow(known, changed, scan=True, again=again)
 

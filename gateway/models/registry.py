@@ -88,7 +88,7 @@ class KnownModel:
         try:
             yield
         except InferenceError as error:
-            self.failure = error
+            self.failure = error.again()
             raise
 
     def serves(self, source: LoadSource) -> bool:

@@ -199,12 +199,17 @@ class RepositoryControl:
         if self._tasks is None:
             operation.close()
             raise exiting()
+        error: InferenceError | None = None
         task = self._tasks.create_task(outcome(model, operation))
-        await asyncio.wait([task])
-        if task.cancelled():
-            raise exiting()
-        if (error := task.result()) is not None:
-            raise error
+        try:
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise exiting()
+            if (error := task.result()) is not None:
+                raise error
+        finally:
+            # The traceback of the error refers to this frame: a cycle with the files of a load.
+            del task, error
 
     # Life cycle.
 

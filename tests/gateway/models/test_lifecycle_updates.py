@@ -1,15 +1,17 @@
 """In-place updates, overrides and unloads."""
 
 import asyncio
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.models.model_folder import Override
 from gateway.tensor import text_tensor
-from tests.builders import read_all, settle, soon, text_request
+from tests.builders import read_all, settle, soon, text_request, uncollected
 from tests.gateway.models.lifecycles import (
     BATCHED,
     EXPLICIT,
@@ -165,6 +167,28 @@ async def test_an_invalid_override_is_refused_and_changes_nothing(
     assert str(tmp_path) not in message
     assert control.registry.find("a", "") is model
     assert await states(control) == [("a", "1", "READY", "")]
+
+
+class Files(dict[str, bytes]):
+    """The files of a load."""
+
+
+@pytest.mark.parametrize("config", ["{", '{"backend": "absent"}', '{"max_batch_size": -1}'])
+async def test_the_files_of_a_failed_load_are_freed_without_garbage_collection(
+    start: Start, config: str
+) -> None:
+    control = await start(**EXPLICIT)
+
+    async def load(files: Files) -> None:
+        with pytest.raises(InferenceError):
+            await control.load("a", Override(config, files))
+
+    with uncollected():
+        files = Files({"file:1/x": b""})
+        freed = weakref.ref(files)
+        await load(files)
+        del files
+        await asyncio.to_thread(wait_until, lambda: freed() is None, "the files are freed")
 
 
 # Unloading.
