@@ -13,6 +13,7 @@ from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
 from gateway.client_limits import ConnectionLimits
+from gateway.event_loop import in_turns
 from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
@@ -257,8 +258,7 @@ class HyperConnection(H2ServerProtocol):
 
     def _cancel_rpcs(self) -> None:
         self._begun.cancel()
-        for task in self._rpcs:
-            task.cancel()
+        in_turns(iter([task.cancel for task in self._rpcs]))
 
     def _begin(self, request: Any) -> None:
         if is_reset(request):

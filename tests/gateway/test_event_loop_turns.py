@@ -1,0 +1,38 @@
+"""Many calls that take their turns with the rest of the event loop."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from gateway.event_loop import TURN_CALLS, in_turns
+from tests.builders import soon
+
+
+@pytest.mark.parametrize("count", [0, 1, TURN_CALLS, 3 * TURN_CALLS + 1])
+async def test_calls_keep_their_order_and_other_callbacks_run_between_them(count: int) -> None:
+    called: list[int] = []
+    between: list[int] = []
+
+    def look() -> None:
+        between.append(len(called))
+        if len(called) < count:
+            asyncio.get_running_loop().call_soon(look)
+
+    asyncio.get_running_loop().call_soon(look)
+    in_turns(iter([partial(called.append, number) for number in range(count)]))
+    assert len(called) == min(count, TURN_CALLS)
+    async with asyncio.timeout(5):
+        while len(called) < count:
+            await asyncio.sleep(0)
+    assert called == list(range(count))
+    steps = [after - before for before, after in zip(between, between[1:], strict=False)]
+    assert all(step <= TURN_CALLS for step in steps)
+
+
+async def test_calls_may_end_tasks() -> None:
+    tasks = [asyncio.create_task(asyncio.Event().wait()) for _ in range(2 * TURN_CALLS)]
+    await asyncio.sleep(0)
+    in_turns(iter([each.cancel for each in tasks]))
+    await soon(asyncio.wait(tasks))
+    assert all(each.cancelled() for each in tasks)
