@@ -26,6 +26,9 @@ INPUT: dict[str, Any] = {"name": "INPUT", "datatype": "BYTES", "shape": [1]}
 LONG = {"text_input": "x", "n": 100_000, "delay_us": 10_000}
 STREAM = "/v2/models/repeat/generate_stream"
 NO_LONGER = "the credential of the request is no longer valid"
+NAMING_A = {"X-Tenant": "a", "X-User-Id": "a", "X-Gateway-Inference-Fairness-Id": "a"}
+"""Headers that name a tenant: only the key of a request does."""
+
 SEQUENCES = """sequence_batching {
   max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 4 }
 }
@@ -102,7 +105,7 @@ def test_a_request_is_cancelled_by_its_own_tenant_only(server: Serving) -> None:
     with Connection(server.ports["http"]) as stream:
         with accepted(server, "repeat"):
             stream.ask(STREAM, {**LONG, "id": "one"}, line("a"))
-        refused = post(server, "b", cancel, {})
+        refused = post(server, "b", cancel, {"tenant": "a", "user": "a"}, **NAMING_A)
         assert refused.status_code == 404
         assert "runs no request with the id 'one'" in refused.json()["error"]
         assert post(server, "a again", cancel, {}).status_code == 200
