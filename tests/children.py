@@ -6,8 +6,13 @@ from pathlib import Path
 
 def frontends_of(server: int) -> Sequence[int]:
     """Those of the server with that process id."""
-    listed = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return [pid for pid in map(int, listed) if b"gateway.processes" in command(pid)]
+    return [pid for pid in children_of(server) if b"gateway.processes" in command(pid)]
+
+
+def children_of(process: int) -> Sequence[int]:
+    """The processes that the main thread of a process has started."""
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(pid) for pid in listed]
 
 
 def command(pid: int) -> bytes:

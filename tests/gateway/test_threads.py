@@ -47,6 +47,22 @@ async def test_a_call_that_waits_when_the_threads_are_closed_fails_as_a_later_on
     await soon(first)
 
 
+async def test_a_call_without_a_thread_fails_and_later_ones_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads("test", 1)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as system:
+        system.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await threads.run(print)
+    assert await soon(threads.run(lambda: "later")) == "later"
+    threads.close()
+
+
 class Data:
     """The data of a call."""
 

@@ -223,7 +223,9 @@ class BoundedConnection(ServerConnection):
         ends, self._ends = self._ends, None
         in_turns(iter(ends))
 
-    def _notify_stopped(self, handle: Any, stop: Any, notify_body: bool) -> None:
+    def _notify_stopped(  # type: ignore[override] # a static method, called on the instance
+        self, handle: Any, stop: Any, notify_body: bool
+    ) -> None:
         """Override of httpunk: a stream has stopped."""
         notify = super()._notify_stopped
         if self._ends is None:
