@@ -6,8 +6,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Self
 
@@ -218,17 +216,6 @@ class BusyPoll:
         self._awake = not self._in_flight and spent_ns < self._span_ns
         if self._awake:
             asyncio.get_running_loop().call_soon(self._stay)
-
-
-TURN_CALLS = 64
-"""Calls that end an RPC take about 2 ms."""
-
-
-def in_turns(calls: Iterator[Callable[[], object]]) -> None:
-    """Call functions in their order: TURN_CALLS of them now, and as many in each later turn."""
-    called = [call() for call in islice(calls, TURN_CALLS)]
-    if len(called) == TURN_CALLS:
-        asyncio.get_running_loop().call_soon(in_turns, calls)
 
 
 class WriteBatch(threading.local):

@@ -71,7 +71,7 @@ def test_random_bytes_of_a_worker_are_frames_or_an_error(seed: int) -> None:
 
 @dataclass
 class Frontend:
-    """A frontend process's end of a channel to a server, and the frames that come back."""
+    """A frontend process's end of a channel to a server, and the frames that it receives."""
 
     channel: Channel
     received: asyncio.Queue[Frame]

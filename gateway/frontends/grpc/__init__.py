@@ -19,6 +19,6 @@ In reading order:
 - `hyper_call`: one RPC
 - `hyper_begun`: RPCs without a task
 - `hyper_limits`: limits of memory, of time on the event loop, of pings and age
-- `hyper_pings`: rules for the pings of a client
+- `hyper_ends`: ends of many RPCs at once
 - `http2_wire`: headers, framing and compression of gRPC over HTTP/2
 """

@@ -7,15 +7,13 @@ import asyncio
 import random
 import struct
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any
 
 from httpunk import ConnectionClosedError, H2ProtocolError, H2Server, H2StreamError
 from httpunk.h2 import connection as library
-from httpunk.h2.server import ServerConnection, ServerRequest
+from httpunk.h2.server import ServerRequest
 
-from gateway.event_loop import in_turns
-from gateway.frontends.grpc.hyper_pings import PingStrikes
+from gateway.frontends.grpc.hyper_ends import GradualEnds
 from gateway.frontends.grpc.rpc import RpcError, StatusCode
 from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
 
@@ -35,7 +33,6 @@ UNREAD_BYTES = 16 << 20
 """Unread data of one connection that does not count towards the budget."""
 
 ENHANCE_YOUR_CALM = 11
-
 FULL = "the server's buffers for incomplete and unsent messages are full"
 
 PING, GO_AWAY = 6, 7
@@ -96,7 +93,7 @@ def _acknowledgement() -> Any:
     return codec.receive(bytes((0, 0, 0, 4, 1, 0, 0, 0, 0)))[0]
 
 
-class BoundedConnection(ServerConnection):
+class BoundedConnection(GradualEnds):
     """One connection whose unread data count towards the budget.
 
     The limits apply from the start, also if the client never acknowledges them. A request is reset
@@ -110,7 +107,6 @@ class BoundedConnection(ServerConnection):
     """Maximum of the next read, in bytes."""
 
     _begun: list[Any]
-    _ends: list[Callable[[], object]] | None = None
     _is_closed = False
     _acknowledged = False
     _unfinished = 0
@@ -215,24 +211,6 @@ class BoundedConnection(ServerConnection):
         if verdict.handle is not None:
             verdict.handle.reset_evt.set()
         return verdict
-
-    def _fail(self, exc: Any) -> None:
-        """Override of httpunk: the connection has failed, and thousands of RPCs may end with it."""
-        self._ends = []
-        super()._fail(exc)  # type: ignore[no-untyped-call]
-        ends, self._ends = self._ends, None
-        in_turns(iter(ends))
-
-    def _notify_stopped(  # type: ignore[override] # a static method, called on the instance
-        self, handle: Any, stop: Any, notify_body: bool
-    ) -> None:
-        """Override of httpunk: a stream has stopped."""
-        notify = super()._notify_stopped
-        if self._ends is None:
-            notify(handle, stop, notify_body)  # type: ignore[no-untyped-call]
-        else:
-            handle.stop = stop
-            self._ends.append(partial(notify, handle, stop, notify_body))
 
     def close_budget(self) -> None:
         """Return all reserved bytes after a disconnect, and reserve no more."""
@@ -386,3 +364,37 @@ class Keepalive:
 def _frame(kind: int, payload: bytes) -> bytes:
     """A frame on stream 0 (RFC 9113, 4.1)."""
     return HEAD.pack(0, len(payload), kind, 0, 0) + payload
+
+
+IDLE_INTERVAL_SECS = 7200.0
+"""Minimum interval of pings without an RPC, unless pings are permitted then."""
+
+
+class PingStrikes:
+    """Counter of a client's early pings, by gRPC's rules (gRPC proposal A8, C-core).
+
+    Sending data to the client resets the counter.
+    """
+
+    def __init__(self, settings: GrpcKeepaliveSettings) -> None:
+        self._permitted = settings.permit_without_calls
+        self._interval_secs = settings.min_recv_ping_interval_ms / 1000
+        self._limit = settings.max_ping_strikes
+        self._strikes = 0
+        self._latest = 0.0
+        self._traffic: Hashable = None
+
+    def is_too_many(self, now: float, traffic: Hashable, *, idle: bool) -> bool:
+        """Count a ping at `now`, in seconds; whether the strikes exceed the limit.
+
+        `traffic` changes when data are sent to the client; `idle` means that no RPC is open.
+        """
+        interval = IDLE_INTERVAL_SECS if idle and not self._permitted else self._interval_secs
+        in_time = traffic != self._traffic or now - self._latest >= interval
+        if traffic != self._traffic:
+            self._strikes = 0
+        self._latest, self._traffic = now, traffic
+        if in_time:
+            return False
+        self._strikes += 1
+        return 0 < self._limit < self._strikes

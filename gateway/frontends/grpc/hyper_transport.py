@@ -13,10 +13,10 @@ from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
 from gateway.client_limits import ConnectionLimits
-from gateway.event_loop import in_turns
 from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
+from gateway.frontends.grpc.hyper_ends import in_turns
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
 from gateway.frontends.grpc.sockets import bound, peer_name, speaks_http_2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.frontends.grpc.hyper_pings import IDLE_INTERVAL_SECS, PingStrikes
+from gateway.frontends.grpc.hyper_limits import IDLE_INTERVAL_SECS, PingStrikes
 from gateway.settings import GrpcKeepaliveSettings
 
 MINUTE = 60.0

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.event_loop import TURN_CALLS, in_turns
+from gateway.frontends.grpc.hyper_ends import TURN_CALLS, in_turns
 from tests.builders import soon
 
 

@@ -1,0 +1,34 @@
+"""Ends of RPCs with their connection: thousands of them leave turns of the event loop to others."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from httpunk.h2.server import ServerConnection
+
+TURN_CALLS = 64
+"""Calls that end an RPC take about 2 ms."""
+
+
+def in_turns(calls: Iterator[Callable[[], object]]) -> None:
+    """Call functions in their order: TURN_CALLS of them now, and as many in each later turn."""
+    called = [call() for call in islice(calls, TURN_CALLS)]
+    if len(called) == TURN_CALLS:
+        asyncio.get_running_loop().call_soon(in_turns, calls)
+
+
+class GradualEnds(ServerConnection):
+    """A connection whose streams end some in each turn of the event loop when it fails."""
+
+    def fail(self, *given: Any) -> list[tuple[Any, Any]]:
+        """Override of httpunk: the connection fails. Returns the streams to notify: none.
+
+        Each stream knows at once that it has stopped; its tasks are notified in turns.
+        """
+        stopped: list[tuple[Any, Any]] = super().fail(*given)
+        for handle, stop in stopped:
+            handle.stop = stop
+        in_turns(iter([partial(self._notify_stopped, *each, True) for each in stopped]))
+        return []
