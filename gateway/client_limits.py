@@ -19,8 +19,8 @@ PACE_BYTES = 1024
 PACE_AFTER_SECS = 10.0
 """after this time, or after the longest permitted pause if that is longer."""
 
-FREE_BYTES = 1 << 20
-"""Decompressed size up to which compressed data may have any ratio."""
+FREE_BYTES = 64 << 20
+"""Decompressed size up to which compressed data may have any ratio: tensors may be constant."""
 MOST_RATIO = 100
 
 

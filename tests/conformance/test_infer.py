@@ -469,7 +469,7 @@ def test_an_output_that_the_model_lacks_is_refused(stub: Any) -> None:
     assert refusal(stub, request) == ("INVALID_ARGUMENT", message)
 
 
-@pytest.mark.parametrize("outputs", [["X", "X"], ["X", "Y", "X"], ["X"] * 50_000])
+@pytest.mark.parametrize("outputs", [["X", "X"], ["X", "Y", "X"], ["X"] * 1024])
 def test_an_output_asked_for_twice_is_served_once(stub: Any, outputs: list[str]) -> None:
     request = ask("pair", A, B, raw=zeros(2) * 2)
     for name in outputs:

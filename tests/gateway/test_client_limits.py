@@ -88,9 +88,6 @@ def test_a_body_has_ten_seconds_or_the_longest_pause_and_a_second_for_each_kibib
     assert pace_due(5.0, 2048, 3.0) == 17.0
 
 
-def test_compressed_data_may_grow_a_hundredfold_or_to_a_mebibyte() -> None:
-    assert [most_decompressed(size) for size in (0, 10_000, 1 << 20)] == [
-        1 << 20,
-        1 << 20,
-        100 << 20,
-    ]
+def test_compressed_data_may_grow_a_hundredfold_or_to_64_mebibytes() -> None:
+    sizes = [most_decompressed(size) for size in (0, 10_000, 1 << 20)]
+    assert sizes == [64 << 20, 64 << 20, 100 << 20]

@@ -57,6 +57,9 @@ COPIED_BYTES = 64 << 10
 JOINED_BYTES = 1 << 20
 """Size above which joining the parts of a message would block the event loop."""
 
+INPUT_BYTES, PART_BYTES = 1 << 18, 1 << 22
+"""Bytes that one call decompresses, and that it returns."""
+
 QUICK_BYTES = 1024
 """Compressed size that becomes at most 1 MiB; deflate has a ratio of up to 1032."""
 
@@ -261,27 +264,50 @@ class Deframer:
     def _decompressed(self, message: bytes) -> bytes:
         if not message:
             return message  # as in gRPC's own libraries
-        decompressor = zlib.decompressobj(WINDOW_BITS[self.encoding])
         most = min(self._max_bytes, most_decompressed(len(message)))
         try:
             # One byte above the limit, to distinguish an exact fit from an excess.
-            found = decompressor.decompress(message, most + 1)
+            found = inflated(self.encoding, message, most + 1)
         except zlib.error:
             raise self._malformed() from None
-        if most < len(found) <= self._max_bytes:
-            text = too_compressed("a message", len(message), self.encoding)
-            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
         if len(found) > self._max_bytes:
             raise RpcError(
                 StatusCode.RESOURCE_EXHAUSTED,
                 f"a decompressed message is larger than the limit of {self._max_bytes} bytes",
             )
-        if not decompressor.eof or decompressor.unused_data:
-            raise self._malformed()
+        if len(found) > most:
+            text = too_compressed("a message", len(message), self.encoding)
+            raise RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
         return found
 
     def _malformed(self) -> RpcError:
         return RpcError(StatusCode.INTERNAL, f"a message is not in the form of {self.encoding}")
+
+
+def inflated(encoding: str, data: bytes, most: int) -> bytes:
+    """The decompressed data, or their first `most` bytes; zlib.error if the data are not whole.
+
+    In parts: one call holds the interpreter lock while it obtains the memory for its result, for a
+    second if that is a gigabyte.
+    """
+    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
+    parts: list[bytes] = []
+    size, view = 0, memoryview(data)
+    for at in range(0, len(view), INPUT_BYTES):
+        if inflater.eof:
+            raise zlib.error("data behind the end")
+        rest: bytes | memoryview = view[at : at + INPUT_BYTES]
+        while not inflater.eof:
+            part = inflater.decompress(rest, min(most - size, PART_BYTES))
+            if not part:
+                break  # it needs the next bytes
+            parts.append(part)
+            size, rest = size + len(part), inflater.unconsumed_tail
+            if size == most:
+                return b"".join(parts)
+    if not inflater.eof or inflater.unused_data:
+        raise zlib.error("no end, or data behind it")
+    return b"".join(parts)
 
 
 def only_message(chunk: bytes, max_bytes: int) -> bytes | None:

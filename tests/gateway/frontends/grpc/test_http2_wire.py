@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from gateway import client_limits
+from gateway.frontends.grpc import http2_wire
 from gateway.frontends.grpc.http2_wire import (
     ACCEPTED,
     COMPRESSED,
@@ -227,7 +229,24 @@ def test_the_end_of_a_stream_within_a_message_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("encoding", PACK)
-def test_a_message_has_a_limited_ratio_above_a_mebibyte(encoding: str) -> None:
+@pytest.mark.parametrize(("input_bytes", "part_bytes"), [(1, 1), (3, 2), (7, 100), (1000, 3)])
+def test_a_message_is_decompressed_in_parts(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, input_bytes: int, part_bytes: int
+) -> None:
+    monkeypatch.setattr(http2_wire, "INPUT_BYTES", input_bytes)
+    monkeypatch.setattr(http2_wire, "PART_BYTES", part_bytes)
+    for text in (b"", b"a", TEXT, b"x" * 90, random.Random(1).randbytes(40)):
+        packed = PACK[encoding](text)
+        assert fed([message(packed, COMPRESSED)], encoding) == [text]
+        for damaged in (packed[:-1], packed + b"x", packed + packed[:9], packed[:5]):
+            assert failing([message(damaged, COMPRESSED)], encoding)[0] is StatusCode.INTERNAL
+    too_large = message(PACK[encoding](bytes(LIMIT + 1)), COMPRESSED)
+    assert failing([too_large], encoding)[0] is StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("encoding", PACK)
+def test_a_message_has_a_limited_ratio(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setattr(client_limits, "FREE_BYTES", 1 << 20)
     limit, mebibyte = 1 << 25, 1 << 20
     assert fed([message(PACK[encoding](bytes(mebibyte)), COMPRESSED)], encoding, limit) == [
         bytes(mebibyte)
