@@ -32,6 +32,14 @@ def pace_due(began: float, size: int, idle_secs: float) -> float:
     return began + max(PACE_AFTER_SECS, idle_secs) + size / PACE_BYTES
 
 
+def late_text(what: str, idle_secs: float) -> str:
+    """The text for a client that has sent nothing for a while, or too little."""
+    return (
+        f"no byte of the {what} came within {idle_secs:g} s, "
+        f"or fewer than {PACE_BYTES} bytes in a second"
+    )
+
+
 def most_decompressed(size: int) -> int:
     """The largest permitted size of `size` compressed bytes once they are decompressed."""
     return max(FREE_BYTES, MOST_RATIO * size)

@@ -26,8 +26,8 @@ class ForwardedNames:
     def __init__(self, pattern: str, restricted: Iterable[str] = ()) -> None:
         self.on = bool(pattern)
         self._pattern = re.compile(pattern, re.IGNORECASE)
-        self._secret = SECRET.union(restricted)
+        self._withheld = SECRET.union(restricted)
 
     def include(self, name: str) -> bool:
         """Whether a header of that name is forwarded."""
-        return self._pattern.search(name) is not None and name.lower() not in self._secret
+        return self._pattern.search(name) is not None and name.lower() not in self._withheld

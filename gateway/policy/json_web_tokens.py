@@ -117,7 +117,8 @@ class JsonWebTokens:
         if key is None:
             self._source.note_unknown()
             return None
-        if self._forged.get(digest) == key:
+        forged_for = self._forged.get(digest)
+        if forged_for == key:
             return None
         if not key.verifies(token.algorithm, token.signed, token.signature):
             _put(self._forged, digest, key, MAX_FORGED)

@@ -120,6 +120,9 @@ class Stage:
 Stages = Callable[[str], Stage]
 
 
+pytestmark = pytest.mark.quiet
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from httpunk import HeaderMap, HTTPunkError
 from httpunk._backend.asyncio import AsyncioBackend
 
-from gateway.client_limits import PACE_BYTES, pace_due
+from gateway.client_limits import late_text, pace_due
 from gateway.frontends.grpc.http2_wire import (
     ACCEPTED,
     DEADLINE,
@@ -51,11 +51,6 @@ BEGUN = HeaderMap(BEGINNING)
 
 MESSAGE_IDLE_SECS = 60.0
 """Longest pause of the message of a unary RPC, as of a body of HTTP."""
-
-LATE_MESSAGE = (
-    f"no byte of the message came within {MESSAGE_IDLE_SECS:g} s, "
-    f"or fewer than {PACE_BYTES} bytes in a second"
-)
 
 SMALL_BYTES = 64 << 10
 """Answers up to this size do not count towards the budget, so they are always sent."""
@@ -243,16 +238,13 @@ class HyperCall(RpcCall):
                     messages += await self._fed(deframer, chunk)
                     if len(messages) > 1:
                         return messages
-                    late.reschedule(self._late_at(began, size))
+                    idle_at = self._loop.time() + MESSAGE_IDLE_SECS
+                    late.reschedule(min(idle_at, pace_due(began, size, MESSAGE_IDLE_SECS)))
         except TimeoutError:
-            raise RpcError(StatusCode.DEADLINE_EXCEEDED, LATE_MESSAGE) from None
+            text = late_text("message", MESSAGE_IDLE_SECS)
+            raise RpcError(StatusCode.DEADLINE_EXCEEDED, text) from None
         deframer.end()
         return messages
-
-    def _late_at(self, began: float, size: int) -> float:
-        """The time until which more of a message has to come, of which `size` bytes have come."""
-        idle_at = self._loop.time() + MESSAGE_IDLE_SECS
-        return min(idle_at, pace_due(began, size, MESSAGE_IDLE_SECS))
 
     async def _messages(self) -> AsyncIterator[bytes]:
         deframer = self._deframer()

@@ -76,7 +76,6 @@ class HyperTransport(Transport):
         limits = ConnectionLimits(settings.connections_per_address)
         self.certificates = Certificates(settings.tls) if settings.tls else None
         self._tls = TlsPort(self.certificates, limits) if self.certificates else None
-        # Over TLS a connection counts from its beginning, before the handshake.
         self._shared = HyperPort(methods, settings, ConnectionLimits(0) if self._tls else limits)
         self._socket = listening or bound(settings)
         path = unix_path(settings.address)

@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.client_limits import PACE_BYTES, ConnectionLimits
+from gateway.client_limits import ConnectionLimits, late_text
 from gateway.event_loop import WRITES
 from gateway.frontends.http.connection_parts import (
     LENGTH,
@@ -172,8 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(LATE, f"request line and headers took longer than {limit_secs:g} s")
         else:
             log.warning("request body timed out", extra={"secs": limit_secs})
-            least = f"or fewer than {PACE_BYTES} bytes in a second"
-            self._refuse(LATE, f"no byte of the request body came within {limit_secs:g} s, {least}")
+            self._refuse(LATE, late_text("request body", limit_secs))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from gateway.process_limits import DescriptorReserve
+from gateway.client_limits import ConnectionLimits
 from gateway.settings import TlsSettings
 from gateway.tls.certificates import Certificates
 from gateway.tls.connection import TlsPort
@@ -62,7 +62,7 @@ class Port:
         settings = TlsSettings(
             wire="http", cert=str(server.cert), key=str(server.key), root=root, mutual=bool(root)
         )
-        self.tls = TlsPort(Certificates(settings), DescriptorReserve(), REFUSED)
+        self.tls = TlsPort(Certificates(settings), ConnectionLimits(0), REFUSED)
         self.peers: list[Peer] = []
         self.port = 0
 

@@ -173,10 +173,10 @@ async def test_a_stop_drops_handshakes_and_leaves_connections(
 
 
 @pytest.mark.usefixtures("unlimited")
-async def test_a_connection_of_the_reserve_is_dropped_before_its_handshake(
+async def test_a_connection_beyond_a_limit_is_dropped_before_its_handshake(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(port.tls.reserve, "drops", lambda transport: True)
+    monkeypatch.setattr(port.tls.limits, "drops", lambda transport: True)
     with wire(port) as client:
         assert await rest_of(client) == b""
     assert not port.tls.handshakes

@@ -196,7 +196,7 @@ async def test_a_unary_rpc_ends_without_the_rest_of_its_message(
             slow.send(frame(abuses.DATA, 0, 1, drip))
         answer = await ended
         assert answer.grpc_status == StatusCode.DEADLINE_EXCEEDED
-        assert answer.grpc_message == hyper_call.LATE_MESSAGE
+        assert answer.grpc_message == client_limits.late_text("message", 0.3)
         assert time.monotonic() - began > (0.9 if drip else 0.25)
         other.send(BEGIN)
         await served(other)
