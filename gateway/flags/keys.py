@@ -36,6 +36,14 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="90d, 12h, 30m, 4w, or a time as 2027-01-31T00:00:00Z (default: never)",
     )
+    new.add_argument(
+        "--models",
+        type=lambda text: text.split(","),
+        default=(),
+        metavar="GLOB[,GLOB...]",
+        help="the models that exist for the key, as llama or minilm*, with the role infer alone "
+        "(default: all)",
+    )
     new.add_argument("--note", default="-", metavar="TEXT", help="a remark for the list")
     listing = actions.add_parser(
         "list", help="list the keys, without their secrets, and certificates"

@@ -37,7 +37,7 @@ TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,256}")
 TEXT_FORM = "a text of 1 to 256 characters without control characters"
 SAN = re.compile(rf"(?:{'|'.join(KINDS)}){TEXT.pattern}")
 SAN_FORM = "URI:, DNS: or CN: and the name in the certificate, at most 256 characters"
-OF_BOTH = ("tenant", "roles", "expires", "note")
+OF_BOTH = ("tenant", "roles", "models", "expires", "note")
 FIELDS = {KEYS: ("id", "hash", *OF_BOTH), CERTIFICATES: ("san", *OF_BOTH)}
 REQUIRED = {KEYS: ("id", "hash", "tenant"), CERTIFICATES: ("san", "tenant")}
 BEGIN_OF_TABLE = re.compile(rf"^[ \t]*\[\[[ \t]*(?:{'|'.join(TABLES)})[ \t]*\]\]", re.M)
@@ -221,9 +221,13 @@ def _check_fields(fields: Any, kind: str, where: str) -> None:
 
 def _of_both(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The rights in a table, which keys and certificates have."""
+    roles = frozenset(_roles(fields.get("roles", [Role.INFER]), f"{where}: 'roles'"))
+    globs = fields.get("models")
+    models = [] if globs is None else _globs(globs, roles, f"{where}: 'models'")
     return {
         "tenant": _text(fields["tenant"], NAME, f"{where}: 'tenant'", NAME_FORM),
-        "roles": frozenset(_roles(fields.get("roles", [Role.INFER]), f"{where}: 'roles'")),
+        "roles": roles,
+        "models": tuple(models),
         "expires": _time(fields.get("expires"), f"{where}: 'expires'"),
         "note": _text(fields.get("note", "-"), TEXT, f"{where}: 'note'", TEXT_FORM),
     }
@@ -244,6 +248,14 @@ def _roles(value: Any, where: str) -> Iterator[Role]:
         if each not in tuple(Role):
             raise KeyFileError(f"{where}: {_shown(each)} is no role, expected {', '.join(Role)}")
         yield Role(each)
+
+
+def _globs(value: Any, roles: frozenset[Role], where: str) -> Sequence[str]:
+    if roles != {Role.INFER}:
+        raise KeyFileError(
+            f"{where} is for the role {Role.INFER} alone: the other roles have the whole server"
+        )
+    return [_text(each, TEXT, f"{where}: an element", TEXT_FORM) for each in _list(value, where)]
 
 
 def _list(value: Any, where: str) -> Sequence[Any]:
@@ -270,6 +282,8 @@ def text_of_key(key: ApiKey) -> str:
     lines = [f"[[{KEYS}]]", f'id = "{key.id}"', f'hash = "sha256:{key.digest.hex()}"']
     lines.append(f"tenant = {json.dumps(key.tenant)}")
     lines.append(f"roles = {json.dumps(sorted(key.roles))}")
+    if key.models:
+        lines.append(f"models = {json.dumps(key.models, ensure_ascii=False)}")
     if key.expires != math.inf:
         lines.append(f"expires = {datetime.fromtimestamp(key.expires, UTC):%Y-%m-%dT%H:%M:%SZ}")
     if key.note != "-":

@@ -4,6 +4,7 @@ The secret has 256 bits; by the check scanners of texts know a key from other wo
 are looked up by their name.
 """
 
+import fnmatch
 import hmac
 import math
 import re
@@ -36,11 +37,18 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
+def _matching(globs: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern of the names that one of some globs matches; None without globs."""
+    found = [fnmatch.translate(each) for each in globs]
+    return re.compile("|".join(found)) if found else None
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key without its secret; `expires` is in seconds of the Unix epoch.
 
-    `caller` is the sender of all requests with this key.
+    `caller` is the sender of all requests with this key. Only models whose name one of the globs
+    `models` matches exist for it; with none, all do.
     """
 
     id: str
@@ -48,11 +56,13 @@ class ApiKey:
     tenant: str
     roles: frozenset[Role] = frozenset({Role.INFER})
     expires: float = math.inf
+    models: tuple[str, ...] = ()
     note: str = field(default="-", compare=False)
     caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        caller = Caller(tenant=self.tenant, key_id=self.id, roles=self.roles)
+        found = _matching(self.models)
+        caller = Caller(tenant=self.tenant, key_id=self.id, roles=self.roles, models=found)
         object.__setattr__(self, "caller", caller)
 
 
@@ -60,18 +70,20 @@ class ApiKey:
 class ListedCertificate:
     """The rights of the certificates with a name; `expires` is in seconds of the Unix epoch.
 
-    `caller` is the sender of all requests with such a certificate.
+    `caller` is the sender of all requests with such a certificate, `models` as those of a key.
     """
 
     name: str
     tenant: str
     roles: frozenset[Role] = frozenset({Role.INFER})
     expires: float = math.inf
+    models: tuple[str, ...] = ()
     note: str = field(default="-", compare=False)
     caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        caller = Caller(tenant=self.tenant, key_id=self.name, roles=self.roles)
+        found = _matching(self.models)
+        caller = Caller(tenant=self.tenant, key_id=self.name, roles=self.roles, models=found)
         object.__setattr__(self, "caller", caller)
 
 

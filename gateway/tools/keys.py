@@ -39,6 +39,7 @@ def _new(parsed: argparse.Namespace) -> None:
         tenant=parsed.tenant,
         roles=frozenset(parsed.role),
         expires=parsed.expires,
+        models=tuple(parsed.models),
         note=parsed.note,
     )
     with changing_key_file(parsed.file) as replace:
@@ -64,12 +65,13 @@ def _revoke(parsed: argparse.Namespace) -> None:
 
 def table(keys: KeyTable, now: float) -> Table:
     """A row for each key, and for each certificate with its name as the id."""
-    found = Table("id", "tenant", "roles", "expires", "note")
+    found = Table("id", "tenant", "roles", "models", "expires", "note")
     for key in keys.listed():
         found.add_row(
             key.id if isinstance(key, ApiKey) else escape(key.name),
             key.tenant,
             ", ".join(sorted(key.roles)),
+            escape(", ".join(key.models) or "all"),
             _shown_expiry(key.expires, now),
             escape(key.note),
         )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from tritonclient.grpc import service_pb2
@@ -20,6 +21,8 @@ from tests.serving import WAIT_SECS, Serving, series, serving, wait_until, write
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 
 KEYS = {name: new_key() for name in ("a", "a again", "b", "revoked")}
+NARROW = new_key()
+"""The key of a tenant for which one model exists."""
 ROLES = frozenset({Role.INFER, Role.ADMIN})
 REGION = "r"
 INPUT: dict[str, Any] = {"name": "INPUT", "datatype": "BYTES", "shape": [1]}
@@ -39,7 +42,8 @@ CACHED = identity("BYTES", "1") + "response_cache { enable: true }\n"
 
 def text_of(*names: str) -> str:
     """A key file with the keys of those names, whose first words are their tenants."""
-    return "\n".join(stored(KEYS[name], name.split()[0], roles=ROLES) for name in names)
+    found = [stored(KEYS[name], name.split()[0], roles=ROLES) for name in names]
+    return "\n".join([*found, stored(NARROW, "narrow", models=("sing*",))])
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +226,44 @@ def test_a_region_is_that_of_a_tenant(server: Serving) -> None:
         gone = httpx.get(f"{server.http}/v2/systemsharedmemory/status", headers=header("b"))
         left = httpx.get(f"{server.http}/v2/systemsharedmemory/status", headers=header("a"))
         assert (gone.json(), [row["key"] for row in left.json()]) == ([], [first])
+
+
+def test_other_models_than_those_of_a_key_do_not_exist_for_it(server: Serving) -> None:
+    headers = {"x-api-key": NARROW[0]}
+
+    def asked(path: str, body: Any = None) -> tuple[int, str]:
+        method = "GET" if body is None else "POST"
+        url = f"{server.http}{path}"
+        answer = httpx.request(method, url, json=body, headers=headers, timeout=WAIT_SECS)
+        return answer.status_code, answer.text
+
+    inputs = {"inputs": [{**INPUT, "data": ["x"]}]}
+    assert asked("/v2/models/single/infer", inputs)[0] == 200
+    assert asked("/v2/models/single")[0] == 200
+    for path, body in (
+        ("/v2/models/NAME/infer", inputs),
+        ("/v2/models/NAME/generate", {"text_input": "x", "n": 1}),
+        ("/v2/models/NAME/generate_stream", {"text_input": "x", "n": 1}),
+        ("/v2/models/NAME/requests/one/cancel", {}),
+        ("/v2/models/NAME", None),
+        ("/v1/completions", {"model": "NAME", "prompt": "x"}),
+    ):
+        known, absent = (
+            asked(path.replace("NAME", name), body and {**body, "model": name})
+            for name in ("repeat", "absent")
+        )
+        assert known[0] == 404
+        assert known[1].replace("repeat", "absent") == absent[1]
+    rows = httpx.get(f"{server.http}/playground/models", headers=headers).json()["models"]
+    assert [row["name"] for row in rows] == ["single"]
+    named = list(headers.items())
+    with connected(server.grpc) as stub, streaming(stub, metadata=named) as rpc:
+        rpc.ask(infer_request("repeat", "one", **LONG))
+        assert "'repeat' is not found" in rpc.answer().error_message
+        with pytest.raises(grpc.RpcError, match="'repeat' is not found") as caught:
+            stub.ModelInfer(infer_request("repeat", **LONG), metadata=named)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert stub.ModelInfer(infer_request("single", INPUT="x"), metadata=named).outputs
 
 
 def test_a_revoked_key_ends_its_streams_and_no_others(server: Serving, key_file: Path) -> None:

@@ -273,3 +273,27 @@ def test_a_folder_that_another_process_locks_is_not_waited_for_without_end(
             pass
     finally:
         os.close(other)
+
+
+def test_a_key_for_some_models_is_read_as_it_is_written() -> None:
+    key = ApiKey("ONEONEON", bytes(32), "search", models=("llama", "minilm*"))
+    (found,) = KeyReader().read(text_of_key(key)).keys.values()
+    assert found == key
+    names = ("llama", "llama2", "minilm", "minilm-l6", "other")
+    assert [found.caller.sees(name) for name in names] == [True, False, True, True, False]
+    assert ApiKey("ONEONEON", bytes(32), "search").caller.sees("other")
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("models = []", "'models' is [], expected a list with at least one text"),
+        ('models = "llama"', "'models' is 'llama', expected a list with at least one text"),
+        ("models = [1]", "'models': an element is 1, expected a text of 1 to 256 characters"),
+        ('roles = ["infer", "admin"]\nmodels = ["a"]', "'models' is for the role infer alone"),
+    ],
+)
+def test_wrong_models_are_refused(lines: str, says: str) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        KeyReader().read(f"{ONE}{lines}\n")
+    assert says in str(caught.value)
