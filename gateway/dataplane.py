@@ -1,6 +1,7 @@
 """The data plane: the entry of every request."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
 
 T = TypeVar("T")
+
+log = logging.getLogger("sluice.server")
 
 
 def no_longer_valid() -> InferenceError:
@@ -255,7 +258,10 @@ class DataPlane:
     def abandon_invalid(self) -> None:
         """End the requests in flight whose caller is no longer valid."""
         for stream in self._running.invalid():
-            stream.abandon(no_longer_valid())
+            try:
+                stream.abandon(no_longer_valid())
+            except Exception:  # around one request: the others end, and the server continues
+                log.exception("request not ended")
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:

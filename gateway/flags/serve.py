@@ -13,8 +13,8 @@ from gateway.flags import telemetry as telemetry_flags
 from gateway.flags.devices import add_gpu_flags, gpu_settings
 from gateway.flags.exposure import add_flags as add_exposure_flags
 from gateway.flags.exposure import exposed, require_closed
+from gateway.flags.tls import PEM_FILES, tls_settings
 from gateway.flags.tls import add_flags as add_tls_flags
-from gateway.flags.tls import tls_settings
 from gateway.flags.values import (
     add_control,
     add_listener,
@@ -41,6 +41,12 @@ from gateway.settings import (
 )
 
 RESTRICTED = "--http-restricted-api"
+FILES = (
+    *("--audit-log", "--api-keys", "--jwt-jwks"),
+    *(f"--http-{each}" for each in PEM_FILES),
+    *(f"--grpc-{each}" for each in PEM_FILES),
+)
+"""The files that clients must not name as logs or traces."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -117,8 +123,9 @@ def _check_log_directory(flags: argparse.Namespace) -> None:
     if not flags.log_directory:
         return
     folder = Path(flags.log_directory).resolve()
-    for option, path in (("--audit-log", flags.audit_log), ("--api-keys", flags.api_keys)):
-        if path is not None and folder in path.resolve().parents:
+    for option in FILES:
+        path = vars(flags)[option.strip("-").replace("-", "_")]
+        if isinstance(path, str | Path) and path and folder in Path(path).resolve().parents:
             text = f"{option} {path} is below --log-directory, where clients may name files"
             raise InferenceError(Code.INVALID_ARG, f"{text}: expected it elsewhere")
 

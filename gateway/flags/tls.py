@@ -6,6 +6,13 @@ from gateway.errors import Code, InferenceError
 from gateway.flags.values import add_truth
 from gateway.settings import TlsSettings
 
+PEM_FILES = {
+    "server-cert": "certificate chain of the server",
+    "server-key": "private key of the server's certificate",
+    "root-cert": "authorities of clients' certificates",
+}
+"""The options with files of a wire, without the name of the wire."""
+
 
 def add_flags(group: "argparse._ArgumentGroup", wire: str) -> None:
     """Add the options of a protocol: http or grpc."""
@@ -16,11 +23,7 @@ def add_flags(group: "argparse._ArgumentGroup", wire: str) -> None:
         False,
         "serve over TLS, only to clients with a certificate",
     )
-    for name, text in (
-        ("server-cert", "certificate chain of the server"),
-        ("server-key", "private key of the server's certificate"),
-        ("root-cert", "authorities of clients' certificates"),
-    ):
+    for name, text in PEM_FILES.items():
         group.add_argument(
             f"--{wire}-{name}", default="", metavar="PEM", help=f"{text} (default: none)"
         )

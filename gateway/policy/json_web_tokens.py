@@ -93,7 +93,7 @@ class JsonWebTokens:
                 await asyncio.sleep(LOOK_SECS)
                 try:
                     await end_callers()
-                except RuntimeError as error:  # no thread can be started
+                except Exception as error:  # noqa: BLE001 - the next round tries again
                     log.error("expired tokens not ended", extra={"reason": str(error)})
 
     async def _end_callers(self, on_invalid: Callable[[], None]) -> None:

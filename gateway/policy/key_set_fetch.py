@@ -7,7 +7,7 @@ at once; a thread that waits for a slow issuer would do neither.
 import asyncio
 import ssl
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from gateway.policy.key_file import KeyFileError
 from gateway.policy.key_set import MAX_SET_BYTES
@@ -58,7 +58,7 @@ async def fetch(url: KeySetUrl) -> str:
         raise KeyFileError(f"it was not received within {FETCH_SECS:g} s") from None
     except OSError as error:
         raise KeyFileError(f"it cannot be fetched: {error.strerror or error}") from None
-    except HttpParserError as error:
+    except (HttpParserError, HttpParserUpgrade) as error:
         raise KeyFileError(f"the answer is no HTTP response: {error}") from None
     try:
         return answer.decode()

@@ -11,7 +11,8 @@ from gateway.config.scheduling import DynamicBatching, SequenceBatching
 from gateway.dataplane import DataPlane, RequestName
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
-from gateway.stream import INTERRUPTED, Interrupted
+from gateway.policy.caller import Caller
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (
     DECOUPLED,
@@ -218,3 +219,26 @@ async def test_no_request_is_kept_alive_for_its_id(serve: Serve) -> None:
     await settle()
     gc.collect()
     assert [each for each in left if each() is not None] == []
+
+
+async def test_requests_of_revoked_keys_end_although_the_end_of_one_fails(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataplane = dataplane_of(serve(ScriptedInstance(2)))
+    caller, ended = Caller(tenant="a"), []
+
+    def abandon(stream: ResponseStream, error: InferenceError) -> None:
+        ended.append(error.code)
+        if len(ended) == 1:
+            raise RuntimeError
+
+    monkeypatch.setattr(ResponseStream, "abandon", abandon)
+    with (
+        dataplane.infer(text_request(caller=caller)),
+        dataplane.infer(text_request(caller=caller)),
+        dataplane.infer(text_request(caller=Caller(tenant="b"))),
+    ):
+        caller.valid = False
+        dataplane.abandon_invalid()
+    assert ended == [Code.CANCELLED] * 2
+    assert caplog.messages == ["request not ended"]

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InferenceError
-from gateway.frontends.grpc.rpc import Guard, RpcCall, RpcError, RpcHead, Serve, translated
+from gateway.frontends.grpc.rpc import (
+    Guard,
+    RpcCall,
+    RpcError,
+    RpcHead,
+    Serve,
+    StatusCode,
+    translated,
+)
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog, action_of
 from gateway.policy.caller import address_of
@@ -46,6 +54,9 @@ class GrpcAudit:
             except (InferenceError, RpcError) as error:
                 found = translated(error)
                 result, text = found.status.name, found.details
+                raise
+            except Exception:
+                result = StatusCode.INTERNAL.name
                 raise
             finally:
                 self._log.add(self._change(call, _about(message)), result, text)

@@ -1,6 +1,7 @@
 """Ends of RPCs with their connection: thousands of them leave turns of the event loop to others."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -8,14 +9,24 @@ from typing import Any
 
 from httpunk.h2.server import ServerConnection
 
+log = logging.getLogger("sluice.grpc")
+
 TURN_CALLS = 64
 """Calls that end an RPC take about 2 ms."""
 
 
 def in_turns(calls: Iterator[Callable[[], object]]) -> None:
-    """Call functions in their order: TURN_CALLS of them now, and as many in each later turn."""
-    called = [call() for call in islice(calls, TURN_CALLS)]
-    if len(called) == TURN_CALLS:
+    """Call functions in their order: TURN_CALLS of them now, and as many in each later turn.
+
+    One that fails is logged.
+    """
+    some = list(islice(calls, TURN_CALLS))
+    for call in some:
+        try:
+            call()
+        except Exception:  # around one RPC: the others end, too
+            log.exception("end of an RPC failed")
+    if len(some) == TURN_CALLS:
         asyncio.get_running_loop().call_soon(in_turns, calls)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -11,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.frontends.http.request_scope import CHANGE, caller_in
 from gateway.policy.areas import CHANGING, Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog, action_of
+
+FAILED = HTTPStatus.INTERNAL_SERVER_ERROR.value
 
 
 class HttpAudit:
@@ -39,6 +42,9 @@ class HttpAudit:
         answer = _Answer(send)
         try:
             await app(scope, receive, answer.send)
+        except Exception:
+            answer.fail()
+            raise
         finally:
             self._log.add(self._change(scope), answer.result, answer.error)
 
@@ -69,6 +75,10 @@ class _Answer:
         self._send = send
         self._status = 0
         self._body = b""
+
+    def fail(self) -> None:
+        """Note an unexpected error, whose answer another layer sends."""
+        self._status = self._status or FAILED
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

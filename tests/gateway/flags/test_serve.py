@@ -116,7 +116,7 @@ def test_time_limits_of_http_have_defaults_and_0_turns_each_off() -> None:
     assert parse("--http-body-idle-secs=2.5").http.limits.body_idle_secs == 2.5
 
 
-@pytest.mark.parametrize("flag", ["--audit-log", "--api-keys"])
+@pytest.mark.parametrize("flag", ["--audit-log", "--api-keys", "--http-server-key"])
 def test_clients_cannot_name_the_other_files_of_the_server(tmp_path: Path, flag: str) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()

@@ -252,6 +252,10 @@ BAD: dict[str, tuple[Answer, str]] = {
     "slow": (dripping, "it was not received within"),
     "closed": (closing, "its server closed the connection before it answered"),
     "no HTTP": (malformed, "the answer is no HTTP response: "),
+    "upgrading": (
+        answer("", 101, Upgrade="h2c", Connection="Upgrade"),
+        "the answer is no HTTP response: ",
+    ),
     "cut": (cut, "it is no JSON: "),
     "gone": (answer("", 404), "its server answers with status 404, expected 200"),
     "empty": (answer("", 204), "its server answers with status 204, expected 200"),

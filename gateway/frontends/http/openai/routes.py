@@ -83,11 +83,13 @@ class OpenAiRoutes:
         """
         answers = {path: self._answers[each] for each in Endpoint for path in paths_of(each)}
 
+        def may_pass(scope: Scope) -> bool:
+            return guard is None or guard.allows(scope)
+
         async def route(scope: Scope, receive: Receive, send: Send) -> None:
             is_post = scope["type"] == "http" and scope["method"] == "POST"
             answer = answers.get(scope["path"]) if is_post else None
-            is_free = not has_origin(scope) and (guard is None or guard.allows(scope))
-            if answer is not None and is_free:
+            if answer is not None and not has_origin(scope) and may_pass(scope):
                 response = await _answered(answer, Request(scope, receive, send))
                 await response(scope, receive, send)
             else:

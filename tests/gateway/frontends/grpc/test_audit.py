@@ -23,9 +23,11 @@ class Head:
     caller = None
 
 
-@pytest.mark.parametrize("end", [asyncio.CancelledError, RuntimeError])
-async def test_an_rpc_that_ends_without_an_answer_is_aborted(
-    tmp_path: Path, end: type[BaseException]
+@pytest.mark.parametrize(
+    ("end", "result"), [(asyncio.CancelledError, "aborted"), (RuntimeError, "INTERNAL")]
+)
+async def test_an_rpc_without_an_answer_is_aborted_or_has_failed(
+    tmp_path: Path, end: type[BaseException], result: str
 ) -> None:
     log = AuditLog(tmp_path / "audit.log")
 
@@ -38,4 +40,4 @@ async def test_an_rpc_that_ends_without_an_answer_is_aborted(
     log.open()
     log.close()
     found = json.loads((tmp_path / "audit.log").read_text())
-    assert (found["result"], found["model"], found["address"]) == ("aborted", "m", "unix:")
+    assert (found["result"], found["model"], found["address"]) == (result, "m", "unix:")

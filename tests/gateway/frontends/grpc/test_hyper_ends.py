@@ -41,3 +41,12 @@ async def test_calls_may_end_tasks() -> None:
     in_turns(iter([each.cancel for each in tasks]))
     await soon(asyncio.wait(tasks))
     assert all(each.cancelled() for each in tasks)
+
+
+async def test_a_call_that_fails_keeps_no_other_from_its_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = asyncio.Event()
+    in_turns(iter([{}.popitem, *[int] * TURN_CALLS, ended.set]))
+    await soon(ended.wait())
+    assert caplog.messages == ["end of an RPC failed"]

@@ -1,5 +1,6 @@
 """Lines of the audit log for answers over HTTP that are odd, or missing."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,20 @@ async def test_an_answer_without_the_form_of_errors_has_its_status(
     assert (found["result"], found.get("error"), found["address"]) == (result, error, "")
 
 
-async def test_a_route_that_fails_without_an_answer_is_aborted(log: AuditLog, file: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "result"), [(asyncio.CancelledError, "aborted"), (RuntimeError, "500")]
+)
+async def test_a_route_without_an_answer_is_aborted_or_has_failed(
+    log: AuditLog, file: Path, end: type[BaseException], result: str
+) -> None:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         note_change(scope, {"settings": {"a": 1}})
-        raise RuntimeError
+        raise end
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(end):
         await handle(log, fail, path_params={"model": "m"})
     (found,) = lines(log, file)
-    assert (found["result"], found["model"], found["settings"]) == ("aborted", "m", {"a": 1})
+    assert (found["result"], found["model"], found["settings"]) == (result, "m", {"a": 1})
 
 
 def test_a_refused_request_with_another_method_has_no_line(log: AuditLog, file: Path) -> None:
