@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from weakref import ref
 
 from gateway.conversations.conversations import Conversations
-from gateway.errors import Code, InferenceError, exiting
+from gateway.errors import Code, InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.model_folder import Override
@@ -27,11 +27,6 @@ from gateway.threads import LARGE_BYTES, Threads, request_threads
 T = TypeVar("T")
 
 log = logging.getLogger("sluice.server")
-
-
-def no_longer_valid() -> InferenceError:
-    """The error of a request whose credential was revoked or has expired since it was sent."""
-    return InferenceError(Code.CANCELLED, "the credential of the request is no longer valid")
 
 
 def _continues(model: Model, request: InferRequest) -> bool:

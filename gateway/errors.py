@@ -56,6 +56,11 @@ def exiting() -> InferenceError:
     return InferenceError(Code.UNAVAILABLE, "Server exiting")
 
 
+def no_longer_valid() -> InferenceError:
+    """The error of a request whose credential was revoked or has expired since it was sent."""
+    return InferenceError(Code.CANCELLED, "the credential of the request is no longer valid")
+
+
 def unexpected() -> InferenceError:
     """The error of a defect of the server, on every protocol."""
     return InferenceError(Code.INTERNAL, "internal error; the server's log says why")

@@ -106,9 +106,14 @@ class BoundListeners(Listeners):
             await each.start()
             self._followers.append(tasks.create_task(each.follow_health()))
         if self._credentials is not None:
-            following = self._credentials.follow(self._server.dataplane.abandon_invalid)
+            following = self._credentials.follow(self._end_invalid)
             self._followers.append(tasks.create_task(following))
         self._followers += [tasks.create_task(each.follow()) for each in self._certificates]
+
+    def _end_invalid(self) -> None:
+        """End the requests and the readers of streams whose caller is no longer valid."""
+        self._server.dataplane.abandon_invalid()
+        self._server.recordings.end_invalid()
 
     def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         """Accept no more connections."""

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, no_longer_valid
 from gateway.messages import InferResponse
+from gateway.policy.caller import Caller
 from gateway.resumption.recording import RecordedRequest, Recording
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, single
 
@@ -36,12 +37,21 @@ class EventId:
 class RecordingReader:
     """Reads a recording from a position; used by one task inside `with`, as a ResponseStream.
 
-    `position` is the number of the last response read. `replayed`: it joined an earlier request
+    `position` is the number of the last response read. Once its `caller` is no longer valid it
+    raises, and others of the same recording continue. `replayed`: it joined an earlier request
     with the same idempotency key. At the end of `with` the recording stays, to be resumed.
     """
 
-    def __init__(self, recording: Recording, position: int = 0, *, replayed: bool = False) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        position: int = 0,
+        caller: Caller | None = None,
+        *,
+        replayed: bool = False,
+    ) -> None:
         recording.check(position)
+        self._caller = caller
         self.position = position
         self.replayed = replayed
         self.recording = recording
@@ -112,6 +122,8 @@ class RecordingReader:
     def _take(self) -> list[InferResponse] | None:
         if self._cancelled:
             raise InferenceError(Code.CANCELLED, "Request was cancelled")
+        if self._caller is not None and not self._caller.valid:
+            raise no_longer_valid()
         taken = self.recording.after(self.position)
         if taken:
             self.position += len(taken)

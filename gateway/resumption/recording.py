@@ -252,6 +252,10 @@ class Recording:
             self._keep(taken)
             self._trim()
         self._book(self.byte_size if self.over else self._keeper.limit)
+        self.wake_followers()
+
+    def wake_followers(self) -> None:
+        """Wake every follower: there may be more to read, or one must read no more."""
         for follower in tuple(self._followers):
             follower.wake()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gateway.errors import Code, InferenceError, exiting
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.statistics import RecordingsReading
+from gateway.policy.caller import Caller, tenant_of
 from gateway.resumption.reader import EventId, RecordingReader
 from gateway.resumption.recording import Key, KeyReused, RecordedRequest, Recording
 from gateway.settings import ResumptionSettings
@@ -59,13 +60,15 @@ class Recordings:
         was dropped.
         """
         self._refuse_if_exiting()
-        joined = None if recorded.key is None else self._join(recorded.key, recorded.tenant)
+        joined = None if recorded.key is None else self._join(recorded.key, recorded.request.caller)
         if joined is not None:
             return joined
         self._make_room(_fixed_bytes(recorded))
         return self._record(recorded, submit())
 
-    def resume(self, event: EventId | None, place: str, tenant: str = "") -> RecordingReader:
+    def resume(
+        self, event: EventId | None, place: str, caller: Caller | None = None
+    ) -> RecordingReader:
         """Read a stream after an event, in the place and by the tenant of its request.
 
         NOT_FOUND, always with the same text, if there is no such stream; see `Recording.check`
@@ -74,15 +77,20 @@ class Recordings:
         self._refuse_if_exiting()
         found = self._by_token.get(event.token) if event is not None else None
         known = None if found is None else (found.recorded.place, found.recorded.tenant)
-        if event is None or found is None or known != (place, tenant):
+        if event is None or found is None or known != (place, tenant_of(caller)):
             raise InferenceError(
                 Code.NOT_FOUND,
                 "there is no such stream to go on with here: it has expired, or it was asked for "
                 "elsewhere, or it was not resumable",
             )
-        reader = RecordingReader(found, event.number)
+        reader = RecordingReader(found, event.number, caller)
         self._resumed += 1
         return reader
+
+    def end_invalid(self) -> None:
+        """Wake the readers, so that those whose caller is no longer valid end."""
+        for recording in tuple(self._by_token.values()):
+            recording.wake_followers()
 
     def drain(self) -> None:
         """Refuse new readers, and drop recordings as soon as they have no follower."""
@@ -124,8 +132,8 @@ class Recordings:
         self._by_token.pop(recording.token, None)
         self._forget_key(recording)
 
-    def _join(self, key: Key, tenant: str) -> RecordingReader | None:
-        found = self._by_key.get((tenant, key.name))
+    def _join(self, key: Key, caller: Caller | None) -> RecordingReader | None:
+        found = self._by_key.get((tenant_of(caller), key.name))
         if found is None:
             return None
         if found.recorded.key != key:
@@ -137,7 +145,7 @@ class Recordings:
                 f"answer is no longer kept: only the last {self.limit} bytes are "
                 "(--resumable-buffer-size)",
             )
-        reader = RecordingReader(found, replayed=True)
+        reader = RecordingReader(found, 0, caller, replayed=True)
         self._joined += 1
         return reader
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from gateway.conversations.turn import read_turn
-from gateway.dataplane import DataPlane, RequestName, no_longer_valid
-from gateway.errors import Code, InferenceError, exiting, first_error
+from gateway.dataplane import DataPlane, RequestName
+from gateway.errors import Code, InferenceError, exiting, first_error, no_longer_valid
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
     Outbox,
@@ -35,7 +35,7 @@ from gateway.frontends.grpc.rpc import (
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
-from gateway.policy.caller import tenant_of
+from gateway.policy.caller import Caller, tenant_of
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.reader import EventId, RecordingReader, Responses, recorded_stream
 from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
@@ -291,7 +291,7 @@ class StreamInfer:
         return self._dataplane.infer(request, model, trace)
 
     def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
-        reader = resumed(self._recordings, message, self._tenant)
+        reader = resumed(self._recordings, message, self._caller)
         model = reader.recorded.model
         self._owned[reader] = RequestName(model.name, model.version, message.id, self._tenant)
         # Responses have the id of the resuming message.
@@ -346,7 +346,7 @@ def resumes(message: pb.ModelInferRequest) -> bool:
 
 
 def resumed(
-    recordings: Recordings, message: pb.ModelInferRequest, tenant: str = ""
+    recordings: Recordings, message: pb.ModelInferRequest, caller: Caller | None = None
 ) -> RecordingReader:
     """The rest of a recorded stream of the same model and tenant.
 
@@ -360,7 +360,7 @@ def resumed(
         raise InferenceError(
             Code.INVALID_ARG, f"parameter '{RESUME_AFTER}' is {after}, expected 0 or more"
         )
-    return recordings.resume(EventId(token, after), _place(message), tenant)
+    return recordings.resume(EventId(token, after), _place(message), caller)
 
 
 def recorded(

@@ -266,7 +266,7 @@ def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
     The path must be that of the request that began the stream. NOT_FOUND without such a stream.
     """
     given = Headers(scope=scope).get(LAST_EVENT_ID, "")
-    return recordings.resume(EventId.parse(given), scope["path"], tenant_in(scope))
+    return recordings.resume(EventId.parse(given), scope["path"], caller_in(scope))
 
 
 def stream_headers(responses: Responses) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.models.model import Model
+from gateway.policy.caller import Caller
 from gateway.resumption.reader import RecordingReader
 from gateway.resumption.recording import Key, RecordedRequest
 from gateway.resumption.recordings import Recordings
@@ -27,10 +28,14 @@ class Llm:
         self.model: Model = serve(self.instance, config=LLM)
 
     def ask(
-        self, recordings: Recordings, text: str = "hello", key: Key | None = None
+        self,
+        recordings: Recordings,
+        text: str = "hello",
+        key: Key | None = None,
+        caller: Caller | None = None,
     ) -> RecordingReader:
         """A recorded request."""
-        request = text_request(text, model=self.model.name)
+        request = text_request(text, model=self.model.name, caller=caller)
         asked = RecordedRequest(PLACE, self.model, request, key)
         return recordings.open(asked, lambda: self.model.submit(request))
 

@@ -1,11 +1,13 @@
 """All recordings: look-up by token and key, total size, drain."""
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
+from gateway.policy.caller import Caller
 from gateway.resumption.reader import EventId
 from gateway.resumption.recording import MAX_FOLLOWERS, Key, KeyReused, RecordedRequest
 from gateway.resumption.recordings import BYTES_PER_CHARACTER, RECORDING_BYTES, Recordings
@@ -48,6 +50,29 @@ async def test_tokens_cannot_be_guessed(llm: Llm, recordings: Recordings) -> Non
         for wrong in (one.token[:-1], one.token.swapcase(), one.token + "="):
             with pytest.raises(InferenceError, match=UNKNOWN):
                 recordings.resume(EventId(wrong, 0), PLACE)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["resumed", "joined"])
+async def test_a_reader_ends_with_its_caller_and_the_others_continue(
+    llm: Llm, recordings: Recordings, key: Key | None
+) -> None:
+    first, second = Caller(tenant="a", key_id="1"), Caller(tenant="a", key_id="2")
+    with llm.ask(recordings, key=key, caller=first) as reader:
+        execution = await llm.begun()
+        if key is None:
+            other = recordings.resume(EventId(reader.token, 0), PLACE, second)
+        else:
+            other = llm.ask(recordings, key=key, caller=second)
+        with other:
+            waiting = asyncio.create_task(other.batch())
+            await settle()
+            second.valid = False
+            recordings.end_invalid()
+            with pytest.raises(InferenceError, match="is no longer valid") as ended:
+                await soon(waiting)
+            assert ended.value.code is Code.CANCELLED
+            execution.answer(text_response("more"))
+            assert texts(await soon(reader.batch())) == ["more"]
 
 
 async def test_a_recording_keeps_its_request_without_inputs(
