@@ -147,7 +147,7 @@ async def test_a_key_that_may_not_observe_lists_the_ready_models_without_statist
     ready, dead = serve(ScriptedInstance(), config=config), serve(down)
     down.die("gone")
     await settle()
-    found = state_of(ready, dead).ready_models()
+    found = state_of(ready, dead).ready_models(None)
     assert found["server"]["ready"]
     row = {"name": ready.name, "version": ready.version, "state": "READY", "reason": ""}
     form = {"kind": "tensor", "decoupled": False, "batched": True, "optional": ["more"]}
