@@ -74,6 +74,14 @@ def server(
     assert "Traceback" not in started.text
 
 
+@pytest.fixture(autouse=True)
+def at_rest(server: Serving) -> Iterator[None]:
+    """No request is left for the next test, which counts its own."""
+    yield
+    for model in ("repeat", "endless", "stuck"):
+        server.wait_metric(IN_FLIGHT, model, 0)
+
+
 def header(name: str) -> dict[str, str]:
     return {"x-api-key": KEYS[name][0]}
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from gateway.policy.caller import Caller
 from gateway.policy.key_file import KeyFileError, read_key_file, text_of_key
 from gateway.policy.keys import ApiKey, Role, new_key
 from tests.builders import soon
+from tests.following import followed, until
 
 KEY, KEY_ID, DIGEST = new_key()
 OTHER, OTHER_ID, OTHER_DIGEST = new_key()
@@ -63,22 +62,6 @@ def nothing() -> None:
     """The function that is called when callers are no longer valid."""
 
 
-@asynccontextmanager
-async def followed(keys: ApiKeys, on_invalid: Callable[[], None] = nothing) -> AsyncIterator[None]:
-    following = asyncio.create_task(keys.follow(on_invalid))
-    try:
-        yield
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        assert following.cancelled()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - the file is looked at by the clock
-        await asyncio.sleep(0.001)
-
-
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is looked at more often than once a second."""
@@ -88,7 +71,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("often")
 async def test_a_changed_file_is_read_again(file: Path) -> None:
     keys = ApiKeys(file)
-    async with followed(keys):
+    async with followed(keys.follow(nothing)):
         write(file, text_of(OTHER_ID, OTHER_DIGEST, Role.INFER))
         await soon(until(lambda: find(keys) is None))
         assert find(keys, OTHER) is not None
@@ -104,7 +87,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_keys_as_they_are(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = ApiKeys(file)
-    async with followed(keys):
+    async with followed(keys.follow(nothing)):
         write(file, BOTH + "[[keys")
         await soon(until(lambda: keys.failures.count == 1))
         remove(file)
@@ -131,7 +114,7 @@ async def test_a_failure_that_passes_is_tried_again(
         return read_key_file(path)
 
     monkeypatch.setattr(api_keys_module, "read_key_file", read)
-    async with followed(keys):
+    async with followed(keys.follow(nothing)):
         write(file, text_of(OTHER_ID, OTHER_DIGEST, Role.INFER))
         await soon(until(lambda: keys.failures.count == 1))
         await asyncio.sleep(0.05)
@@ -147,7 +130,7 @@ async def test_a_link_to_another_file_is_followed(file: Path, tmp_path: Path) ->
     write(other, text_of(OTHER_ID, OTHER_DIGEST, Role.INFER))
     lead(link, file)
     keys = ApiKeys(link)
-    async with followed(keys):
+    async with followed(keys.follow(nothing)):
         assert find(keys) is not None
         remove(link)
         lead(link, other)
@@ -165,7 +148,7 @@ def caller(keys: ApiKeys, key: str = KEY) -> Caller:
 async def test_the_callers_of_revoked_and_changed_keys_are_no_longer_valid(file: Path) -> None:
     keys = ApiKeys(file)
     kept, revoked, called = caller(keys), caller(keys, OTHER), asyncio.Event()
-    async with followed(keys, called.set):
+    async with followed(keys.follow(called.set)):
         write(file, text_of(KEY_ID, DIGEST, Role.INFER))
         await soon(called.wait())
         assert (kept.valid, revoked.valid) == (True, False)
@@ -187,7 +170,7 @@ async def test_the_caller_of_an_expired_key_is_no_longer_valid(file: Path) -> No
     write(file, text_of_key(key).replace("Z\n", f".{int(expires % 1 * 1000):03}Z\n"))
     keys, called = ApiKeys(file), asyncio.Event()
     found = caller(keys)
-    async with followed(keys, called.set):
+    async with followed(keys.follow(called.set)):
         await soon(called.wait())
     assert not found.valid
     assert time.time() >= int(expires * 1000) / 1000

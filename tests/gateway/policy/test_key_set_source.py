@@ -7,8 +7,7 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from gateway.policy.key_set_source import KeySetFile, KeySetSource, KeySetUrlSou
 from gateway.policy.key_set_url import read_url
 from tests.builders import soon
 from tests.certificates import Authority
+from tests.following import followed, until
 from tests.issuer import Answer, IssuerServer, SigningKey, answer, issuer_server, key_set
 
 ONE, TWO = SigningKey("one"), SigningKey("two")
@@ -55,24 +55,6 @@ def source_of(issuer: IssuerServer, folder: Path) -> KeySetUrlSource:
 
 async def nothing() -> None:
     """The function that is called after a change."""
-
-
-@asynccontextmanager
-async def followed(
-    source: KeySetSource, on_change: Callable[[], Awaitable[None]] = nothing
-) -> AsyncIterator[None]:
-    following = asyncio.create_task(source.follow(on_change))
-    try:
-        yield
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        assert following.cancelled()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - the source looks by the clock
-        await asyncio.sleep(0.001)
 
 
 def write(file: Path, text: str, mode: int = 0o644) -> None:
@@ -111,7 +93,7 @@ async def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(
     async def note() -> None:
         changed.set()
 
-    async with followed(source, note):
+    async with followed(source.follow(note)):
         for failures, (text, mode) in enumerate(
             [("{", 0o644), ('{"keys": []}', 0o644), (" " * (MAX_SET_BYTES + 1), 0o644), ("", 0o666)]
         ):
@@ -301,7 +283,7 @@ async def test_a_bad_answer_changes_nothing_and_is_logged_once(
     async def note() -> None:
         changed.set()
 
-    async with followed(source, note):
+    async with followed(source.follow(note)):
         issuer.answer = answer("", 404)
         await soon(until(lambda: source.failures.count == 1))
         asked = len(issuer.requests)
@@ -326,7 +308,7 @@ async def test_an_unknown_key_brings_the_next_fetch_forward(
     await source.load()
     issuer.answer = answer(key_set(ONE, TWO))
     loaded = time.monotonic()
-    async with followed(source):
+    async with followed(source.follow(nothing)):
         for _ in range(100):
             source.note_unknown()
         await soon(until(lambda: "two" in names(source)))

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from gateway.tls import certificates as certificates_module
 from gateway.tls.certificates import Certificates, PemFiles, read_certificates
 from tests.builders import soon
 from tests.certificates import Authority, Certificate, encrypted, replace_files
+from tests.following import followed, until
 
 
 def read(cert: Path, key: Path, root: Path | str = "", *, mutual: bool = False) -> ssl.SSLContext:
@@ -120,22 +119,6 @@ def certificates_of(files: Certificate, root: Path | str = "") -> Certificates:
     return Certificates(settings)
 
 
-@asynccontextmanager
-async def followed(certificates: Certificates) -> AsyncIterator[None]:
-    following = asyncio.create_task(certificates.follow())
-    try:
-        yield
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        assert following.cancelled()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - the files are looked at by the clock
-        await asyncio.sleep(0.001)
-
-
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are looked at more often than once a second."""
@@ -148,7 +131,7 @@ async def test_a_pair_that_is_written_in_two_steps_is_refused_once_and_then_read
 ) -> None:
     new, found = authority.issue("new"), certificates_of(own)
     before = found.files
-    async with followed(found):
+    async with followed(found.follow()):
         replace_files(Certificate(own.cert, own.key), Certificate(new.cert, own.key))
         await soon(until(lambda: found.failures.count == 1))
         await asyncio.sleep(0.05)
@@ -181,7 +164,7 @@ async def test_files_that_cannot_be_used_leave_the_certificate_as_it_is(
         own.key.write_bytes(whole)
         texts = {"cut": whole[:60], "empty": b"", "encrypted": encrypted(own.key).read_bytes()}
         own.key.write_bytes(texts[damage])
-    async with followed(found):
+    async with followed(found.follow()):
         await soon(until(lambda: found.failures.count == 1))
         assert found.files is before
         own.key.unlink(missing_ok=True)
@@ -198,7 +181,7 @@ async def test_an_authority_that_is_replaced_is_forgotten(
     root = tmp_path / "root.pem"
     root.write_bytes(authority.root.read_bytes())
     found = certificates_of(own, root)
-    async with followed(found):
+    async with followed(found.follow()):
         before = found.files
         root.write_bytes(other.root.read_bytes())
         await soon(until(lambda: found.files is not before))
@@ -220,7 +203,7 @@ async def test_an_unforeseen_failure_is_counted_and_tried_again(
         return read_certificates(settings)
 
     monkeypatch.setattr(certificates_module, "read_certificates", read)
-    async with followed(found):
+    async with followed(found.follow()):
         before = found.files
         replace_files(own, authority.issue("next"))
         await soon(until(lambda: found.failures.count == 1))
