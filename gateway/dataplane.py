@@ -87,10 +87,7 @@ class DataPlane:
         return size_bytes <= LARGE_BYTES and not self.tracer.on
 
     def infer(
-        self,
-        request: InferRequest,
-        model: Model | None = None,
-        trace: Trace | None = None,
+        self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
     ) -> ResponseStream:
         """Submit a request; its sender owns the stream and reads it inside `with`.
 

@@ -3,14 +3,18 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from time import time
 from typing import NamedTuple, Protocol
 
 from gateway.policy.areas import Area
+from gateway.policy.audit import AuditLog
 from gateway.policy.caller import Caller, shown
 from gateway.policy.certificates import KINDS
+from gateway.policy.control import ChangeControl
 from gateway.policy.keys import ListedCertificate, Role
+from gateway.policy.restrictions import Restrictions
 from gateway.policy.watched_file import ReloadFailures
 
 AUTHORIZATION = b"authorization"
@@ -238,3 +242,23 @@ def _fault_of(name: str) -> str:
 
 def _listed(roles: frozenset[str]) -> str:
     return " or ".join(each for each in Role if each in roles)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The conditions of all routes, or of all methods. Without `credentials` none is needed.
+
+    `audit` gets a line for each change. Without `changes` what changes the server does not exist:
+    another port has it.
+    """
+
+    restrictions: Restrictions = field(default_factory=dict)
+    control: ChangeControl = field(default_factory=ChangeControl)
+    credentials: Credentials | None = None
+    audit: AuditLog | None = None
+    changes: bool = True
+
+    @property
+    def control_of_changes(self) -> ChangeControl:
+        """The control of changes: a credential may be that of another machine."""
+        return self.control if self.credentials is None else self.control.opened()

@@ -37,10 +37,11 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
-def _matching(globs: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern of the names that one of some globs matches; None without globs."""
-    found = [fnmatch.translate(each) for each in globs]
-    return re.compile("|".join(found)) if found else None
+def _caller_of(key_id: str, listed: "ApiKey | ListedCertificate") -> Caller:
+    """The sender of all requests with a key, or with a certificate."""
+    globs = [fnmatch.translate(each) for each in listed.models]
+    models = re.compile("|".join(globs)) if globs else None
+    return Caller(tenant=listed.tenant, key_id=key_id, roles=listed.roles, models=models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,7 @@ class ApiKey:
     caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        found = _matching(self.models)
-        caller = Caller(tenant=self.tenant, key_id=self.id, roles=self.roles, models=found)
-        object.__setattr__(self, "caller", caller)
+        object.__setattr__(self, "caller", _caller_of(self.id, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,7 @@ class ListedCertificate:
     caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        found = _matching(self.models)
-        caller = Caller(tenant=self.tenant, key_id=self.name, roles=self.roles, models=found)
-        object.__setattr__(self, "caller", caller)
+        object.__setattr__(self, "caller", _caller_of(self.name, self))
 
 
 def new_key() -> tuple[str, str, bytes]:

@@ -24,18 +24,8 @@ SOON_SECS = 5.0
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates") / "authority")
-
-
-@pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates") / "stranger")
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Certificate:
-    return authority.issue("server")
 
 
 @pytest.fixture(scope="module")

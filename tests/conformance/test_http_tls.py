@@ -30,16 +30,6 @@ FAILURES = "gateway_certificates_reload_failures_total"
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates") / "authority")
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Certificate:
-    return authority.issue("server")
-
-
-@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "single", identity("BYTES", "1"))

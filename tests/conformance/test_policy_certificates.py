@@ -39,11 +39,6 @@ LISTED = (
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates") / "authority")
-
-
-@pytest.fixture(scope="module")
 def shown(authority: Authority) -> Mapping[str, Certificate]:
     """The certificates of clients."""
     names = {

@@ -1,7 +1,7 @@
 """Access over gRPC: the metadata of a restricted area, a credential, and changes by strangers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.frontends.grpc.audit import GrpcAudit
@@ -13,19 +13,19 @@ from gateway.policy.areas import (
     Area,
     area_at,
 )
-from gateway.policy.audit import AuditLog
 from gateway.policy.caller import address_of, caller_of
 from gateway.policy.control import CHANGES, ChangeControl
 from gateway.policy.credentials import (
     MAY_CHANGE,
     MAY_READ,
     METADATA,
+    Access,
     Credentials,
     KeyRefusal,
     Reason,
 )
 from gateway.policy.keys import Role
-from gateway.policy.restrictions import GRPC_PREFIX, Restriction, Restrictions
+from gateway.policy.restrictions import GRPC_PREFIX, Restriction
 
 STATUS = {
     Reason.MALFORMED: StatusCode.INVALID_ARGUMENT,
@@ -109,18 +109,8 @@ class GrpcAbsence:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcAccess:
-    """The conditions of all methods. Without `credentials` an RPC needs none.
-
-    `audit` gets a line for each change. Without `changes` the methods that change the server do
-    not exist: another port has them.
-    """
-
-    restrictions: Restrictions = field(default_factory=dict)
-    control: ChangeControl = field(default_factory=ChangeControl)
-    credentials: Credentials | None = None
-    audit: AuditLog | None = None
-    changes: bool = True
+class GrpcAccess(Access):
+    """The conditions of all methods."""
 
     def guarded(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
         """The offered methods with their conditions; LookupError for one without an area."""
@@ -156,10 +146,10 @@ class GrpcAccess:
     def _of_change(self, area: Area) -> list[Guard]:
         if not self.changes:
             return [GrpcAbsence(area)]
+        control = GrpcControl(self.control_of_changes, area)
         if self.credentials is None:
-            return [GrpcControl(self.control, area)]
-        keys = GrpcKeys(self.credentials, MAY_CHANGE)
-        return [keys, GrpcControl(self.control.opened(), area)]
+            return [control]
+        return [GrpcKeys(self.credentials, MAY_CHANGE), control]
 
 
 def _each_of(guards: list[Guard]) -> Guard:

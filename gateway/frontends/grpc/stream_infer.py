@@ -266,8 +266,11 @@ class StreamInfer:
         infer_request, resumable = without_resumable(decoded)
         begun: list[Trace] = []
         submit = partial(self._submit, infer_request, model, begun)
-        record = partial(recorded, self._recordings, message, infer_request, model, submit)
-        stream: Responses = record() if resumable else submit()
+        stream: Responses = (
+            recorded(self._recordings, message, infer_request, model, submit)
+            if resumable
+            else submit()
+        )
         self._owned[stream] = RequestName(model.name, model.version, message.id, self._tenant)
         return StreamRequest(
             key=ended_key(message),

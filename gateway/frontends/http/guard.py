@@ -1,7 +1,7 @@
 """Access over HTTP: the header of a restricted area, a credential, changes, and pages."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -14,13 +14,20 @@ from gateway.frontends.http.audit import HttpAudit
 from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.request_scope import CALLER, CERTIFICATE, NO_STATE, has_origin
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
-from gateway.policy.audit import AuditLog
 from gateway.policy.caller import caller_of
 from gateway.policy.control import ChangeControl
-from gateway.policy.credentials import MAY_CHANGE, MAY_READ, NAMES, Credentials, KeyRefusal, Reason
+from gateway.policy.credentials import (
+    MAY_CHANGE,
+    MAY_READ,
+    NAMES,
+    Access,
+    Credentials,
+    KeyRefusal,
+    Reason,
+)
 from gateway.policy.keys import Role
 from gateway.policy.pages import JSON, unfit_type, unknown_name
-from gateway.policy.restrictions import Restriction, Restrictions
+from gateway.policy.restrictions import Restriction
 
 FORBIDDEN = HTTPStatus.FORBIDDEN.value
 UNFIT = HTTPStatus.UNSUPPORTED_MEDIA_TYPE.value
@@ -171,18 +178,8 @@ class HttpGuard:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpAccess:
-    """The conditions of all routes. Without `credentials` a request needs none.
-
-    `audit` gets a line for each change. Without `changes` the routes that change the server do
-    not exist: another port has them.
-    """
-
-    restrictions: Restrictions = field(default_factory=dict)
-    control: ChangeControl = field(default_factory=ChangeControl)
-    credentials: Credentials | None = None
-    audit: AuditLog | None = None
-    changes: bool = True
+class HttpAccess(Access):
+    """The conditions of all routes."""
 
     def offered(self, routes: Iterable[AnyRoute]) -> list[AnyRoute]:
         """Those of the routes that exist at this port."""
@@ -219,8 +216,7 @@ class HttpAccess:
         if self.credentials is not None and roles:
             found.append(HttpKeys(self.credentials, roles))
         if changes:
-            control = self.control if self.credentials is None else self.control.opened()
-            found.append(HttpControl(control, area))
+            found.append(HttpControl(self.control_of_changes, area))
         return found
 
 

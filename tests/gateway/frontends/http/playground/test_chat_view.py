@@ -12,7 +12,7 @@ from tests.serving import Serving
 
 pytestmark = pytest.mark.browser
 
-TALE = "Once upon a time a sluice let the water through, drop by drop, and nobody had to wait. "
+TALE = "Once upon a time a sluice let the water through, drop by drop, and none had to wait. "
 IN_FLIGHT = "gateway_requests_in_flight"
 CANCELED = "nv_inference_request_failure"
 

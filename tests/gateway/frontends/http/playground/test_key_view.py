@@ -61,7 +61,7 @@ def test_a_key_is_asked_for_once_and_sent_with_each_request(person: Person) -> N
     page.select_option("#chat-model", label="storyteller")
     page.fill("#question", "a story")
     page.keyboard.press("Enter")
-    expect(page.locator(".turn.assistant .body")).to_contain_text("nobody had to wait.")
+    expect(page.locator(".turn.assistant .body")).to_contain_text("none had to wait.")
     page.reload()
     page.click("nav a[href='#tensors']")
     page.select_option("#tensor-model", label="texts")

@@ -24,7 +24,7 @@ Some **bold** words, *slanted* ones and `code`, but 2 * 3 * 4 and <b>no markup</
 print("<script>alert(1)</script>")
 ```
 The end."""
-TALE = "Once upon a time a sluice let the water through, drop by drop, and nobody had to wait."
+TALE = "Once upon a time a sluice let the water through, drop by drop, and none had to wait."
 
 
 class TritonPythonModel:
