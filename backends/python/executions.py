@@ -211,12 +211,11 @@ class WorkerExecutions:
     @property
     def caller(self) -> Caller | None:
         """The caller of the open requests, if they are of one tenant."""
-        found = {
-            tenant_of(request.caller): request.caller
-            for execution in self._open
-            for request in execution.requests
-        }
-        return next(iter(found.values())) if len(found) == 1 else None
+        open_ones = self._by_request.values()
+        callers = (each.caller for execution in open_ones for each in execution.requests)
+        first = next(callers, None)  # None on a server without API keys: no other is looked at
+        are_of_one = first is not None and all(tenant_of(each) == first.tenant for each in callers)
+        return first if are_of_one else None
 
     def release(self, execution: WorkerExecution) -> None:
         """Take back all that an execution holds: the only way in which one ends."""
