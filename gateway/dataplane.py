@@ -19,7 +19,7 @@ from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
-from gateway.policy.caller import Caller
+from gateway.policy.caller import Caller, tenant_of
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
@@ -114,11 +114,11 @@ class DataPlane:
             if trace is not None:
                 trace.refused()
             raise
-        if caller is not None:
-            name = RequestName(model.name, model.version, request.id, caller.tenant)
-            self._running.add(name, stream, caller)
-        elif request.id:
-            self._running.add(RequestName(model.name, model.version, request.id), stream)
+        if request.id:
+            name = RequestName(model.name, model.version, request.id, tenant_of(caller))
+            self._running.add(stream, name, caller)
+        elif caller is not None:
+            self._running.add(stream, None, caller)
         return stream
 
     def cancel(
@@ -263,30 +263,33 @@ class DataPlane:
 class RunningRequests:
     """The live streams of requests with an id, or with an API key, by weak reference.
 
-    Clients choose the ids, so several requests may share one. Adding costs one dictionary entry
-    (0.5 microseconds), which is dropped with the stream; a search reads every entry.
+    Clients choose the ids, so several requests may share one; a request without an id has no name.
+    Adding costs one dictionary entry (0.5 microseconds), which is dropped with the stream; a search
+    reads every entry.
     """
 
     def __init__(self) -> None:
-        self._names: dict[ref[ResponseStream], tuple[RequestName, Caller | None]] = {}
+        self._names: dict[ref[ResponseStream], tuple[RequestName | None, Caller | None]] = {}
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def add(self, name: RequestName, stream: ResponseStream, caller: Caller | None = None) -> None:
+    def add(
+        self, stream: ResponseStream, name: RequestName | None, caller: Caller | None = None
+    ) -> None:
         """Add the stream of a submitted request."""
         self._names[ref(stream, self._names.pop)] = name, caller
 
     def streams(self, name: RequestName) -> list[ResponseStream]:
         """The streams of that name; some may be over already."""
-        return self._chosen(lambda each, _: name.means(each))
+        return self._chosen(lambda each, _: each is not None and name.means(each))
 
     def invalid(self) -> list[ResponseStream]:
         """The streams of callers that are no longer valid; some may be over already."""
         return self._chosen(lambda _, caller: caller is not None and not caller.valid)
 
     def _chosen(
-        self, chooses: Callable[[RequestName, Caller | None], bool]
+        self, chooses: Callable[[RequestName | None, Caller | None], bool]
     ) -> list[ResponseStream]:
         # A copy: the garbage collector may drop entries at any time.
         entries = self._names.copy().items()

@@ -10,8 +10,8 @@ from gateway.stream import ResponseStream
 
 def test_a_stream_is_found_by_model_and_id() -> None:
     running, stream, other = RunningRequests(), ResponseStream(), ResponseStream()
-    running.add(RequestName("m", "1", "a"), stream)
-    running.add(RequestName("m", "1", "b"), other)
+    running.add(stream, RequestName("m", "1", "a"))
+    running.add(other, RequestName("m", "1", "b"))
     assert running.streams(RequestName("m", "", "a")) == [stream]
 
 
@@ -19,21 +19,21 @@ def test_a_stream_is_found_by_model_and_id() -> None:
 def test_without_a_version_it_is_any(version: str, found: int) -> None:
     running, streams = RunningRequests(), [ResponseStream(), ResponseStream()]
     for number, stream in enumerate(streams, 1):
-        running.add(RequestName("m", str(number), "a"), stream)
+        running.add(stream, RequestName("m", str(number), "a"))
     assert len(running.streams(RequestName("m", version, "a"))) == found
 
 
 @pytest.mark.parametrize("name", [RequestName("m", "", "b"), RequestName("n", "", "a")])
 def test_other_ids_and_other_models_are_others(name: RequestName) -> None:
     running, stream = RunningRequests(), ResponseStream()
-    running.add(RequestName("m", "1", "a"), stream)
+    running.add(stream, RequestName("m", "1", "a"))
     assert running.streams(name) == []
 
 
 def test_requests_may_share_an_id() -> None:
     running, streams = RunningRequests(), [ResponseStream() for _ in range(3)]
     for stream in streams:
-        running.add(RequestName("m", "1", "a"), stream)
+        running.add(stream, RequestName("m", "1", "a"))
     assert running.streams(RequestName("m", "", "a")) == streams
 
 
@@ -41,7 +41,7 @@ def test_a_collected_stream_is_dropped() -> None:
     running = RunningRequests()
     streams = [ResponseStream() for _ in range(100)]
     for stream in streams:
-        running.add(RequestName("m", "1", "a"), stream)
+        running.add(stream, RequestName("m", "1", "a"))
     assert len(running) == 100
     del stream, streams
     gc.collect()
