@@ -19,7 +19,7 @@ from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
-from gateway.policy.caller import Caller, tenant_of
+from gateway.policy.caller import Caller
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
@@ -115,7 +115,8 @@ class DataPlane:
                 trace.refused()
             raise
         if request.id:
-            name = RequestName(model.name, model.version, request.id, tenant_of(caller))
+            tenant = "" if caller is None else caller.tenant
+            name = RequestName(model.name, model.version, request.id, tenant)
             self._running.add(stream, name, caller)
         elif caller is not None:
             self._running.add(stream, None, caller)
