@@ -21,6 +21,7 @@ from gateway.process_limits import collect_garbage_rarely
 from gateway.shared_memory import cuda
 from tests import needs
 from tests.builders import TEXT, soon
+from tests.certificates import Authority, Certificate
 from tests.distribution import ModuleScheduling
 from tests.host_gpu import HostGpu
 from tests.serving import EVERY_SERVER
@@ -193,3 +194,15 @@ async def _nothing_to_load() -> Instance:
 
 def _ignore_change() -> None:
     """Called when what is ready may have changed."""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The authority of the module's certificates."""
+    return Authority(tmp_path_factory.mktemp("certificates") / "authority")
+
+
+@pytest.fixture(scope="module")
+def own(authority: Authority) -> Certificate:
+    """The certificate of the module's server."""
+    return authority.issue("server")

@@ -6,7 +6,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.certificates import Authority, Certificate
 from tests.conformance.clients import WIRES, Client, connect
 from tests.conformance.models import write_repository
 from tests.scripted import installed
@@ -63,15 +62,3 @@ async def client(request: pytest.FixtureRequest, server: Serving) -> AsyncIterat
     """Each of the four official clients in turn."""
     async with connect(server, request.param) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The authority of the module's certificates."""
-    return Authority(tmp_path_factory.mktemp("certificates") / "authority")
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Certificate:
-    """The certificate of the module's server."""
-    return authority.issue("server")

@@ -83,16 +83,6 @@ def test_a_server_without_api_keys_needs_tokens(tmp_path: Path) -> None:
         assert answered.status_code == 200
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pem") / "authority")
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Certificate:
-    return authority.issue("server")
-
-
 @pytest.mark.parametrize("more", [{}, {"frontends": 1}], ids=str)
 @pytest.mark.parametrize("wire", ["http", "grpc"])
 def test_a_server_with_another_key_does_not_start(

@@ -15,10 +15,5 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pem") / "authority")
-
-
-@pytest.fixture(scope="module")
 def server(authority: Authority) -> Certificate:
     return authority.issue("server")

@@ -46,16 +46,6 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("pem") / "authority")
-
-
-@pytest.fixture(scope="module")
-def own(authority: Authority) -> Certificate:
-    return authority.issue("server")
-
-
 def certificates_of(own: Certificate, root: Path | str = "") -> Certificates:
     settings = TlsSettings(
         wire="http", cert=str(own.cert), key=str(own.key), root=str(root), mutual=bool(root)
