@@ -51,7 +51,9 @@ def test_a_new_key_is_printed_once_and_stored_as_a_digest(
     found = table(file).find(key.encode(), 0)
     assert found is not None
     assert (found.tenant, found.roles) == ("search", {Role.INFER})
-    assert key.split("-")[3] not in file.read_text()
+    secret, _, check = key.split("-", 3)[3].rpartition("-")
+    assert (len(secret), len(check)) == (43, 6)
+    assert secret not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
