@@ -226,7 +226,7 @@ def test_a_half_installed_package_is_installed_again(
     assert (packages(checkout) / "one_module.py").is_file()
 
 
-@pytest.mark.parametrize("version", ["3 10", "3 14"])
+@pytest.mark.parametrize("version", [pytest.param("3 10", marks=pytest.mark.release), "3 14"])
 def test_an_environment_of_another_python_is_made_anew(
     checkout: Path, tmp_path: Path, version: str
 ) -> None:

@@ -1,5 +1,6 @@
 """The caller of a request, by its address and its headers."""
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ class Caller:
     It is `local` if it is on this machine, and no page of another origin. `foreign` is the header
     of such a page, "" for none. `tenant` and `roles` (values of `Role`) are those of its API key,
     token or listed certificate, empty without; `key_id` is that of its API key, or the name of its
-    certificate, "" for a token. It is `valid` until the credential is revoked or expires. `models`
-    matches the names of the models that exist for it; None matches all.
+    certificate, "" for a token. It is `valid` until the credential is revoked, or soon after it
+    `expires`, in seconds of the Unix epoch. `models` matches the names of the models that exist for
+    it; None matches all.
     """
 
     local: bool = False
@@ -43,6 +45,7 @@ class Caller:
     roles: frozenset[str] = frozenset()
     valid: bool = True
     models: re.Pattern[str] | None = None
+    expires: float = math.inf
 
     def sees(self, model: str) -> bool:
         """Whether a model exists for it."""

@@ -42,7 +42,6 @@ log = logging.getLogger("sluice.server")
 class TokenCaller(Caller):
     """The sender of all requests with one token, which `key` verifies until it `expires`."""
 
-    expires: float
     key: VerificationKey
 
 

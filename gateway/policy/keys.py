@@ -41,7 +41,13 @@ def _caller_of(key_id: str, listed: "ApiKey | ListedCertificate") -> Caller:
     """The sender of all requests with a key, or with a certificate."""
     globs = [fnmatch.translate(each) for each in listed.models]
     models = re.compile("|".join(globs)) if globs else None
-    return Caller(tenant=listed.tenant, key_id=key_id, roles=listed.roles, models=models)
+    return Caller(
+        tenant=listed.tenant,
+        key_id=key_id,
+        roles=listed.roles,
+        models=models,
+        expires=listed.expires,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tests.http2 import message, request
 from tests.raw import Connection
 from tests.serving import Serving, wait_until
 
-TOKEN_SECS = 0.015
+TOKEN_SECS = 0.01
 TOKENS = 1_000_000
 """More than a test reads."""
 

@@ -24,7 +24,7 @@ from tests.serving import Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
-EVENTS = (0, 1, 2, 3, 5, 8)
+EVENTS = (0, 1, 2, 5)
 """The numbers of events that clients read before they disconnect; none has the headers."""
 
 

@@ -162,12 +162,11 @@ def test_an_engine_without_tries_left_is_given_up(ended_other_server: Serving) -
 @pytest.mark.parametrize(
     ("stage", "flags"),
     [
-        pytest.param(
-            *(SPAWNED, ("--frontends=2",)), id="its first process", marks=pytest.mark.release
-        ),
+        pytest.param(SPAWNED, ("--frontends=2",), id="its first process"),
         pytest.param(WORKER, (), id="its worker"),
     ],
 )
+@pytest.mark.release
 def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
     stored_model: Path, tmp_path: Path, stage: str, flags: Sequence[str]
 ) -> None:

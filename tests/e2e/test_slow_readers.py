@@ -78,7 +78,13 @@ SLOW = {
 """Clients that read slowly, the bytes of an id that each response repeats, and those of a queue."""
 
 
-@pytest.mark.parametrize(("slow", "id_bytes", "queue_bytes"), SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize(
+    ("slow", "id_bytes", "queue_bytes"),
+    [
+        pytest.param(*slow, marks=pytest.mark.release if name == "completions" else (), id=name)
+        for name, slow in SLOW.items()
+    ],
+)
 def test_a_client_that_reads_slowly_holds_back_only_itself(
     other_server: Serving,
     slow: Callable[..., AbstractContextManager[None]],

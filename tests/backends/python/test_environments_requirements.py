@@ -108,7 +108,7 @@ async def test_it_is_made_anew_for_other_wheels_and_if_it_is_incomplete(model: P
     ("line", "text"),
     [
         ("nowhere==3", "No matching distribution found for nowhere==3"),
-        ("./broken.whl", "broken.whl"),
+        pytest.param("./broken.whl", "broken.whl", marks=pytest.mark.release),
     ],
 )
 async def test_a_failure_is_reported_in_pips_words_without_paths_and_its_folder_is_removed(

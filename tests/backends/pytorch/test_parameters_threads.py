@@ -108,7 +108,7 @@ def test_a_run_that_fails_gives_its_share_back() -> None:
         assert count == 1
 
 
-@pytest.mark.parametrize("instances", [1, 4])
+@pytest.mark.parametrize("instances", [pytest.param(1, marks=pytest.mark.release), 4])
 def test_instances_compute_with_no_more_threads_than_the_budget(
     instances: int, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.release
 def test_nothing_is_left_of_an_engine_that_was_serving(write: Write, tmp_path: Path) -> None:
     """The engine has two clients, and what it started may start processes when it is killed."""
     context = write(api_server_count=2)

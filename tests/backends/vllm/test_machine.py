@@ -114,6 +114,7 @@ def test_without_a_compiler_nothing_is_compiled_and_the_package_is_named(
     assert compiled == [False]
 
 
+@pytest.mark.release
 def test_without_pythons_headers_nothing_is_compiled_and_the_package_is_named(
     tmp_path: Path,
 ) -> None:

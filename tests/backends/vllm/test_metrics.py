@@ -148,6 +148,7 @@ def test_values_of_a_step_are_observed_as_one_by_one(seed: int) -> None:
     assert found_family.type == "histogram"
 
 
+@pytest.mark.release
 def test_a_gauge_of_several_clients_has_the_value_of_the_newest_step(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CLIENTS, str(tmp_path)],

@@ -2,10 +2,13 @@
 
 import pytest
 
-from gateway.frontends.grpc.guard import GrpcAccess, GrpcControl
+from gateway.frontends.grpc.guard import GrpcAccess, GrpcControl, GrpcKeys
 from gateway.frontends.grpc.rpc import Metadata, Method, RpcCall, RpcError, RpcHead, StatusCode
 from gateway.policy.areas import Area
+from gateway.policy.caller import Caller
 from gateway.policy.control import ChangeControl
+from gateway.policy.credentials import MAY_READ, Credentials
+from gateway.policy.keys import Role
 from gateway.policy.restrictions import Restriction
 from gateway.protos import grpc_service_pb2 as pb
 
@@ -21,6 +24,7 @@ class Head(RpcHead):
     """The head of an RPC."""
 
     def __init__(self, peer: str, authority: str = "", metadata: Metadata = ()) -> None:
+        super().__init__()
         self._peer = peer
         self._authority = authority
         self._metadata = metadata
@@ -128,3 +132,25 @@ async def test_settings_decide_whether_a_message_changes_the_server() -> None:
     assert await found.serve(changing, Head(LOCAL)) is changing  # type: ignore[arg-type]
     with pytest.raises(RpcError, match="changing log settings is answered to this machine only"):
         await found.serve(changing, Head(REMOTE))  # type: ignore[arg-type]
+
+
+class CertifiedHead(Head):
+    """The head of an RPC by a client with a certificate."""
+
+    @property
+    def certificate(self) -> str:
+        return "client"
+
+
+def test_a_repeated_head_has_its_caller_until_that_ends() -> None:
+    condition = GrpcKeys(Credentials(), MAY_READ[Area.INFERENCE])
+    caller = Caller(roles=frozenset({Role.INFER}))
+    head, certified = Head(REMOTE), CertifiedHead(REMOTE)
+    head.caller = certified.caller = caller
+    condition(head)
+    assert head.caller is caller
+    with pytest.raises(RpcError, match="is missing"):
+        condition(certified)
+    caller.valid = False
+    with pytest.raises(RpcError, match="is missing"):
+        condition(head)

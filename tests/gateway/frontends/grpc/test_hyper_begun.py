@@ -10,7 +10,8 @@ from hyperframe.frame import RstStreamFrame
 from gateway.frontends.grpc import hyper_begun
 from gateway.frontends.grpc.hyper_begun import start_eagerly
 from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.rpc import BegunCall, Method
+from gateway.frontends.grpc.rpc import BegunCall, Method, RpcHead
+from gateway.policy.caller import Caller
 from gateway.settings import GrpcSettings
 from tests.builders import soon
 from tests.conformance import abuses
@@ -126,10 +127,16 @@ async def test_an_error_reaches_the_awaiting_task(create: Any) -> None:
 
 
 class Begun:
-    """A method whose RPCs wait for the test."""
+    """A method whose RPCs wait for the test; `found` are their callers, before its guard."""
 
     def __init__(self) -> None:
         self.calls: asyncio.Queue[BegunCall] = asyncio.Queue()
+        self.found: list[Caller | None] = []
+        self.caller = Caller()
+
+    def guard(self, call: RpcHead) -> None:
+        self.found.append(call.caller)
+        call.caller = self.caller
 
     def may_begin(self, size_bytes: int) -> bool:
         return True
@@ -149,7 +156,7 @@ async def begun() -> Begun:
 @pytest.fixture
 async def connection(begun: Begun) -> AsyncIterator[Connection]:
     """A client of that method, `/test/begun`."""
-    method = Method(begun.serve, bytes, bytes, beginning=begun)
+    method = Method(begun.serve, bytes, bytes, guard=begun.guard, beginning=begun)
     transport = HyperTransport({"/test/begun": method}, GrpcSettings(address="127.0.0.1", port=0))
     await transport.start()
     with Connection(transport.port) as found:
@@ -203,3 +210,13 @@ async def test_the_headers_of_each_rpc_count(begun: Begun, connection: Connectio
     assert "te: trailers" in (await asyncio.to_thread(connection.answer, 5)).grpc_message
     (await call_on(connection, begun, 7)).answer(b"two")
     assert (await asyncio.to_thread(connection.answer, 7)).messages == [b"two"]
+
+
+async def test_an_rpc_with_the_headers_of_the_last_one_has_its_caller(
+    begun: Begun, connection: Connection
+) -> None:
+    other, limited = ("x-api-key", "other"), ("grpc-timeout", "9S")
+    for stream, more in enumerate(((), (), (other,), (other, limited), (other,), ())):
+        (await call_on(connection, begun, 2 * stream + 1, *more)).answer(b"one")
+    caller = begun.caller
+    assert begun.found == [None, caller, None, None, caller, None]

@@ -10,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.frontends.http.guard import HttpAccess, HttpControl, changes_server
+from gateway.frontends.http.guard import HttpAccess, HttpControl, HttpKeys, changes_server
+from gateway.frontends.http.request_scope import CALLER, CERTIFICATE
 from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
+from gateway.policy.caller import Caller
 from gateway.policy.control import ChangeControl
-from gateway.policy.credentials import Credentials
+from gateway.policy.credentials import MAY_READ, Credentials, Reason
 from gateway.policy.key_file import text_of_key
 from gateway.policy.keys import ApiKey, Role, new_key
 from gateway.policy.restrictions import Restriction
@@ -22,6 +24,7 @@ from gateway.policy.restrictions import Restriction
 LOGGING = "/v2/logging"
 HOST = (b"host", b"localhost:8000")
 CLOSED = ChangeControl()
+INFER = MAY_READ[Area.INFERENCE]
 
 
 def refusal(
@@ -182,3 +185,18 @@ async def test_a_key_is_looked_at_after_the_restriction_and_instead_of_the_machi
         answer = await client.post(LOGGING, headers=headers)
     assert answer.status_code == status
     assert answer.text.startswith(text)
+
+
+def test_a_repeated_head_has_its_caller_until_that_ends() -> None:
+    credentials = Credentials()
+    condition, caller = HttpKeys(credentials, INFER), Caller(roles=INFER)
+    scope: dict[str, Any] = {"headers": [HOST], "state": {CALLER: caller}}
+    assert condition.refusal(scope) is None
+    caller.valid = False
+    assert not condition.allows(scope)
+    caller.valid = True
+    scope["state"] = {CALLER: caller, CERTIFICATE: "client"}
+    refused = condition.refusal(scope)
+    assert refused is not None
+    assert refused.status_code == 401
+    assert credentials.refusals == {("http", Reason.MISSING): 1}

@@ -250,8 +250,17 @@ def test_an_empty_message_is_not_sent(chat: Person) -> None:
     expect(chat.page.locator(".turn")).to_have_count(0)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        *(
+            pytest.param(*each, marks=pytest.mark.release)
+            for each in ((1280, "dark"), (390, "light"))
+        ),
+    ],
+)
 def test_the_chat_is_readable_in_light_and_dark_wide_and_narrow(
     browser: Browser, server: Serving, scheme: str, width: int
 ) -> None:

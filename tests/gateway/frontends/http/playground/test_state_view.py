@@ -240,8 +240,17 @@ def test_a_hidden_page_requests_no_state(browser: Browser, server: Serving) -> N
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        *(
+            pytest.param(*each, marks=pytest.mark.release)
+            for each in ((1280, "dark"), (390, "light"))
+        ),
+    ],
+)
 def test_the_state_fits_in_light_and_dark_wide_and_narrow(
     browser: Browser, server: Serving, scheme: str, width: int
 ) -> None:

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.browser
 ANSWERED = re.compile(r"^(Answered|\d+ responses) in [\d.]+ m?s$")
 LATE_MS = 600
 """After this time an answer of the model `slow`, or of a late request, is there."""
+WAIT_MS = 10
+"""Between two looks for a request of the page."""
 
 
 @pytest.fixture
@@ -230,7 +232,10 @@ def test_a_late_description_leaves_what_has_been_typed(form: Person) -> None:
     page.route(
         "**/v2/models/texts", lambda route: route.continue_() if late else late.append(route)
     )
-    for model in ("texts", "matrix", "texts"):
+    page.select_option("#tensor-model", label="texts")
+    while not late:
+        page.wait_for_timeout(WAIT_MS)
+    for model in ("matrix", "texts"):
         page.select_option("#tensor-model", label=model)
     page.locator("#inputs legend", has_text="INPUT").wait_for()
     page.locator("#inputs textarea").fill("typed")
