@@ -3,10 +3,9 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
-from weakref import ref
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting, no_longer_valid
@@ -19,7 +18,7 @@ from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
-from gateway.policy.caller import Caller
+from gateway.policy.caller import Caller, tenant_of
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
@@ -76,7 +75,6 @@ class DataPlane:
         self._strict_readiness = strict_readiness
         self._exiting = False
         self._ending_sequences = False
-        self._running = RunningRequests()
         self._conversations = Conversations()
 
     def begins_without_task(self, size_bytes: int) -> bool:
@@ -114,12 +112,7 @@ class DataPlane:
             if trace is not None:
                 trace.refused()
             raise
-        if request.id:
-            tenant = "" if caller is None else caller.tenant
-            name = RequestName(model.name, model.version, request.id, tenant)
-            self._running.add(stream, name, caller)
-        elif caller is not None:
-            self._running.add(stream, None, caller)
+        stream.request_id, stream.caller = request.id, caller
         return stream
 
     def cancel(
@@ -142,7 +135,7 @@ class DataPlane:
             raise InferenceError(
                 Code.INVALID_ARG, "what is to be cancelled must be named: the id is missing"
             )
-        chosen = own if own or only_own else self._running.streams(name)
+        chosen = own if own or only_own else tuple(self._named(name))
         interrupted = [stream.interrupt() for stream in chosen]
         if not any(interrupted):
             self.model(name.model, name.version)
@@ -162,7 +155,7 @@ class DataPlane:
 
         None does for a caller for which it does not exist.
         """
-        if caller is not None and not caller.sees(name):
+        if caller is not None and caller.models is not None and not caller.sees(name):
             raise self._registry.absent(name)
         return self._registry.find(name, version)
 
@@ -250,52 +243,24 @@ class DataPlane:
 
     def abandon_invalid(self) -> None:
         """End the requests in flight whose caller is no longer valid."""
-        for stream in self._running.invalid():
+        for _, stream in self._control.loaded.requests():
+            if stream.caller is None or stream.caller.valid:
+                continue
             try:
                 stream.abandon(no_longer_valid())
             except Exception:  # around one request: the others end, and the server continues
                 log.exception("request not ended")
 
+    def _named(self, name: RequestName) -> Iterator[ResponseStream]:
+        """The requests in flight of that name, which reads every request."""
+        for model, stream in self._control.loaded.requests():
+            tenant = tenant_of(stream.caller)
+            if name.means(RequestName(model.name, model.version, stream.request_id, tenant)):
+                yield stream
+
     def _refuse_if_exiting(self) -> None:
         if self._exiting:
             raise exiting()
-
-
-class RunningRequests:
-    """The live streams of requests with an id, or with an API key, by weak reference.
-
-    Clients choose the ids, so several requests may share one; a request without an id has no name.
-    Adding costs one dictionary entry (0.5 microseconds), which is dropped with the stream; a search
-    reads every entry.
-    """
-
-    def __init__(self) -> None:
-        self._names: dict[ref[ResponseStream], tuple[RequestName | None, Caller | None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def add(
-        self, stream: ResponseStream, name: RequestName | None, caller: Caller | None = None
-    ) -> None:
-        """Add the stream of a submitted request."""
-        self._names[ref(stream, self._names.pop)] = name, caller
-
-    def streams(self, name: RequestName) -> list[ResponseStream]:
-        """The streams of that name; some may be over already."""
-        return self._chosen(lambda each, _: each is not None and name.means(each))
-
-    def invalid(self) -> list[ResponseStream]:
-        """The streams of callers that are no longer valid; some may be over already."""
-        return self._chosen(lambda _, caller: caller is not None and not caller.valid)
-
-    def _chosen(
-        self, chooses: Callable[[RequestName | None, Caller | None], bool]
-    ) -> list[ResponseStream]:
-        # A copy: the garbage collector may drop entries at any time.
-        entries = self._names.copy().items()
-        found = [stream() for stream, each in entries if chooses(*each)]
-        return [stream for stream in found if stream is not None]
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from typing import Self
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, StreamRecorder, response_of_text
+from gateway.policy.caller import Caller
 
 DEFAULT_LIMIT = 64
 SHARED_LIMIT_BYTES = 1 << 20
@@ -70,6 +71,7 @@ class ResponseStream:
     `cancelled` is set by the first two, `stopping` by the third. Once it is `done` no response
     follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
+    `request_id` and `caller` are set for requests of clients.
     """
 
     __slots__ = (
@@ -89,24 +91,23 @@ class ResponseStream:
         "_taken",
         "_write_text",
         "_writer",
+        "caller",
         "cancelled",
         "done",
+        "request_id",
         "stopping",
     )
 
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
-        self.cancelled = False
-        self.done = False
-        self.stopping = False
-        self._may_stop = False
+        self.request_id = ""
+        self.caller: Caller | None = None
+        self.cancelled = self.done = self.stopping = False
+        self._may_stop = self._abandoned = self._held = self._taken = False
         self._recorder = recorder
         self._limit = limit
         self._responses: list[InferResponse] = []
         self._shared_bytes = 0
         self._error: InferenceError | None = None
-        self._abandoned = False
-        self._held = False
-        self._taken = False
         self._reader: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
         self._write_text: WriteText | None = None

@@ -254,7 +254,7 @@ class LoadedModels:
         self.settled = True
         self.changes = 0
         self.trouble: Mapping[str, str] = {}
-        self._models = models
+        self._models = self._running = models
         self.registry = self.loaded = self
 
     def find(self, name: str, version: str) -> Model:
@@ -288,6 +288,12 @@ class LoadedModels:
     def in_flight(self) -> int:
         """Requests in flight in all models."""
         return sum(len(each.requests) for each in self._models)
+
+    def requests(self) -> Iterator[tuple[Model, ResponseStream]]:
+        """Requests in flight in all models, also in those that are forgotten."""
+        return (
+            (each, stream) for each in self._running for stream in tuple(each.requests.values())
+        )
 
     async def sequences_ended(self) -> None:
         """Wait until no sequence takes any more requests."""

@@ -86,6 +86,12 @@ class LoadedModels:
         """Requests in flight in all models, retired models included."""
         return sum(len(model.requests) for model in self._lives)
 
+    def requests(self) -> Iterator[tuple[Model, ResponseStream]]:
+        """The requests in flight in all models, retired models included."""
+        for model in tuple(self._lives):
+            for stream in tuple(model.requests.values()):
+                yield model, stream
+
     async def sequences_ended(self) -> None:
         """Wait until no sequence of a model in service accepts more requests."""
         for model in tuple(self._lives):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from time import time
 from urllib.parse import unquote
 
 Headers = Iterable[tuple[str, str]]
@@ -46,6 +47,11 @@ class Caller:
     valid: bool = True
     models: re.Pattern[str] | None = None
     expires: float = math.inf
+
+    def remains_permitted(self, roles: frozenset[str]) -> bool:
+        """Whether its credential is still valid, and it has one of the roles."""
+        has_expired = self.expires != math.inf and self.expires <= time()
+        return self.valid and not has_expired and not roles.isdisjoint(self.roles)
 
     def sees(self, model: str) -> bool:
         """Whether a model exists for it."""

@@ -217,16 +217,6 @@ def _is_token(credential: bytes) -> bool:
     return credential.startswith(b"eyJ") and credential.count(b".") == 2
 
 
-def remains_permitted(caller: Caller | None, roles: frozenset[Role]) -> bool:
-    """Whether the caller of the last request, if it had one, may send another with its head."""
-    return (
-        caller is not None
-        and caller.valid
-        and time() < caller.expires
-        and not roles.isdisjoint(caller.roles)
-    )
-
-
 def _permitted(caller: Caller, roles: frozenset[Role]) -> Caller | KeyRefusal:
     """The caller, if it has one of the roles."""
     if not roles.isdisjoint(caller.roles):

@@ -23,7 +23,6 @@ from gateway.policy.credentials import (
     Credentials,
     KeyRefusal,
     Reason,
-    remains_permitted,
 )
 from gateway.policy.keys import Role
 from gateway.policy.restrictions import GRPC_PREFIX, Restriction
@@ -88,7 +87,8 @@ class GrpcKeys:
 
         An RPC with the head of the last one has its caller already.
         """
-        if rpc.certificate is None and remains_permitted(rpc.caller, self._roles):
+        known = rpc.caller
+        if known is not None and rpc.certificate is None and known.remains_permitted(self._roles):
             return
         given = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
@@ -159,6 +159,9 @@ class GrpcAccess(Access):
 
 
 def _each_of(guards: list[Guard]) -> Guard:
+    if len(guards) == 1:
+        return guards[0]
+
     def guard(rpc: RpcHead) -> None:
         for each in guards:
             each(rpc)

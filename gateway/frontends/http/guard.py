@@ -24,7 +24,6 @@ from gateway.policy.credentials import (
     Credentials,
     KeyRefusal,
     Reason,
-    remains_permitted,
 )
 from gateway.policy.keys import Role
 from gateway.policy.pages import JSON, unfit_type, unknown_name
@@ -71,7 +70,14 @@ class HttpKeys:
         self._roles = roles
 
     def allows(self, scope: Scope) -> bool:
-        """Whether a request has one; its caller is then in the state of the request."""
+        """Whether a request has one; its caller is then in the state of the request.
+
+        A request with the head of the last one has its caller already.
+        """
+        state = scope.get("state", NO_STATE)
+        known = state.get(CALLER)
+        if known is not None and CERTIFICATE not in state and known.remains_permitted(self._roles):
+            return True
         return self._fault(scope) is None
 
     def refusal(self, scope: Scope) -> HTTPException | None:
@@ -87,12 +93,8 @@ class HttpKeys:
         return HTTPException(status, fault.message, challenge)
 
     def _fault(self, scope: Scope) -> KeyRefusal | None:
-        """The refusal; a request with the head of the last one has its caller already."""
-        state = scope.get("state", NO_STATE)
-        certificate = state.get(CERTIFICATE)
-        if certificate is None and remains_permitted(state.get(CALLER), self._roles):
-            return None
         given = [each for each in scope["headers"] if each[0] in NAMES]
+        certificate = scope.get("state", NO_STATE).get(CERTIFICATE)
         found = self._credentials.check(given, self._roles, certificate)
         if isinstance(found, KeyRefusal):
             return found
@@ -164,7 +166,7 @@ Condition = HttpRestriction | HttpKeys | HttpControl | HttpPages
 
 
 class HttpGuard:
-    """The conditions of one route, at least one."""
+    """Several conditions of one route."""
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self._conditions = conditions
@@ -190,7 +192,7 @@ class HttpAccess(Access):
         """Those of the routes that exist at this port."""
         return [each for each in routes if self.changes or not changes_server(each)]
 
-    def guard(self, area: Area) -> HttpGuard | None:
+    def guard(self, area: Area) -> "Guard | None":
         """The guard of requests of an area that leave the server as it is."""
         return _guard(self._conditions(area, changes=False))
 
@@ -225,14 +227,19 @@ class HttpAccess(Access):
         return found
 
 
-def _guard(conditions: Sequence[Condition]) -> HttpGuard | None:
+Guard = Condition | HttpGuard
+
+
+def _guard(conditions: Sequence[Condition]) -> Guard | None:
+    if len(conditions) == 1:
+        return conditions[0]
     return HttpGuard(conditions) if conditions else None
 
 
 class GuardedRoute(BaseRoute):
     """A route with conditions; it refuses before it looks at the method, as Triton."""
 
-    def __init__(self, route: Route, guard: HttpGuard, audit: HttpAudit | None = None) -> None:
+    def __init__(self, route: Route, guard: Guard, audit: HttpAudit | None = None) -> None:
         self.path = route.path
         self.methods = route.methods
         self._route = route

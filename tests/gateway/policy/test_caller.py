@@ -1,5 +1,6 @@
 """The caller of a request: this machine, another one, or a page of another origin."""
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -266,3 +267,13 @@ def test_hosts_are_read_from_lists(texts: list[str], hosts: set[str]) -> None:
 def test_a_host_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected the name or the address of a host"):
         read_hosts([text])
+
+
+def test_a_caller_remains_permitted_until_its_credential_ends() -> None:
+    infer, change = frozenset({"infer"}), frozenset({"admin"})
+    for caller in (Caller(roles=infer), Caller(roles=infer, expires=time.time() + 60)):
+        assert caller.remains_permitted(infer | change)
+        assert not caller.remains_permitted(change)
+        caller.valid = False
+        assert not caller.remains_permitted(infer)
+    assert not Caller(roles=infer, expires=time.time()).remains_permitted(infer)

@@ -1,7 +1,6 @@
 """Credentials: the key or the token of a request and its roles decide."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,14 +10,7 @@ from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
 from gateway.policy.control import CHANGES
-from gateway.policy.credentials import (
-    MAY_CHANGE,
-    MAY_READ,
-    Credentials,
-    KeyRefusal,
-    Reason,
-    remains_permitted,
-)
+from gateway.policy.credentials import MAY_CHANGE, MAY_READ, Credentials, KeyRefusal, Reason
 from gateway.policy.key_file import KeyFileError, text_of_key
 from gateway.policy.keys import ApiKey, Role, new_key
 from gateway.policy.watched_file import ReloadFailures
@@ -61,16 +53,6 @@ def test_a_key_of_the_file_with_the_role_is_allowed(file: Path) -> None:
     text = f"the API key '{KEY_ID}' has the role infer, expected admin"
     refusal = KeyRefusal(Reason.FORBIDDEN, text, expected)
     assert credentials.check([BEARER], MAY_CHANGE) == refusal
-
-
-def test_a_caller_remains_permitted_until_its_credential_ends() -> None:
-    caller = Caller(roles=INFER, expires=time.time() + 60)
-    assert remains_permitted(caller, INFER)
-    assert not remains_permitted(caller, MAY_CHANGE)
-    caller.expires = time.time()
-    assert not remains_permitted(caller, INFER)
-    assert not remains_permitted(Caller(roles=INFER, valid=False), INFER)
-    assert not remains_permitted(None, INFER)
 
 
 def test_the_reason_of_a_refusal_is_that_of_the_first_fault(file: Path) -> None:

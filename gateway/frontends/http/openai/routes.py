@@ -14,7 +14,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, unexpected
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.guard import HttpGuard
+from gateway.frontends.http.guard import Guard
 from gateway.frontends.http.openai.answers import Answer, OpenAiAnswers, openai_refused
 from gateway.frontends.http.openai.request import ServedModels, request_id_header, serves
 from gateway.frontends.http.request_scope import has_origin
@@ -74,7 +74,7 @@ class OpenAiRoutes:
             for number, path in enumerate(paths_of(endpoint))
         ]
 
-    def in_front_of(self, app: ASGIApp, guard: HttpGuard | None = None) -> ASGIApp:
+    def in_front_of(self, app: ASGIApp, guard: Guard | None = None) -> ASGIApp:
         """The endpoints, and `app` for all other requests, and for those that `guard` refuses.
 
         A request to an endpoint passes neither the application's middleware nor its table of

@@ -191,11 +191,12 @@ def test_a_repeated_head_has_its_caller_until_that_ends() -> None:
     credentials = Credentials()
     condition, caller = HttpKeys(credentials, INFER), Caller(roles=INFER)
     scope: dict[str, Any] = {"headers": [HOST], "state": {CALLER: caller}}
-    assert condition.refusal(scope) is None
+    assert condition.allows(scope)
     caller.valid = False
     assert not condition.allows(scope)
     caller.valid = True
     scope["state"] = {CALLER: caller, CERTIFICATE: "client"}
+    assert not condition.allows(scope)
     refused = condition.refusal(scope)
     assert refused is not None
     assert refused.status_code == 401
