@@ -12,7 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.frontends.http.audit import HttpAudit
 from gateway.frontends.http.errors import plain_error
-from gateway.frontends.http.request_scope import CALLER, CERTIFICATE, NO_STATE, has_origin
+from gateway.frontends.http.request_scope import (
+    CALLER,
+    CERTIFICATE,
+    NO_STATE,
+    RequestState,
+    has_origin,
+)
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
 from gateway.policy.caller import caller_of
 from gateway.policy.control import ChangeControl
@@ -70,14 +76,7 @@ class HttpKeys:
         self._roles = roles
 
     def allows(self, scope: Scope) -> bool:
-        """Whether a request has one; its caller is then in the state of the request.
-
-        A request with the head of the last one has its caller already.
-        """
-        state = scope.get("state", NO_STATE)
-        known = state.get(CALLER)
-        if known is not None and CERTIFICATE not in state and known.remains_permitted(self._roles):
-            return True
+        """Whether a request has one; its caller is then in the state of the request."""
         return self._fault(scope) is None
 
     def refusal(self, scope: Scope) -> HTTPException | None:
@@ -93,8 +92,12 @@ class HttpKeys:
         return HTTPException(status, fault.message, challenge)
 
     def _fault(self, scope: Scope) -> KeyRefusal | None:
+        """The refusal; a request with the head of the last one has its caller already."""
+        state: RequestState = scope.get("state", NO_STATE)
+        known, certificate = state.get(CALLER), state.get(CERTIFICATE)
+        if known is not None and certificate is None and known.remains_permitted(self._roles):
+            return None
         given = [each for each in scope["headers"] if each[0] in NAMES]
-        certificate = scope.get("state", NO_STATE).get(CERTIFICATE)
         found = self._credentials.check(given, self._roles, certificate)
         if isinstance(found, KeyRefusal):
             return found

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypedDict
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
@@ -193,10 +194,12 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
         write_whole(cycle, headers, parts)
 
 
-def write_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) -> None:
-    """Send a whole response with status 200 to a connected client, without a wait for room."""
+def write_whole(
+    cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts, status: int = OK
+) -> None:
+    """Send a whole response to a connected client, without a wait for room."""
     cycle.response_started = cycle.response_complete = True
-    head = [STATUS_LINE[OK]]
+    head = [STATUS_LINE[status]]
     for name, value in headers:
         head += (name, b": ", value, b"\r\n")
     head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
@@ -208,6 +211,15 @@ def write_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts) 
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+def answer_at_once(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
+    """Send the response to a whole request, in a task only if the client has to read first."""
+    cycle.body = bytearray()  # an idle connection keeps no body
+    if cycle.flow.write_paused:
+        start(answer)
+    else:
+        write_whole(cycle, answer.raw_headers, [answer.body], answer.status_code)
 
 
 def version_of(request: Request) -> str:

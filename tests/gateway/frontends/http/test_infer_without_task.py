@@ -15,10 +15,12 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from backends.identity import ExecutionGate
 from gateway.dataplane import DataPlane
+from gateway.frontends.http.guard import HttpAccess
 from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.listener import DEFAULT_LIMITS, HttpListener, listening_at
 from gateway.frontends.http.request_scope import WATCH, TracedApp
 from gateway.messages import InferResponse
+from gateway.policy.credentials import Credentials
 from gateway.settings import HttpTimeLimits
 from gateway.threads import LARGE_BYTES
 from tests.builders import (
@@ -100,14 +102,18 @@ class Served:
         self.listener.stop(0)
 
 
-def app_of(*models: Any) -> TracedApp:
+def app_of(*models: Any, credentials: Credentials | None = None) -> TracedApp:
     dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
-    return TracedApp(InferRoute(dataplane, SETTINGS, elsewhere), dataplane.tracer)
+    access = HttpAccess(credentials=credentials)
+    return TracedApp(InferRoute(dataplane, SETTINGS, elsewhere, access=access), dataplane.tracer)
 
 
 @asynccontextmanager
-async def served(*models: Any, limits: HttpTimeLimits = DEFAULT_LIMITS) -> AsyncIterator[Served]:
-    listener = HttpListener(app_of(*models), listening_at("127.0.0.1", 0), limits=limits)
+async def served(
+    *models: Any, limits: HttpTimeLimits = DEFAULT_LIMITS, credentials: Credentials | None = None
+) -> AsyncIterator[Served]:
+    app = app_of(*models, credentials=credentials)
+    listener = HttpListener(app, listening_at("127.0.0.1", 0), limits=limits)
     serving = asyncio.create_task(listener.serve())
     found = Served(listener)
     try:

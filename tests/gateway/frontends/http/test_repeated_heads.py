@@ -4,11 +4,14 @@ import asyncio
 import json
 from collections.abc import Iterable
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.connection import HEAD_END, BoundedProtocol
+from gateway.policy.api_keys import ApiKeys
+from gateway.policy.credentials import Credentials, Reason
 from gateway.settings import HttpTimeLimits
 from tests.builders import WAIT_SECS, ScriptedInstance, soon
 from tests.conftest import Serve
@@ -361,3 +364,20 @@ async def test_a_scope_that_an_application_has_had_is_not_used_again(
     async with served(serve(echo(), config=ECHO)) as server:
         await exchange(*await server.connect(), map(asked, range(5)))
     assert len(parsed) == 3
+
+
+async def test_each_request_without_a_valid_key_is_refused_and_counted(
+    serve: Serve, parsed: list[None], tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.touch(0o600)
+    credentials = Credentials(ApiKeys(file))
+    async with served(serve(echo(), config=ECHO), credentials=credentials) as server:
+        reader, writer = await server.connect()
+        for _ in range(3):
+            writer.write(post(PATH, BODY, "x-api-key: wrong"))
+            answer = await answer_of(reader)
+            assert answer.startswith(b"HTTP/1.1 401 ")
+            assert answer.endswith(b'{"error":"the API key is not valid"}')
+        assert len(parsed) == 1
+    assert credentials.refusals == {("http", Reason.WRONG): 3}
