@@ -17,6 +17,7 @@ WALL_CLOCK = {
     "gateway/observability/statistics.py": "`last_inference` of a model",
     "gateway/policy/api_keys.py": "the expiry of keys",
     "gateway/policy/audit.py": "the time of a change",
+    "gateway/policy/caller.py": "the expiry of callers",
     "gateway/policy/credentials.py": "the expiry of credentials",
     "gateway/policy/json_web_tokens.py": "the expiry of tokens",
     "gateway/tools/keys.py": "the expiry of listed keys",
