@@ -25,7 +25,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     new.add_argument(
         "--role",
         type=roles,
-        default=(Role.INFER,),
+        action="extend",
         metavar="ROLE[,ROLE...]",
         help=f"of {', '.join(Role)} (default: {Role.INFER})",
     )
@@ -39,7 +39,8 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     new.add_argument(
         "--models",
         type=lambda text: text.split(","),
-        default=(),
+        action="extend",
+        default=[],
         metavar="GLOB[,GLOB...]",
         help="the models that exist for the key, as llama or minilm*, with the role infer alone "
         "(default: all)",

@@ -18,7 +18,7 @@ from gateway.policy.key_file import (
     text_of_key,
     without_key,
 )
-from gateway.policy.keys import ApiKey, KeyTable, new_key
+from gateway.policy.keys import ApiKey, KeyTable, Role, new_key
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -37,7 +37,7 @@ def _new(parsed: argparse.Namespace) -> None:
         id=key_id,
         digest=digest,
         tenant=parsed.tenant,
-        roles=frozenset(parsed.role),
+        roles=frozenset(parsed.role or (Role.INFER,)),
         expires=parsed.expires,
         models=tuple(parsed.models),
         note=parsed.note,

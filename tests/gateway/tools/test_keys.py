@@ -59,14 +59,15 @@ def test_a_new_key_is_printed_once_and_stored_as_a_digest(
 
 def test_options_of_a_key_are_stored(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (
-        "--role=infer,observe",
+        *("--role=infer,observe", "--role=admin", "--models=a,b*", "--models=c"),
         f"--expires={LATER}",
         "--note=of Ana",
     )
     key = new(capsys, file, *options)
     found = table(file).find(key.encode(), 0)
     assert found is not None
-    assert found.roles == {Role.INFER, Role.OBSERVE}
+    assert found.roles == set(Role)
+    assert found.models == ("a", "b*", "c")
     assert (found.expires, found.note) == (4102444800, "of Ana")
 
 
