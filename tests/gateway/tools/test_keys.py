@@ -59,7 +59,7 @@ def test_a_new_key_is_printed_once_and_stored_as_a_digest(
 
 def test_options_of_a_key_are_stored(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (
-        *("--role=infer,observe", "--role=admin", "--models=a,b*", "--models=c"),
+        *("--role=infer,observe", "--role=admin"),
         f"--expires={LATER}",
         "--note=of Ana",
     )
@@ -67,8 +67,16 @@ def test_options_of_a_key_are_stored(file: Path, capsys: pytest.CaptureFixture[s
     found = table(file).find(key.encode(), 0)
     assert found is not None
     assert found.roles == set(Role)
-    assert found.models == ("a", "b*", "c")
     assert (found.expires, found.note) == (4102444800, "of Ana")
+
+
+def test_models_of_repeated_options_are_added_up(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = new(capsys, file, "--models=a,b*", "--models=c")
+    found = table(file).find(key.encode(), 0)
+    assert found is not None
+    assert found.models == ("a", "b*", "c")
 
 
 def test_a_key_is_added_to_what_the_file_has(
