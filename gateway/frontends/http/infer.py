@@ -51,7 +51,7 @@ from gateway.frontends.http.request_scope import (
     OnDisconnect,
     RequestState,
     Start,
-    answer_at_once,
+    answer_soon,
     begin_trace,
     caller_in,
     is_version,
@@ -187,7 +187,7 @@ class InferRoute:
         state[KNOWN_HEAD] = head
         refusal = None if self._guard is None else self._guard.refusal(scope)
         if refusal is not None:
-            answer_at_once(cycle, start, refused_response(refusal))
+            answer_soon(cycle, start, refused_response(refusal))
             return True
         call = _Call(scope, receive, head, received_ns, state.get(CALLER))
         try:

@@ -4,6 +4,7 @@ The extensions stand in `scope["state"]`. They cost less than ASGI's messages: u
 header by header and writes them one by one, and each passes every layer of the application.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypedDict
@@ -213,9 +214,19 @@ def write_whole(
     cycle.on_response()
 
 
-def answer_at_once(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
-    """Send the response to a whole request, in a task only if the client has to read first."""
+def answer_soon(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
+    """Send the response to a whole request in the next turn of the event loop.
+
+    So requests that came together leave turns to other clients. It has a task only if its client
+    has to read first.
+    """
     cycle.body = bytearray()  # an idle connection keeps no body
+    asyncio.get_running_loop().call_soon(_answer, cycle, start, answer)
+
+
+def _answer(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
+    if cycle.disconnected or cycle.transport.is_closing():
+        return
     if cycle.flow.write_paused:
         start(answer)
     else:
