@@ -39,8 +39,9 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or release)
 ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet or release)
 ALONE := quiet
-# These tests without an engine run when those of the newest Python have ended: both runs take as long then.
-REST := tests/gateway
+# These tests without an engine run when those of the newest Python have ended, in two processes: both runs take as long then.
+REST := tests/gateway tests/conformance/test_python_backend.py
+REST_WORKERS ?= 2
 OLDEST_TESTS ?=
 # The modules of those tests; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
@@ -107,7 +108,7 @@ test-oldest: $(READY) stored
 	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(or $(ARGS),$(OLDEST_TESTS)),-n $(WORKERS))
 
 test-oldest-first: $(READY) stored
-	@$(MAKE) --no-print-directory test-oldest $(if $(ARGS),,OLDEST_TESTS=--ignore=$(REST))
+	@$(MAKE) --no-print-directory test-oldest $(if $(ARGS),,OLDEST_TESTS='$(addprefix --ignore=,$(REST))')
 
 # Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
 # start engines stay in two processes, which start first (tests/distribution.py).
@@ -120,7 +121,7 @@ test-newest: $(READY) stored
 # One after the other, and then the rest of the tests without an engine, which take longer.
 test-newest-tensorflow-rest: $(READY) stored
 	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow \
-	  $(if $(ARGS),,&& $(MAKE) --no-print-directory test-oldest OLDEST_TESTS=$(REST))
+	  $(if $(ARGS),,&& $(MAKE) --no-print-directory test-oldest WORKERS=$(REST_WORKERS) OLDEST_TESTS='$(REST)')
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
