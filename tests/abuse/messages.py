@@ -43,7 +43,7 @@ def deep_json(scene: Scene) -> None:
 
 
 LARGE = 4 << 20
-REPEATS = 6
+REPEATS = 10
 NUMBERS = b"1," * (LARGE // 2) + b"1]}]}"
 HEAD = b'{"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1],"data":['
 TEXT = b'"text_input":"' + b"x" * LARGE

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.quiet
 
 LIMIT_SECS = 0.1
 """The time for which the event loop may be blocked."""
-TRIES = 3
 BUSY_SECS = 3.0
 SMALL = 60 << 10
 PAUSE_SECS = 0.01
@@ -90,20 +89,15 @@ def probing(server: Serving) -> Iterator[Callable[[Callable[[], object]], None]]
     """Checks that a call delays no probe by more than LIMIT_SECS.
 
     Of a slower answer the part is taken off that the machine adds: twice the worst probe among
-    small requests, which keep the server as busy and block it for a moment each. The server's
-    delays are there in each of TRIES, those of the machine not.
+    small requests, which keep the server as busy and block it for a moment each.
     """
     probes = Probes(server.ports["http"])
 
     def check(work: Callable[[], object]) -> None:
-        found = []
-        for _ in range(TRIES):
-            worst = probes.during(work)
-            busy = probes.during(partial(keep_busy, server)) if worst > LIMIT_SECS else 0.0
-            if worst <= LIMIT_SECS + 2 * busy:
-                return
-            found.append(f"a probe took {worst:.3f} s, busy {busy:.3f} s")
-        raise AssertionError(found)
+        worst = probes.during(work)
+        if worst > LIMIT_SECS:
+            busy = probes.during(partial(keep_busy, server))
+            assert worst <= LIMIT_SECS + 2 * busy, f"a probe took {worst:.3f} s, busy {busy:.3f} s"
 
     try:
         yield check

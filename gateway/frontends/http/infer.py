@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -179,14 +179,14 @@ class InferRoute:
     def begin(self, cycle: RequestResponseCycle, start: Start) -> bool:
         """See `Begin`; for small requests and responses without an encoding."""
         received_ns = time.perf_counter_ns()
-        scope, receive = cast("tuple[Scope, Receive]", (cycle.scope, cycle.receive))
+        scope: Any = cycle.scope
+        receive: Any = cycle.receive
         state: RequestState = scope["state"]
         head: _Head | None = state.get(KNOWN_HEAD) or _head_without_task(scope)
         if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
         state[KNOWN_HEAD] = head
-        refusal = None if self._guard is None else self._guard.refusal(scope)
-        if refusal is not None:
+        if self._guard is not None and (refusal := self._guard.refusal(scope)) is not None:
             answer_soon(cycle, start, refused_response(refusal))
             return True
         call = _Call(scope, receive, head, received_ns, state.get(CALLER))

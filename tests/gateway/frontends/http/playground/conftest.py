@@ -42,6 +42,20 @@ CATALOGUE = {
 }
 
 
+in_each_look = pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        *(
+            pytest.param(*each, marks=pytest.mark.release)
+            for each in ((1280, "dark"), (390, "light"))
+        ),
+    ],
+)
+"""The pictures of a view: wide and narrow, light and dark."""
+
+
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chat model, and tensor models by what their form has to cope with."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.gateway.frontends.http.playground.conftest import SIZE, Person
+from tests.gateway.frontends.http.playground.conftest import SIZE, Person, in_each_look
 from tests.serving import Serving
 
 pytestmark = pytest.mark.browser
@@ -250,17 +250,7 @@ def test_an_empty_message_is_not_sent(chat: Person) -> None:
     expect(chat.page.locator(".turn")).to_have_count(0)
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (1280, "light"),
-        (390, "dark"),
-        *(
-            pytest.param(*each, marks=pytest.mark.release)
-            for each in ((1280, "dark"), (390, "light"))
-        ),
-    ],
-)
+@in_each_look
 def test_the_chat_is_readable_in_light_and_dark_wide_and_narrow(
     browser: Browser, server: Serving, scheme: str, width: int
 ) -> None:

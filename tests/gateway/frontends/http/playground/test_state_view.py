@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, expect
 
 from tests.conformance.models import identity
-from tests.gateway.frontends.http.playground.conftest import ODD_NAME, SIZE, Person
+from tests.gateway.frontends.http.playground.conftest import ODD_NAME, SIZE, Person, in_each_look
 from tests.serving import Serving, serving, write_model
 
 pytestmark = pytest.mark.browser
@@ -240,17 +240,7 @@ def test_a_hidden_page_requests_no_state(browser: Browser, server: Serving) -> N
     context.close()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"),
-    [
-        (1280, "light"),
-        (390, "dark"),
-        *(
-            pytest.param(*each, marks=pytest.mark.release)
-            for each in ((1280, "dark"), (390, "light"))
-        ),
-    ],
-)
+@in_each_look
 def test_the_state_fits_in_light_and_dark_wide_and_narrow(
     browser: Browser, server: Serving, scheme: str, width: int
 ) -> None:
