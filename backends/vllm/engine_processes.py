@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from backends.vllm.start_reports import StartReporter
 from gateway.errors import Code, InferenceError
+from gateway.process_limits import collect_garbage_rarely
 
 EXIT_CODE = 1
 POLL_SECS = 1.0
@@ -41,9 +42,9 @@ def follow_parent() -> None:
 class FollowingSettings(dict[str, Any]):
     """Settings of an engine that make the process that unpickles them follow its parent.
 
-    They also remove it from the process group that a terminal interrupts, and pass it the
-    reporter of its start. vLLM's plugins are too late for that: without its parent, a new process
-    waits minutes before it loads them.
+    They also remove it from the process group that a terminal interrupts, let it collect garbage
+    rarely, and pass it the reporter of its start. vLLM's plugins are too late for that: they come
+    after the import of vLLM, and without its parent a new process waits minutes for them.
     """
 
     def __init__(self, settings: Mapping[str, Any], reporter: StartReporter) -> None:
@@ -57,6 +58,7 @@ class FollowingSettings(dict[str, Any]):
 def _arrive(settings: dict[str, Any], sender: int, reporter: StartReporter) -> FollowingSettings:
     if sender != os.getpid():
         follow(sender)
+        collect_garbage_rarely()
         reporter.watch_log()
         with suppress(PermissionError):  # a session leader has no terminal
             os.setpgrp()

@@ -2,10 +2,18 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Error,
+    Page,
+    sync_playwright,
+)
 
 from tests import needs
 from tests.conformance.models import EVERY_VERSION, identity
@@ -19,6 +27,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 ODD_NAME = "odd näme & 100%?#<b>"
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 SIZE = {"width": 1280, "height": 860}
+REFUSED = "the server responded with a status of"
 OPTIONAL = """backend: "identity"
 input [
   { name: "A" data_type: TYPE_INT64 dims: [2] },
@@ -98,8 +107,8 @@ class Person:
         self.url = url
         self.complaints: list[str] = []
         page.set_default_timeout(WAIT_SECS * 1000)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", lambda line: self._hear(line.type, line.text))
+        page.on("pageerror", self._catch)
+        page.on("console", self._hear)
 
     def look_at(self, view: str) -> "Person":
         """Go to one of the views; the page has heard of the server's models when this returns."""
@@ -112,10 +121,20 @@ class Person:
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=ARTEFACTS / f"{name}.png")
 
-    def _hear(self, kind: str, text: str) -> None:
+    def turn_away(self) -> None:
+        """Leave the page, which is then as a new one."""
+        self.page.unroute_all()
+        self.page.goto("about:blank")
+        self.page.remove_listener("pageerror", self._catch)
+        self.page.remove_listener("console", self._hear)
+
+    def _catch(self, error: Error) -> None:
+        self.complaints.append(str(error))
+
+    def _hear(self, line: ConsoleMessage) -> None:
         # What the server refuses is shown by the page; the browser's own line on it is no fault.
-        if kind in ("error", "warning") and "the server responded with a status of" not in text:
-            self.complaints.append(text)
+        if line.type in ("error", "warning") and REFUSED not in line.text:
+            self.complaints.append(line.text)
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +145,17 @@ def window(browser: Browser) -> Iterator[BrowserContext]:
     context.close()
 
 
+@contextmanager
+def before(page: Page, server: Serving) -> Iterator[Person]:
+    """A person before this page, which has made no mistake when the block ends."""
+    somebody = Person(page, server.http)
+    yield somebody
+    somebody.turn_away()
+    assert somebody.complaints == []
+
+
 @pytest.fixture
 def person(window: BrowserContext, server: Serving) -> Iterator[Person]:
-    """A person with a page of their own, which has made no mistake when the test ends."""
-    somebody = Person(window.new_page(), server.http)
-    yield somebody
-    somebody.page.close()
-    assert somebody.complaints == []
+    """A person before the page of the window: a page costs half a second, and forgets at a goto."""
+    with before(window.pages[0] if window.pages else window.new_page(), server) as somebody:
+        yield somebody

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Request, expect
+from playwright.sync_api import BrowserContext, Request, expect
 
 from gateway.policy.keys import Role, new_key
 from tests.conformance.keys import stored, write
-from tests.gateway.frontends.http.playground.conftest import EXPLICIT, SIZE, Person
+from tests.gateway.frontends.http.playground.conftest import EXPLICIT, SIZE, Person, before
 from tests.serving import WAIT_SECS, Serving, serving
 
 pytestmark = pytest.mark.browser
@@ -35,6 +35,15 @@ def server(repository: Path, key_file: Path) -> Iterator[Serving]:
         yield started
     assert started.process.returncode == 0, started.log[-100:]
     assert not any(key[20:] in started.text for key, _, _ in KEYS.values())
+
+
+@pytest.fixture
+def person(window: BrowserContext, server: Serving) -> Iterator[Person]:
+    """A person with a tab of their own, which keeps the key."""
+    page = window.new_page()
+    with before(page, server) as somebody:
+        yield somebody
+    page.close()
 
 
 def give(person: Person, key: str) -> None:
