@@ -3,6 +3,8 @@
 In reading order:
 
 - `channel`: commands of processes, frames, and calls with their windows
+- `inference_messages`: requests, responses and errors as bytes
+- `inference_calls`: both ends of a call that carries a request, and its responses back
 - `messages`: kinds of frames and heads of requests
 - `supervisor`: frontend processes as the server starts and restarts them
 - `listeners`: their listeners as the server sees them

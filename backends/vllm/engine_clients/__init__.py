@@ -4,6 +4,6 @@ In reading order:
 
 - `instance`: the instance, and its opening
 - `shared_engine`: the processes of the engine, and the clients as the server sees them
-- `messages`: kinds of frames, requests, responses, errors, log records, both ends of a call
+- `messages`: kinds of frames, settings, offers, log records
 - `client`: the client process
 """

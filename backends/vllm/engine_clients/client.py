@@ -14,10 +14,8 @@ from backends.vllm.engine_clients.messages import (
     ClientSettings,
     Offer,
     RecordSender,
-    ServedCall,
     read_settings,
     write,
-    write_error,
 )
 from backends.vllm.engine_clients.shared_engine import shared_counters
 from backends.vllm.instance import VllmInstance
@@ -26,6 +24,8 @@ from backends.vllm.opening import engine_metrics, log_ready, open_engine, watche
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.processes.channel import Channel, Frame, number
+from gateway.processes.inference_calls import AnsweringEnd
+from gateway.processes.inference_messages import write_error
 
 
 class EngineClient:
@@ -81,7 +81,7 @@ class EngineClient:
             self._settings.set_result(frame.payload)
 
     def _start_call(self, frame: Frame, instance: Instance) -> None:
-        call = ServedCall(self._channel, frame.call, frame.payload)
+        call = AnsweringEnd(self._channel, frame.call, frame.payload)
         call.task = self._tasks.create_task(call.run(instance))
         call.task.add_done_callback(lambda _: self._channel.leave(frame.call))
 

@@ -20,12 +20,9 @@ from backends.vllm.engine import own_engine_config
 from backends.vllm.engine_clients.messages import (
     ClientKind,
     ClientSettings,
-    EngineCall,
     Offer,
-    read_error,
     read_offer,
     relay,
-    tokens,
     write,
 )
 from backends.vllm.settings import EngineModel
@@ -43,6 +40,8 @@ from gateway.processes.channel import (
     module_environment,
     read_number,
 )
+from gateway.processes.inference_calls import RequestingEnd, tokens
+from gateway.processes.inference_messages import read_error
 
 log = logging.getLogger("sluice.vllm")
 
@@ -168,13 +167,13 @@ class RemoteClient(Receiver):
         self._timer = loop.call_later(ANSWER_TIMEOUT_SECS, self._check)
         return offer
 
-    def call(self, request: InferRequest) -> EngineCall:
+    def call(self, request: InferRequest) -> RequestingEnd:
         """Send a request; `returned` must follow."""
-        call = EngineCall(self._channel, next(self._numbers), request)
+        call = RequestingEnd(self._channel, next(self._numbers), request, "its engine")
         self.calls += 1
         return call
 
-    def returned(self, call: EngineCall) -> None:
+    def returned(self, call: RequestingEnd) -> None:
         """End a call."""
         self.calls -= 1
         if unread := call.leave():

@@ -6,9 +6,11 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Scope
 
+from backends.vllm.engine_clients.messages import ClientKind
 from gateway.frontends.http.request_scope import HEADER_NAMES, HeaderFilter
 from gateway.processes.channel import OWN_KINDS, headed, read_headed
 from gateway.processes.channel import FrameKind as Common
+from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.messages import (
     FrontendKind,
     Pairs,
@@ -140,17 +142,24 @@ def numbers(kinds: type) -> dict[str, int]:
     return {name: value for name, value in vars(kinds).items() if name.isupper()}
 
 
-def test_kinds_are_distinct_and_fit_into_their_byte() -> None:
-    found = numbers(Common) | numbers(FrontendKind)
-    assert len(set(found.values())) == len(numbers(Common)) + len(numbers(FrontendKind))
-    assert all(0 <= number < 256 for number in found.values())
+COMMON = numbers(Common) | numbers(InferenceKind)
 
 
-@pytest.mark.parametrize(("name", "number"), numbers(FrontendKind).items())
-def test_kinds_of_frontends_begin_where_their_own_may(name: str, number: int) -> None:
+@pytest.mark.parametrize("kinds", [FrontendKind, ClientKind])
+def test_kinds_are_distinct_and_fit_into_their_byte(kinds: type) -> None:
+    added = [numbers(each) for each in (Common, InferenceKind, kinds)]
+    found = [number for each in added for number in each.values()]
+    assert len(set(found)) == len(found)
+    assert all(0 <= number < 256 for number in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [*numbers(FrontendKind).items(), *numbers(ClientKind).items()]
+)
+def test_kinds_of_one_channel_begin_where_their_own_may(name: str, number: int) -> None:
     assert number >= OWN_KINDS, name
 
 
-@pytest.mark.parametrize(("name", "number"), numbers(Common).items())
+@pytest.mark.parametrize(("name", "number"), COMMON.items())
 def test_kinds_of_all_channels_end_before(name: str, number: int) -> None:
     assert number < OWN_KINDS, name

@@ -10,12 +10,12 @@ from itertools import count
 
 import pytest
 
-from backends.vllm.engine_clients.messages import ClientKind, EngineCall, ServedCall
 from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
+from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd
 from tests.builders import settle, soon, text_request, text_response, texts
 
 Execute = Callable[[InferRequest], AsyncGenerator[Answer, None]]
@@ -46,8 +46,8 @@ class Far:
         self.instance = Scripted(echo)
 
     def _hear(self, frame: Frame) -> None:
-        if frame.kind == ClientKind.REQUEST:
-            call = ServedCall(self.channel, frame.call, frame.payload)
+        if frame.kind == InferenceKind.REQUEST:
+            call = AnsweringEnd(self.channel, frame.call, frame.payload)
             call.task = asyncio.create_task(call.run(self.instance))
             call.task.add_done_callback(lambda _: self.channel.leave(frame.call))
             self.tasks.append(call.task)
@@ -66,10 +66,12 @@ class Near:
         self.strays: list[Frame] = []
         self._numbers = count(1)
 
-    def call(self, request: InferRequest | None = None) -> EngineCall:
-        return EngineCall(self.channel, next(self._numbers), request or text_request("hello"))
+    def call(self, request: InferRequest | None = None) -> RequestingEnd:
+        return RequestingEnd(
+            self.channel, next(self._numbers), request or text_request("hello"), "its engine"
+        )
 
-    async def read(self, call: EngineCall) -> list[str]:
+    async def read(self, call: RequestingEnd) -> list[str]:
         """All of a call, to its end."""
         return texts([response async for response in call.responses()])
 
@@ -179,7 +181,7 @@ async def test_a_cancelled_call_ends_the_execution(near: Near, far: Far) -> None
     call.leave()
     await soon(closed.wait())
     await far.ended()
-    assert ClientKind.REFUSED not in [frame.kind for frame in near.strays]
+    assert InferenceKind.REFUSED not in [frame.kind for frame in near.strays]
 
 
 async def test_cancelling_a_call_returns_the_number_of_unread_tokens(near: Near, far: Far) -> None:

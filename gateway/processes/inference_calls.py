@@ -1,0 +1,149 @@
+"""Both ends of a call that carries a request to another process, and its responses back.
+
+The payloads are those of `inference_messages`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from gateway.backend import Instance
+from gateway.errors import Code, InferenceError, unexpected
+from gateway.messages import InferRequest, InferResponse
+from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
+from gateway.processes.inference_messages import (
+    read_error,
+    read_request,
+    read_response,
+    write_error,
+    write_request,
+    write_response,
+)
+
+log = logging.getLogger("sluice.server")
+
+
+class InferenceKind(FrameKind):
+    """Kinds of frames of every channel with requests; a frame of DATA is one response."""
+
+    REQUEST = 7  # starts a call: a request
+    REFUSED = 8  # ends a call: an error
+
+
+def tokens(frame: Frame) -> int:
+    """The number of completion tokens in a frame."""
+    usage = read_response(frame.payload).usage if frame.kind == InferenceKind.DATA else None
+    return 0 if usage is None else usage.completion_tokens
+
+
+class RequestingEnd(ChannelCall):
+    """The end of the process with the request, which is sent when this is created.
+
+    One task reads `responses`; then `leave` ends the call. `peer` names the answering process in
+    the error of a disconnect, such as `its engine`.
+    """
+
+    def __init__(self, channel: Channel, call: int, request: InferRequest, peer: str) -> None:
+        super().__init__(channel, call)
+        self._model = request.model
+        self._peer = peer
+        self._frames: deque[Frame] = deque()
+        self._is_lost = False
+        self._is_over = False
+        payload = write_request(request)
+        channel.join(call, self)
+        channel.send(InferenceKind.REQUEST, call, payload)
+
+    async def responses(self) -> AsyncGenerator[InferResponse, None]:
+        """The responses; InferenceError if the request is refused, or the process exits."""
+        while not self._is_over:
+            frame = await self._next()
+            if frame.kind == InferenceKind.DATA:
+                self._passed_on(len(frame.payload))
+                yield read_response(frame.payload)
+                continue
+            self._is_over = True
+            if frame.kind == InferenceKind.REFUSED:
+                raise read_error(frame.payload)
+            if frame.kind == InferenceKind.ABORT:
+                raise unexpected()
+
+    def leave(self) -> int:
+        """End the call; returns the number of received unread tokens."""
+        self._channel.leave(self._call)
+        if self._is_over or self._is_lost:
+            return 0
+        self._channel.send(InferenceKind.GONE, self._call)
+        return sum(map(tokens, self._frames))
+
+    def lose(self) -> None:
+        self._is_lost = True
+        self._wake()
+
+    def _take(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._wake()
+
+    async def _next(self) -> Frame:
+        while not self._frames:
+            if self._is_lost:
+                raise InferenceError(
+                    Code.UNAVAILABLE,
+                    f"model '{self._model}': {self._peer} has stopped; retry shortly",
+                )
+            await self._news()
+        return self._frames.popleft()
+
+
+class AnsweringEnd(ChannelCall):
+    """The end of the process with the answer: `task` runs it, and GONE or ABORT cancels that."""
+
+    def __init__(self, channel: Channel, call: int, payload: bytes) -> None:
+        super().__init__(channel, call)
+        self.task: asyncio.Task[None] | None = None
+        self._payload = payload
+        self._is_gone = False
+        channel.join(call, self)
+
+    async def run(self, instance: Instance) -> None:
+        """Answer by an instance; in every case the other process gets the end of the call."""
+        error: InferenceError | None = unexpected()
+        try:
+            await self._answer(instance)
+            error = None
+        except InferenceError as found:
+            error = found
+        except Exception:
+            # Around one request: the client gets no details.
+            log.exception("request failed unexpectedly")
+        finally:
+            if not self._is_gone:
+                self._end(error)
+
+    def lose(self) -> None:
+        self._is_gone = True
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _answer(self, instance: Instance) -> None:
+        request = read_request(self._payload)
+        async with aclosing(instance.execute((request,))) as answers:
+            async for _, answer in answers:
+                if isinstance(answer, InferenceError):
+                    raise answer
+                if isinstance(answer, InferResponse):
+                    self._send_data(write_response(answer))
+                    if not self._window.has_room:
+                        await self._window.room()
+
+    def _end(self, error: InferenceError | None) -> None:
+        if error is None:
+            self._channel.send(InferenceKind.END, self._call)
+        else:
+            self._channel.send(InferenceKind.REFUSED, self._call, write_error(error))
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind in (InferenceKind.GONE, InferenceKind.ABORT):
+            self.lose()
