@@ -5,6 +5,7 @@ The payloads are those of `inference_messages`.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,6 +24,8 @@ from gateway.processes.inference_messages import (
 )
 
 log = logging.getLogger("sluice.server")
+
+NS_PER_US = 1000
 
 
 class InferenceKind(FrameKind):
@@ -52,7 +55,7 @@ class RequestingEnd(ChannelCall):
         self._frames: deque[Frame] = deque()
         self._is_lost = False
         self._is_over = False
-        payload = write_request(request)
+        payload = write_request(request, _waited_us(request))
         channel.join(call, self)
         channel.send(InferenceKind.REQUEST, call, payload)
 
@@ -95,6 +98,13 @@ class RequestingEnd(ChannelCall):
                 )
             await self._news()
         return self._frames.popleft()
+
+
+def _waited_us(request: InferRequest) -> int:
+    """The part of the timeout of a request that has passed."""
+    if not request.timeout_us or not request.received_ns:
+        return 0
+    return (time.perf_counter_ns() - request.received_ns) // NS_PER_US
 
 
 class AnsweringEnd(ChannelCall):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -108,6 +109,25 @@ async def test_calls_side_by_side_get_their_own(near: Near, far: Far) -> None:
     calls = [near.call(text_request(f"text {index}")) for index in range(50)]
     found = await soon(asyncio.gather(*map(near.read, calls)))
     assert [text for text, _ in found] == [f"text {index}" for index in range(50)]
+
+
+@pytest.mark.parametrize("received_ago_us", [0, 1_000_000])
+async def test_a_timeout_that_has_begun_is_shorter_in_the_other_process(
+    near: Near, far: Far, received_ago_us: int
+) -> None:
+    timeouts: list[int] = []
+
+    async def records(request: InferRequest) -> AsyncGenerator[Answer, None]:
+        timeouts.append(request.timeout_us)
+        yield 0, text_response("")
+
+    far.instance = Scripted(records)
+    received_ns = time.perf_counter_ns() - 1000 * received_ago_us if received_ago_us else 0
+    request = text_request(timeout_us=60_000_000, received_ns=received_ns)
+    await soon(near.read(near.call(request)))
+    (left_us,) = timeouts
+    assert 60_000_000 - received_ago_us - 30_000_000 < left_us <= 60_000_000 - received_ago_us
+    assert (left_us == request.timeout_us) is (received_ns == 0)
 
 
 async def test_an_error_comes_after_what_was_said_before_it(near: Near, far: Far) -> None:

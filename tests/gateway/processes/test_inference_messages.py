@@ -6,11 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse, Phases, Usage
+from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.messages import (
+    InferRequest,
+    InferResponse,
+    Phases,
+    RequestedOutput,
+    SequenceTag,
+    SharedRegion,
+    Usage,
+)
+from gateway.observability.trace import Trace
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller, tenant_of
 from gateway.processes.inference_messages import (
+    TraceParent,
     read_error,
     read_request,
     read_response,
@@ -85,6 +95,64 @@ def test_the_model_its_version_and_the_id_are_sent() -> None:
     assert read_request(write_request(asked)) == asked
 
 
+def test_the_requested_outputs_are_sent_without_their_regions() -> None:
+    region = SharedRegion("r", 4)
+    asked = InferRequest(
+        model="m", outputs=(RequestedOutput("a", 3), RequestedOutput("b", region=region))
+    )
+    found = read_request(write_request(asked))
+    assert found.outputs == (RequestedOutput("a", 3), RequestedOutput("b"))
+
+
+@pytest.mark.parametrize("correlation_id", [7, (1 << 64) - 1, "a call"])
+@pytest.mark.parametrize(("start", "end"), [(True, False), (False, True), (False, False)])
+def test_the_sequence_of_a_request_is_that_of_its_tenant(
+    correlation_id: int | str, start: bool, end: bool
+) -> None:
+    tag = SequenceTag(correlation_id, start, end, "a")
+    asked = InferRequest(model="m", sequence=tag, caller=Caller(tenant="a"))
+    found = read_request(write_request(asked)).sequence
+    assert found == tag
+    assert found is not None
+    assert found.key == ("a", correlation_id)
+
+
+def test_the_priority_of_a_request_is_sent() -> None:
+    assert read_request(write_request(InferRequest(model="m", priority=3))).priority == 3
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "waited_us", "left_us"),
+    [
+        (0, 0, 0),
+        (0, 5, 0),
+        (100, 0, 100),
+        (100, 40, 60),
+        (100, 99, 1),
+        (100, 100, 1),
+        (100, 1e9, 1),
+    ],
+)
+def test_a_timeout_is_sent_as_the_time_left(timeout_us: int, waited_us: int, left_us: int) -> None:
+    asked = InferRequest(model="m", timeout_us=timeout_us)
+    assert read_request(write_request(asked, int(waited_us))).timeout_us == left_us
+
+
+PARENT = TraceParent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+
+
+def test_the_parent_of_the_traces_of_a_request_is_sent() -> None:
+    found = read_request(write_request(InferRequest(model="m", trace=PARENT))).trace
+    assert found == PARENT
+    assert found is not None
+    assert found.child() == PARENT
+
+
+def test_a_trace_with_numbers_of_its_process_stays_there() -> None:
+    trace = Trace(1, (), lambda _: None)
+    assert read_request(write_request(InferRequest(model="m", trace=trace))).trace is None
+
+
 @pytest.mark.parametrize(
     "response",
     [
@@ -92,14 +160,37 @@ def test_the_model_its_version_and_the_id_are_sent() -> None:
         InferResponse(final=True),
         InferResponse(usage=Usage(prompt_tokens=3, completion_tokens=1, finish_reason="stop")),
         InferResponse(parameters={"event": "done", "n": 1, "x": 0.5, "b": False}, final=True),
+        InferResponse(phases=Phases(input_ns=1, infer_ns=1 << 40, output_ns=3)),
     ],
 )
 def test_a_response(response: InferResponse) -> None:
     assert read_response(write_response(response)) == response
 
 
-def test_phases_are_not_told() -> None:
-    assert read_response(write_response(InferResponse(phases=Phases(infer_ns=1)))).phases is None
+ERRORS = [
+    InferenceError(Code.NOT_FOUND, "gone"),
+    AnsweredError(Code.UNKNOWN, "the model's own"),
+    OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("final", [True, False])
+def test_the_error_of_a_response_keeps_its_kind(error: InferenceError, final: bool) -> None:
+    found = read_response(write_response(InferResponse(error=error, final=final)))
+    assert (type(found.error), vars(found.error)) == (type(error), vars(error))
+    assert found.final is final
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_that_ends_a_request_keeps_its_kind(error: InferenceError) -> None:
+    found = read_error(write_error(error))
+    assert (type(found), vars(found)) == (type(error), vars(error))
+
+
+def test_a_lone_surrogate_in_the_text_of_an_error_is_replaced() -> None:
+    sent = InferenceError(Code.NOT_FOUND, "no model '\ud800'")
+    assert read_error(write_error(sent)).message == "no model '?'"
 
 
 @pytest.mark.parametrize("code", Code)
@@ -125,3 +216,12 @@ def test_the_tenant_of_a_request_is_that_of_its_caller(caller: Caller | None) ->
     found = read_request(write_request(InferRequest(model="llama", caller=caller)))
     assert tenant_of(found.caller) == tenant_of(caller)
     assert (found.caller is None) is (caller is None)
+
+
+def test_no_credential_of_a_caller_is_sent() -> None:
+    caller = Caller(tenant="a", key_id="key-7", roles=frozenset({"admin"}))
+    payload = write_request(InferRequest(model="m", caller=caller))
+    assert b"key-7" not in payload
+    assert b"admin" not in payload
+    found = read_request(payload).caller
+    assert found == Caller(tenant="a")
