@@ -7,10 +7,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from gateway.backend import Instance
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
@@ -26,6 +25,9 @@ from gateway.processes.inference_messages import (
 log = logging.getLogger("sluice.server")
 
 NS_PER_US = 1000
+
+Respond = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
+"""Makes the responses to a request; InferenceError ends it. The generator is always closed."""
 
 
 class InferenceKind(FrameKind):
@@ -117,11 +119,11 @@ class AnsweringEnd(ChannelCall):
         self._is_gone = False
         channel.join(call, self)
 
-    async def run(self, instance: Instance) -> None:
-        """Answer by an instance; in every case the other process gets the end of the call."""
+    async def run(self, respond: Respond) -> None:
+        """Answer the request; in every case the other process gets the end of the call."""
         error: InferenceError | None = unexpected()
         try:
-            await self._answer(instance)
+            await self._answer(respond)
             error = None
         except InferenceError as found:
             error = found
@@ -137,16 +139,12 @@ class AnsweringEnd(ChannelCall):
         if self.task is not None:
             self.task.cancel()
 
-    async def _answer(self, instance: Instance) -> None:
-        request = read_request(self._payload)
-        async with aclosing(instance.execute((request,))) as answers:
-            async for _, answer in answers:
-                if isinstance(answer, InferenceError):
-                    raise answer
-                if isinstance(answer, InferResponse):
-                    self._send_data(write_response(answer))
-                    if not self._window.has_room:
-                        await self._window.room()
+    async def _answer(self, respond: Respond) -> None:
+        async with aclosing(respond(read_request(self._payload))) as responses:
+            async for response in responses:
+                self._send_data(write_response(response))
+                if not self._window.has_room:
+                    await self._window.room()
 
     def _end(self, error: InferenceError | None) -> None:
         if error is None:

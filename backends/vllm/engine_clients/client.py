@@ -4,6 +4,8 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from backends.vllm.metrics import EngineMetrics
 from backends.vllm.opening import engine_metrics, log_ready, open_engine, watched
 from gateway.backend import Instance
 from gateway.errors import InferenceError
+from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import Channel, Frame, number
 from gateway.processes.inference_calls import AnsweringEnd
 from gateway.processes.inference_messages import write_error
@@ -82,7 +85,7 @@ class EngineClient:
 
     def _start_call(self, frame: Frame, instance: Instance) -> None:
         call = AnsweringEnd(self._channel, frame.call, frame.payload)
-        call.task = self._tasks.create_task(call.run(instance))
+        call.task = self._tasks.create_task(call.run(partial(responses, instance)))
         call.task.add_done_callback(lambda _: self._channel.leave(frame.call))
 
     def _send_wasted(self, tokens: int) -> None:
@@ -92,6 +95,18 @@ class EngineClient:
         if instance.death is not None:
             reason = await asyncio.shield(instance.death)
             self._channel.send(ClientKind.STOPPED, payload=reason.encode())
+
+
+async def responses(
+    instance: Instance, request: InferRequest
+) -> AsyncGenerator[InferResponse, None]:
+    """The responses of an instance to one request; its error is raised."""
+    async with aclosing(instance.execute((request,))) as answers:
+        async for _, answer in answers:
+            if isinstance(answer, InferenceError):
+                raise answer
+            if isinstance(answer, InferResponse):
+                yield answer
 
 
 async def _open(settings: ClientSettings, wasted: Any) -> Instance:

@@ -4,52 +4,33 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from itertools import count
 
 import pytest
 
-from gateway.backend import Answer, Instance
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, Usage
+from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
-from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd
+from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd, Respond
 from tests.builders import settle, soon, text_request, text_response, texts
-
-Execute = Callable[[InferRequest], AsyncGenerator[Answer, None]]
-
-
-class Scripted(Instance):
-    """Answers as a test says."""
-
-    def __init__(self, execute: Execute) -> None:
-        self._execute = execute
-
-    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        async with aclosing(self._execute(requests[0])) as answers:
-            async for answer in answers:
-                yield answer
-
-    async def close(self) -> None:
-        """There is nothing to release."""
 
 
 class Far:
-    """The other process: its instance answers every call."""
+    """The other process: `respond` answers every call."""
 
     def __init__(self) -> None:
         self.channel = Channel(self._hear)
         self.tasks: list[asyncio.Task[None]] = []
         self.asked = asyncio.Event()
-        self.instance = Scripted(echo)
+        self.respond: Respond = echo
 
     def _hear(self, frame: Frame) -> None:
         if frame.kind == InferenceKind.REQUEST:
             call = AnsweringEnd(self.channel, frame.call, frame.payload)
-            call.task = asyncio.create_task(call.run(self.instance))
+            call.task = asyncio.create_task(call.run(self.respond))
             call.task.add_done_callback(lambda _: self.channel.leave(frame.call))
             self.tasks.append(call.task)
             self.asked.set()
@@ -77,10 +58,10 @@ class Near:
         return texts([response async for response in call.responses()])
 
 
-async def echo(request: InferRequest) -> AsyncGenerator[Answer, None]:
+async def echo(request: InferRequest) -> AsyncGenerator[InferResponse, None]:
     (tensor,) = request.inputs
-    yield 0, text_response(tensor.elements()[0].decode())
-    yield 0, text_response("", final=True)
+    yield text_response(tensor.elements()[0].decode())
+    yield text_response("", final=True)
 
 
 @pytest.fixture
@@ -117,11 +98,11 @@ async def test_a_timeout_that_has_begun_is_shorter_in_the_other_process(
 ) -> None:
     timeouts: list[int] = []
 
-    async def records(request: InferRequest) -> AsyncGenerator[Answer, None]:
+    async def records(request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         timeouts.append(request.timeout_us)
-        yield 0, text_response("")
+        yield text_response("")
 
-    far.instance = Scripted(records)
+    far.respond = records
     received_ns = time.perf_counter_ns() - 1000 * received_ago_us if received_ago_us else 0
     request = text_request(timeout_us=60_000_000, received_ns=received_ns)
     await soon(near.read(near.call(request)))
@@ -131,11 +112,11 @@ async def test_a_timeout_that_has_begun_is_shorter_in_the_other_process(
 
 
 async def test_an_error_comes_after_what_was_said_before_it(near: Near, far: Far) -> None:
-    async def fails(_: InferRequest) -> AsyncGenerator[Answer, None]:
-        yield 0, text_response("first")
-        yield 0, OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}")
+    async def fails(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
+        raise OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}")
 
-    far.instance = Scripted(fails)
+    far.respond = fails
     responses = near.call().responses()
     assert texts([await soon(anext(responses))]) == ["first"]
     with pytest.raises(OpenAiRefusal, match="no"):
@@ -145,11 +126,11 @@ async def test_an_error_comes_after_what_was_said_before_it(near: Near, far: Far
 async def test_a_defect_is_logged_and_told_without_its_text(
     near: Near, far: Far, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def breaks(_: InferRequest) -> AsyncGenerator[Answer, None]:
-        yield 0, text_response("first")
+    async def breaks(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
         raise LookupError("secret")
 
-    far.instance = Scripted(breaks)
+    far.respond = breaks
     with caplog.at_level(logging.ERROR), pytest.raises(InferenceError) as caught:
         await soon(near.read(near.call()))
     assert (caught.value.code, "secret" in caught.value.message) == (Code.INTERNAL, False)
@@ -159,22 +140,22 @@ async def test_a_defect_is_logged_and_told_without_its_text(
 async def test_a_call_that_is_cancelled_in_its_process_ends_with_an_error(
     near: Near, far: Far
 ) -> None:
-    async def cancelled(_: InferRequest) -> AsyncGenerator[Answer, None]:
-        yield 0, text_response("first")
+    async def cancelled(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
         raise asyncio.CancelledError
 
-    far.instance = Scripted(cancelled)
+    far.respond = cancelled
     with pytest.raises(InferenceError) as caught:
         await soon(near.read(near.call()))
     assert caught.value.code is Code.INTERNAL
-    far.instance = Scripted(echo)
+    far.respond = echo
     assert await soon(near.read(near.call())) == ["hello", ""]
 
 
 async def test_a_call_that_the_process_cannot_begin_ends_with_an_error(
     near: Near, far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far.instance = Scripted(echo)
+    far.respond = echo
     with monkeypatch.context() as broken:
         broken.setattr(far, "asked", None)
         with pytest.raises(InferenceError) as caught:
@@ -187,15 +168,15 @@ async def test_a_call_that_the_process_cannot_begin_ends_with_an_error(
 async def test_a_cancelled_call_ends_the_execution(near: Near, far: Far) -> None:
     closed = asyncio.Event()
 
-    async def endless(_: InferRequest) -> AsyncGenerator[Answer, None]:
+    async def endless(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
         try:
             while True:
-                yield 0, text_response("more")
+                yield text_response("more")
                 await asyncio.sleep(0.001)
         finally:
             closed.set()
 
-    far.instance = Scripted(endless)
+    far.respond = endless
     call = near.call()
     await soon(anext(call.responses()))
     call.leave()
@@ -205,12 +186,12 @@ async def test_a_cancelled_call_ends_the_execution(near: Near, far: Far) -> None
 
 
 async def test_cancelling_a_call_returns_the_number_of_unread_tokens(near: Near, far: Far) -> None:
-    async def talks(_: InferRequest) -> AsyncGenerator[Answer, None]:
+    async def talks(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
         for _ in range(3):
-            yield 0, replace(text_response("word"), usage=Usage(completion_tokens=2))
+            yield replace(text_response("word"), usage=Usage(completion_tokens=2))
         await asyncio.Event().wait()
 
-    far.instance = Scripted(talks)
+    far.respond = talks
     call = near.call()
     await soon(anext(call.responses()))
     await settle()
@@ -237,13 +218,13 @@ async def test_cancelling_a_call_after_its_end_sends_nothing(near: Near, far: Fa
 async def test_a_slow_reader_blocks_the_producer(near: Near, far: Far) -> None:
     size, sent = WINDOW_BYTES // 8, 0
 
-    async def large(_: InferRequest) -> AsyncGenerator[Answer, None]:
+    async def large(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
         nonlocal sent
         for _ in range(40):
             sent += 1
-            yield 0, text_response("x" * size)
+            yield text_response("x" * size)
 
-    far.instance = Scripted(large)
+    far.respond = large
     call = near.call()
     responses = call.responses()
     await soon(anext(responses))
@@ -253,11 +234,11 @@ async def test_a_slow_reader_blocks_the_producer(near: Near, far: Far) -> None:
 
 
 async def test_without_the_other_process_a_call_ends_with_an_error(near: Near, far: Far) -> None:
-    async def waits(_: InferRequest) -> AsyncGenerator[Answer, None]:
-        yield 0, text_response("first")
+    async def waits(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
         await asyncio.Event().wait()
 
-    far.instance = Scripted(waits)
+    far.respond = waits
     call = near.call()
     responses = call.responses()
     await soon(anext(responses))
@@ -271,11 +252,11 @@ async def test_without_the_other_process_a_call_ends_with_an_error(near: Near, f
 
 
 async def test_a_closed_channel_ends_the_execution(near: Near, far: Far) -> None:
-    async def waits(_: InferRequest) -> AsyncGenerator[Answer, None]:
-        yield 0, text_response("first")
+    async def waits(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
         await asyncio.Event().wait()
 
-    far.instance = Scripted(waits)
+    far.respond = waits
     await soon(anext(near.call().responses()))
     near.channel.close()
     await far.ended()
