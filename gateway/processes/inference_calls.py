@@ -38,8 +38,13 @@ class InferenceKind(FrameKind):
 
 
 def tokens(frame: Frame) -> int:
-    """The number of completion tokens in a frame."""
-    usage = read_response(frame.payload).usage if frame.kind == InferenceKind.DATA else None
+    """The number of completion tokens in a frame; 0 in a malformed one."""
+    if frame.kind != InferenceKind.DATA:
+        return 0
+    try:
+        usage = read_response(frame.payload).usage
+    except InferenceError:
+        return 0
     return 0 if usage is None else usage.completion_tokens
 
 

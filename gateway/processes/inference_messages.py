@@ -1,15 +1,19 @@
 """Encoding of requests, responses and errors between processes of Sluice, as MessagePack.
 
 The structs are arrays. They grow at the end only, with defaults: a release reads the messages of
-the release before it, and of the one after it.
+the release before it, and of the one after it. A message that does not fit is refused as a whole.
 """
 
-from typing import Any, Self
+import math
+import re
+from typing import Annotated, Any, Self
 
 import msgspec
+from msgspec import Meta
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.messages import (
+    MOST_OUTPUTS,
     NO_PARAMETERS,
     InferRequest,
     InferResponse,
@@ -18,10 +22,30 @@ from gateway.messages import (
     RequestedOutput,
     SequenceTag,
     Usage,
+    too_many_outputs,
 )
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller, tenant_of
-from gateway.tensor import Datatype, Tensor, value
+from gateway.tensor import (
+    LENGTH_BYTES,
+    SIZES,
+    Datatype,
+    Tensor,
+    element_runs,
+    format_shape,
+    value,
+)
+
+MOST_DIMS = 64
+"""Dims of a tensor, as numpy has them; the product of any number would block this process."""
+
+LARGEST_STATUS = 599
+
+_Size = Annotated[int, Meta(ge=0)]
+_Shape = Annotated[tuple[_Size, ...], Meta(max_length=MOST_DIMS)]
+_Status = Annotated[int, Meta(ge=0, le=LARGEST_STATUS)]
+_TraceParent = Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
+_RequestParameter = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
 class _Array(msgspec.Struct, array_like=True, gc=False):
@@ -31,13 +55,13 @@ class _Array(msgspec.Struct, array_like=True, gc=False):
 class _Tensor(_Array):
     name: str
     datatype: Datatype
-    shape: tuple[int, ...]
+    shape: _Shape
     data: bytes | tuple[bytes, ...]
 
 
 class _Output(_Array):
     name: str
-    classes: int = 0
+    classes: _Size = 0
 
 
 class _Sequence(_Array):
@@ -51,19 +75,19 @@ class _Request(_Array):
     version: str
     id: str
     inputs: tuple[_Tensor, ...]
-    parameters: dict[str, Any]
+    parameters: dict[str, _RequestParameter]
     tenant: str
     outputs: tuple[_Output, ...] = ()
     sequence: _Sequence | None = None
-    priority: int = 0
-    timeout_us: int = 0
-    traceparent: str | None = None
+    priority: _Size = 0
+    timeout_us: _Size = 0
+    traceparent: _TraceParent | None = None
 
 
 class _Error(_Array):
     code: Code
     message: str
-    status: int = 0
+    status: _Status = 0
     body: bytes = b""
     answered: bool = False
 
@@ -72,8 +96,8 @@ class _Response(_Array):
     final: bool
     outputs: tuple[_Tensor, ...]
     parameters: dict[str, Parameter] | None
-    usage: tuple[int, int, str] | None
-    phases: tuple[int, int, int] | None = None
+    usage: tuple[_Size, _Size, str] | None
+    phases: tuple[_Size, _Size, _Size] | None = None
     error: _Error | None = None
 
 
@@ -84,6 +108,18 @@ _decode_error = msgspec.msgpack.Decoder(_Error).decode
 
 UNWRITABLE = (OverflowError, RecursionError, TypeError, ValueError)
 """The errors of values that MessagePack cannot encode."""
+
+UNREADABLE = (RecursionError, ValueError)
+"""The errors of messages that do not fit."""
+
+PLACE = re.compile(r" - at `\$(\[[0-9]+\])+`$")
+INDEX = re.compile("[0-9]+")
+"""The place of a value in an error of msgspec, and its indices."""
+
+DATATYPE_DEPTH = 3
+"""The indices of a datatype: tensors, one tensor, its field."""
+
+SHOWN_CHARS = 64
 
 
 @value
@@ -129,14 +165,23 @@ def write_request(request: InferRequest, waited_us: int = 0) -> bytes:
 
 
 def read_request(payload: bytes) -> InferRequest:
-    """The request that `write_request` encoded; its sequence has the tenant of its caller."""
-    found = _decode_request(payload)
+    """The request that `write_request` encoded; its sequence has the tenant of its caller.
+
+    Raises InferenceError for other bytes.
+    """
+    try:
+        found = _decode_request(payload)
+        inputs = tuple(map(_read, found.inputs))
+    except UNREADABLE as error:
+        raise _malformed("request", payload, error) from error
+    if len(found.outputs) > MOST_OUTPUTS:
+        raise too_many_outputs(len(found.outputs))
     tenant, tag, trace = found.tenant, found.sequence, found.traceparent
     return InferRequest(
         model=found.model,
         version=found.version,
         id=found.id,
-        inputs=tuple(map(_read, found.inputs)),
+        inputs=inputs,
         outputs=tuple([RequestedOutput(each.name, each.classes) for each in found.outputs]),
         parameters=found.parameters,
         sequence=None
@@ -165,16 +210,20 @@ def write_response(response: InferResponse) -> bytes:
 
 
 def read_response(payload: bytes) -> InferResponse:
-    """The response that `write_response` encoded."""
-    found = _decode_response(payload)
-    error = found.error
+    """The response that `write_response` encoded; InferenceError for other bytes."""
+    try:
+        found = _decode_response(payload)
+        outputs = tuple(map(_read, found.outputs))
+    except UNREADABLE as error:
+        raise _malformed("response", payload, error) from error
+    failure = found.error
     return InferResponse(
-        outputs=tuple(map(_read, found.outputs)),
+        outputs=outputs,
         parameters=found.parameters or NO_PARAMETERS,
         final=found.final,
         usage=found.usage and Usage(*found.usage),
         phases=found.phases and Phases(*found.phases),
-        error=None if error is None else _read_error(error),
+        error=None if failure is None else _read_error(failure),
     )
 
 
@@ -184,8 +233,12 @@ def write_error(error: InferenceError) -> bytes:
 
 
 def read_error(payload: bytes) -> InferenceError:
-    """The error that `write_error` encoded."""
-    return _read_error(_decode_error(payload))
+    """The error that `write_error` encoded; another one for other bytes."""
+    try:
+        found = _decode_error(payload)
+    except UNREADABLE as error:
+        return _malformed("error", payload, error)
+    return _read_error(found)
 
 
 def _written(tensor: Tensor) -> _Tensor:
@@ -194,7 +247,81 @@ def _written(tensor: Tensor) -> _Tensor:
 
 
 def _read(found: _Tensor) -> Tensor:
-    return Tensor(found.name, found.datatype, found.shape, found.data)
+    datatype, shape, data = found.datatype, found.shape, found.data
+    if datatype is not Datatype.BYTES or shape != (len(data),) or type(data) is bytes:
+        _check(found)
+    return Tensor(found.name, datatype, shape, data)
+
+
+def _check(tensor: _Tensor) -> None:
+    """Raise ValueError unless the data has the elements of the shape."""
+    shape, size = tensor.shape, SIZES.get(tensor.datatype, 0)
+    found = _size(tensor)
+    unit = "bytes" if size else "elements"
+    expected = math.prod(shape) * (size or 1)
+    if found == expected:
+        return
+    if shape and not shape[0] and found == math.prod(shape[1:]) * (size or 1):
+        return  # On some models Triton expects the data of one item for an empty batch.
+    raise ValueError(
+        f"tensor '{tensor.name}' of {tensor.datatype} has {found} {unit}, expected {expected} by "
+        f"its shape {format_shape(shape)}"
+    )
+
+
+def _size(tensor: _Tensor) -> int:
+    """The number of elements of BYTES, or of bytes of numbers."""
+    data = tensor.data
+    if tensor.datatype is Datatype.BYTES:
+        return len(data) if isinstance(data, tuple) else _count(tensor.name, data)
+    if isinstance(data, tuple):
+        raise ValueError(
+            f"tensor '{tensor.name}' of {tensor.datatype} has elements of BYTES, expected bytes"
+        )
+    return len(data)
+
+
+def _count(name: str, data: bytes) -> int:
+    """The number of elements in the wire form of BYTES."""
+    size, first = len(data), data[:LENGTH_BYTES]
+    if size >= LENGTH_BYTES and size == LENGTH_BYTES + int.from_bytes(first, "little"):
+        return 1
+    found = 0
+    for _, end, count in element_runs(data):
+        if end > size:
+            raise ValueError(
+                f"tensor '{name}' of BYTES has {size} bytes, expected {end} by the length of its "
+                f"element {found}"
+            )
+        found += count
+    return found
+
+
+def _malformed(what: str, payload: bytes, error: Exception) -> InferenceError:
+    """The error of a message that does not fit, with what was found and expected."""
+    text = str(error)
+    if isinstance(error, msgspec.MsgspecError) and ", got" not in text:
+        text += _rest(payload, text)
+    return InferenceError(Code.INTERNAL, f"malformed {what} of another process: {text}")
+
+
+def _rest(payload: bytes, text: str) -> str:
+    """The part of what was found and expected that an error of msgspec lacks."""
+    at = PLACE.search(text)
+    if at is None:
+        return f", got {len(payload)} bytes"
+    indices = INDEX.findall(at[0])
+    if text.startswith("Invalid enum value"):
+        names = Datatype if len(indices) == DATATYPE_DEPTH else [code.value for code in Code]
+        return f", expected one of {', '.join(names)}"
+    try:
+        found = msgspec.msgpack.decode(payload)
+    except UNREADABLE:
+        return ""
+    for index in indices:
+        found = found[int(index)]
+    shown = f"{len(found)} elements" if isinstance(found, list) else repr(found)[:SHOWN_CHARS]
+    return f", got {shown}"
 
 
 def _written_usage(usage: Usage) -> tuple[int, int, str]:

@@ -15,6 +15,7 @@ from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
 from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd, Respond
+from gateway.processes.inference_messages import read_error
 from tests.builders import settle, soon, text_request, text_response, texts
 
 
@@ -260,3 +261,41 @@ async def test_a_closed_channel_ends_the_execution(near: Near, far: Far) -> None
     await soon(anext(near.call().responses()))
     near.channel.close()
     await far.ended()
+
+
+async def test_a_malformed_request_is_refused_and_its_neighbours_are_answered(
+    near: Near, far: Far
+) -> None:
+    neighbour = near.call()
+    near.channel.send(InferenceKind.REQUEST, 9, b"\x91\xa1m")
+    assert await soon(near.read(neighbour)) == ["hello", ""]
+    await far.ended()
+    await settle()
+    (refusal,) = near.strays
+    assert (refusal.kind, refusal.call) == (InferenceKind.REFUSED, 9)
+    message = read_error(refusal.payload).message
+    assert message.startswith("malformed request of another process: Expected `array` of at least")
+
+
+async def test_a_malformed_response_ends_the_request_and_its_execution(
+    near: Near, far: Far
+) -> None:
+    closed = asyncio.Event()
+
+    async def waits(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        try:
+            yield text_response("first")
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    far.respond = waits
+    call = near.call()
+    responses = call.responses()
+    await soon(anext(responses))
+    for _ in range(2):
+        far.channel.send(InferenceKind.DATA, 1, b"\x91\xc3")
+    with pytest.raises(InferenceError, match=r"malformed response of another process: .*got 1"):
+        await soon(anext(responses))
+    assert call.leave() == 0
+    await soon(closed.wait())
