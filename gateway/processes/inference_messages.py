@@ -283,8 +283,8 @@ def _size(tensor: _Tensor) -> int:
 
 def _count(name: str, data: bytes) -> int:
     """The number of elements in the wire form of BYTES."""
-    size, first = len(data), data[:LENGTH_BYTES]
-    if size >= LENGTH_BYTES and size == LENGTH_BYTES + int.from_bytes(first, "little"):
+    size = len(data)
+    if size == LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little"):
         return 1
     found = 0
     for _, end, count in element_runs(data):

@@ -57,7 +57,14 @@ def test_a_number_that_is_none() -> None:
     assert math.isnan(found.parameters["p"])
 
 
-@pytest.mark.parametrize("value", [1 << 64, object()])
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize("value", [1 << 64, object(), "\ud800", nested(100_000)], ids=type)
 def test_a_parameter_that_cannot_be_written_is_refused(value: Any) -> None:
     with pytest.raises(InferenceError, match="'m': the parameters of the request") as caught:
         write_request(InferRequest(model="m", parameters={"p": value}))

@@ -62,6 +62,7 @@ TENSORS: list[tuple[list[Any], str]] = [
     (numbers([1, 1], [b"a", b"b"], "BYTES"), "has 2 elements, expected 1"),
     (numbers([1], [1], "BYTES"), "Expected `bytes`, got `int`"),
     (numbers([2], b"\1\0\0\0a", "BYTES"), "has 1 elements, expected 2"),
+    (numbers([5], b"\1\0\0\0a", "BYTES"), "has 1 elements, expected 5"),
     (numbers([0, 2], b"\1\0\0\0a", "BYTES"), "has 1 elements, expected 0"),
     (numbers([1], b"\0\0\0\0" * 40, "BYTES"), "has 40 elements, expected 1"),
     (numbers([2], b"\1\0\0\0a\2\0\0\0b", "BYTES"), "10 bytes, expected 11 by .* element 1"),
