@@ -104,15 +104,15 @@ REQUESTS: list[tuple[bytes, str]] = [
     (encode([*REQUEST[:4], {1: 2}, ""]), "Expected `str`, got `int`"),
     (encode(REQUEST)[:-8] + b"\x81\xa1p" + b"\x91" * 100_000, "maximum recursion depth"),
     (b"\x96\xa1m\xa0\xa0\xdd\xff\xff\xff\xff", "truncated, got 10 bytes"),
-    (encode([*REQUEST, [["o", -1]]]), "Expected `int` >= 0 .*, got -1"),
-    (encode([*REQUEST, [], [None, True, True]]), "Expected `int | str`, got `None`"),
-    (encode([*REQUEST, [], ["s", 1, True]]), "Expected `bool`, got `int`"),
-    (encode([*REQUEST, [], None, -1]), "Expected `int` >= 0 .*, got -1"),
-    (encode([*REQUEST, [], None, 0, -2]), "Expected `int` >= 0 .*, got -2"),
-    (encode([*REQUEST, [], None, 0, 0.5]), "Expected `int`, got `float`"),
-    (encode([*REQUEST, [], None, 0, 0, PARENT + "0"]), "matching regex .*, got '00-0af"),
-    (encode([*REQUEST, [], None, 0, 0, PARENT + "\n"]), "matching regex .*, got '00-0af"),
-    (encode([*REQUEST, [], None, 0, 0, PARENT.upper()]), "matching regex .*, got '00-0AF"),
+    (encode([*REQUEST, [[["o", -1]]]]), "Expected `int` >= 0 .*, got -1"),
+    (encode([*REQUEST, [[], [None, True, True]]]), "Expected `int | str`, got `None`"),
+    (encode([*REQUEST, [[], ["s", 1, True]]]), "Expected `bool`, got `int`"),
+    (encode([*REQUEST, [[], None, -1]]), "Expected `int` >= 0 .*, got -1"),
+    (encode([*REQUEST, [[], None, 0, -2]]), "Expected `int` >= 0 .*, got -2"),
+    (encode([*REQUEST, [[], None, 0, 0.5]]), "Expected `int`, got `float`"),
+    (encode([*REQUEST, [[], None, 0, 0, PARENT + "0"]]), "matching regex .*, got '00-0af"),
+    (encode([*REQUEST, [[], None, 0, 0, PARENT + "\n"]]), "matching regex .*, got '00-0af"),
+    (encode([*REQUEST, [[], None, 0, 0, PARENT.upper()]]), "matching regex .*, got '00-0AF"),
 ]
 
 
@@ -125,10 +125,10 @@ def test_a_malformed_request_is_refused_with_what_was_found(payload: bytes, erro
 
 
 def test_a_request_may_list_1024_outputs() -> None:
-    found = read_request(encode([*REQUEST, [["o"]] * MOST_OUTPUTS]))
+    found = read_request(encode([*REQUEST, [[["o"]] * MOST_OUTPUTS]]))
     assert len(found.outputs) == MOST_OUTPUTS
     with pytest.raises(InferenceError, match="lists 1025 outputs, expected at most 1024"):
-        read_request(encode([*REQUEST, [["o"]] * (MOST_OUTPUTS + 1)]))
+        read_request(encode([*REQUEST, [[["o"]] * (MOST_OUTPUTS + 1)]]))
 
 
 RESPONSES: list[tuple[list[Any], str]] = [
