@@ -58,6 +58,7 @@ TENSORS: list[tuple[list[Any], str]] = [
     (numbers([2, 0], b"ab"), r"has 2 bytes, expected 0 by its shape \[2,0\]"),
     (numbers([0, 3], b"abcd"), r"has 4 bytes, expected 0 by its shape \[0,3\]"),
     (numbers([1], [b"ab"]), "'t' of INT16 has elements of BYTES, expected bytes"),
+    (numbers([1], [b"a", b"b"]), "'t' of INT16 has elements of BYTES, expected bytes"),
     (numbers([2], [b"ab"], "BYTES"), r"has 1 elements, expected 2 by its shape \[2\]"),
     (numbers([1, 1], [b"a", b"b"], "BYTES"), "has 2 elements, expected 1"),
     (numbers([1], [1], "BYTES"), "Expected `bytes`, got `int`"),
