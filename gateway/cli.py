@@ -13,6 +13,7 @@ from gateway import __version__
 from gateway.errors import InferenceError
 from gateway.flags import keys as key_flags
 from gateway.flags import serve as flags
+from gateway.flags.tritonserver import IgnoredOption, ignored_options
 from gateway.flags.values import seconds, url
 from gateway.process_limits import collect_garbage_rarely
 from gateway.settings import ENVIRONMENT, UNIX, Settings, netloc
@@ -42,8 +43,12 @@ class CliError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exits 1 with a message on stderr if it fails."""
-    parsed = build_parser().parse_args(arguments)
+    parser = build_parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown and parsed.command is not _tritonserver:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     command: Callable[[argparse.Namespace], None] = parsed.command
+    parsed.unknown = unknown
     try:
         command(parsed)
     except (InferenceError, StoreError, CliError) as error:
@@ -63,6 +68,13 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve the models of a repository")
     flags.add_flags(serve)
     serve.set_defaults(command=_serve)
+    triton = commands.add_parser(
+        "tritonserver",
+        help="serve with the arguments of a tritonserver: unknown options are ignored",
+        allow_abbrev=False,
+    )
+    flags.add_flags(triton)
+    triton.set_defaults(command=_tritonserver)
     chat = commands.add_parser("chat", help="chat with a model of a running server")
     chat_options.add_flags(chat)
     chat.set_defaults(command=_chat)
@@ -124,7 +136,12 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     doctor.set_defaults(command=_doctor)
 
 
-def _serve(parsed: argparse.Namespace) -> None:
+def _tritonserver(parsed: argparse.Namespace) -> None:
+    known = [f"--{name.replace('_', '-')}" for name in vars(parsed)]
+    _serve(parsed, tuple(ignored_options(parsed.unknown, known)))
+
+
+def _serve(parsed: argparse.Namespace, ignored: Sequence[IgnoredOption] = ()) -> None:
     collect_garbage_rarely()
     settings = flags.settings(parsed)
     log = importlib.import_module("gateway.observability.log").Log(settings.log)
@@ -132,6 +149,9 @@ def _serve(parsed: argparse.Namespace) -> None:
         log.install()
     except OSError as error:
         raise CliError(f"--log-file {settings.log.file}: {error.strerror}") from None
+    for each in ignored:
+        extra = {"option": each.option, "why": each.why}
+        logging.getLogger("sluice.flags").warning("option ignored", extra=extra)
     # Spawned engine processes import this module again, so heavy imports are in functions.
     uvloop = importlib.import_module("uvloop")
     uvloop.run(_run_server(settings, log))

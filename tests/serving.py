@@ -39,6 +39,7 @@ class Serving:
         repository: Path,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        command: str = "serve",
     ) -> None:
         self.log: list[str] = []
         self.ports: dict[str, int] = {}
@@ -48,7 +49,7 @@ class Serving:
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gateway", "serve", f"--model-repository={repository}"),
+                *(sys.executable, "-m", "gateway", command, f"--model-repository={repository}"),
                 *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
                 *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1"),
                 f"{STALL_FLAG}={STALL_SECS:g}",
@@ -173,10 +174,13 @@ class Serving:
 
 @contextmanager
 def serving(
-    repository: Path, *flags: str, environment: Mapping[str, str] | None = None
+    repository: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    command: str = "serve",
 ) -> Iterator[Serving]:
-    """A ready server for the length of the block."""
-    server = Serving(repository, flags, environment)
+    """A ready server for the length of the block; `command` is one of `sluice`."""
+    server = Serving(repository, flags, environment, command)
     try:
         yield server.wait_ready()
     finally:

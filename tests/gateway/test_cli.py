@@ -46,6 +46,8 @@ def test_the_command_imports_no_library_before_it_needs_one() -> None:
         (("dance",), "dance"),
         (("serve",), "--model-repository"),
         (("serve", "--model-repository=x", "--nope"), "--nope"),
+        (("tritonserver", "--model-repo=x"), "--model-repository"),
+        (("tritonserver", "--model-store=x", "stray"), "Unexpected argument: stray"),
         (("serve", "--model-repository=x", "--http-port=x"), "'x' is no port"),
         (("check", "no-such-folder"), "no-such-folder"),
         (("doctor", "--limit-secs=0"), "'0' is no duration"),
