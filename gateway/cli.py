@@ -16,7 +16,7 @@ from gateway.flags import serve as flags
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
 from gateway.flags.values import seconds, url
 from gateway.process_limits import collect_garbage_rarely
-from gateway.settings import ENVIRONMENT, UNIX, Settings, netloc
+from gateway.settings import ENVIRONMENT, MODEL_NAME, UNIX, Settings, netloc
 from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
 from gateway.tools.chat import options as chat_options
 
@@ -205,11 +205,15 @@ def _fetch(parsed: argparse.Namespace) -> None:
 
 def _check(parsed: argparse.Namespace) -> None:
     check = importlib.import_module("gateway.tools.check")
-    repository = importlib.import_module("gateway.models.repository")
-    findings = check.check(repository.ModelRepository([parsed.repository]))
+    findings = check.check(_repository([parsed.repository]))
     _console().print(check.table(findings))
     if any(finding.verdict == "refused" for finding in findings):
         raise CliError("the repository has fields that are refused")
+
+
+def _repository(folders: Sequence[Path]) -> Any:
+    repository = importlib.import_module("gateway.models.repository")
+    return repository.ModelRepository(folders, model_name=ENVIRONMENT.get(MODEL_NAME, ""))
 
 
 def _config(parsed: argparse.Namespace) -> None:
@@ -257,8 +261,7 @@ def _model_file(parsed: argparse.Namespace) -> Any:
 
     drafting = importlib.import_module("gateway.tools.draft")
     if parsed.model_repository:
-        repository = importlib.import_module("gateway.models.repository")
-        return drafting.find_file(repository.ModelRepository(parsed.model_repository), parsed.model)
+        return drafting.find_file(_repository(parsed.model_repository), parsed.model)
     if "/" in parsed.model or Path(parsed.model).exists():
         return drafting.open_file(Path(parsed.model))
     raise CliError(

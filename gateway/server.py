@@ -255,6 +255,7 @@ def _build_repository(settings: ModelSettings, backends: BackendLoader) -> Model
         UsableGpus(usable, minimum, backends.computes_on_gpus),
         auto_complete=settings.auto_complete,
         namespacing=settings.namespacing,
+        model_name=settings.model_name,
     )
 
 

@@ -14,6 +14,9 @@ from gateway.policy.token_rules import TokenRules
 ENVIRONMENT: Mapping[str, str] = os.environ
 """The process's environment; only this module reads it."""
 
+MODEL_NAME = "MODEL_NAME"
+"""The variable with the name of a model that is a repository of its own."""
+
 
 MOST_PER_ADDRESS = 256
 """Open connections of one address at one port, by default."""
@@ -262,7 +265,8 @@ class ModelSettings:
     `backend_directory` are backends written in Python. `summaries` records summaries of latencies.
     `rate_limit` enables the rate limiter, with `resource_limits` if given. An instance without
     progress for `stall_secs` is restarted; 0 is never. `host_policies` are the CPU cores of the
-    policies that instance groups name.
+    policies that instance groups name. `model_name` is that of a repository that is the folder of
+    one model, "" for its own.
     """
 
     repositories: tuple[Path, ...] = ()
@@ -277,6 +281,7 @@ class ModelSettings:
     startup: tuple[str, ...] = ()
     auto_complete: bool = True
     namespacing: bool = False
+    model_name: str = ""
     backends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     backend_directory: Path | None = None
     summaries: bool = False

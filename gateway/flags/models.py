@@ -11,6 +11,7 @@ from gateway.flags.values import add_truth, count, natural, seconds, truth
 from gateway.settings import (
     ENVIRONMENT,
     EVERY_MODEL,
+    MODEL_NAME,
     ControlMode,
     ModelSettings,
     ResourceLimit,
@@ -61,6 +62,7 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
         startup=_startup(flags.load_model, mode),
         auto_complete=_auto_complete(flags),
         namespacing=flags.model_namespacing,
+        model_name=ENVIRONMENT.get(MODEL_NAME, ""),
         backends=_by_backend(flags.backend_config),
         backend_directory=_backend_directory(flags),
         rate_limit=flags.rate_limit == "execution_count",

@@ -1,9 +1,10 @@
 """Models on disk and in memory, from the repository to the stream of a request.
 
-Read in this order. On disk: `repository` (models, versions, configs), `model_folder` (their files,
-a client's override), `normalisation` (defaults), `config_checks` and `sequence_checks` (Triton's
-checks), `supported_fields` and `supported_parameters` (honoured, ignored, refused),
-`instance_groups` (kinds, counts, GPUs, places of instances).
+Read in this order. On disk: `repository` (models, versions, configs), `single_model` (a repository
+that is one model), `model_folder` (their files, a client's override), `normalisation` (defaults),
+`config_checks` and `sequence_checks` (Triton's checks), `supported_fields` and
+`supported_parameters` (honoured, ignored, refused), `instance_groups` (kinds, counts, GPUs, places
+of instances).
 
 In memory: `registry` (known models, look-ups, index), `repository_control` (start, polls, loads and
 unloads on request), `lifecycle` (loads, reloads, unloads), `loading` (versions), `ensemble_members`

@@ -24,6 +24,7 @@ from gateway.models.model_folder import (
 )
 from gateway.models.normalisation import normalise
 from gateway.models.repository_agents import checksums, verify
+from gateway.models.single_model import single_name
 from gateway.models.supported_fields import ignored, require_supported
 
 
@@ -67,11 +68,13 @@ class ModelEntry:
 class ConfigFile:
     """The text of a configuration, "" if there is no file.
 
-    `source` is the path relative to the repository.
+    `source` is the path relative to the repository. With `renames` the name in the text has no
+    effect.
     """
 
     source: str
     text: str
+    renames: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +102,9 @@ class ModelRepository:
 
     `configs/<config_name>.pbtxt` of a model is preferred to its `config.pbtxt`. Without
     `auto_complete` a config must be complete. With `namespacing` several folders may have models of
-    one name. Raises InferenceError if a folder cannot be listed. No error names a folder above a
-    repository.
+    one name. A folder with a config.pbtxt or version folders when it is first read is the folder of
+    one model: `model_name`, or "" for its own name. Raises InferenceError if a folder cannot be
+    listed. No error names a folder above a repository.
     """
 
     def __init__(
@@ -111,8 +115,11 @@ class ModelRepository:
         *,
         auto_complete: bool = True,
         namespacing: bool = False,
+        model_name: str = "",
     ) -> None:
         self._paths = tuple(dict.fromkeys(paths))
+        found = {path: single_name(path, model_name) for path in self._paths}
+        self._single = {path: name for path, name in found.items() if name is not None}
         self._config_name = config_name
         self._gpus = gpus
         self._auto_complete = auto_complete
@@ -122,16 +129,17 @@ class ModelRepository:
 
     def names(self) -> tuple[str, ...]:
         """The names of all models, in order; each folder is a model."""
-        return tuple(sorted({name for path in self._paths for name in _models(path)}))
+        return tuple(sorted({name for path in self._paths for name in self._models(path)}))
 
     def ids(self) -> tuple[ModelId, ...]:
         """All models, in order; without namespaces a name counts once."""
-        found = {self._id(name, path) for path in self._paths for name in _models(path)}
+        found = {self._id(name, path) for path in self._paths for name in self._models(path)}
         return tuple(sorted(found))
 
     def named(self, name: str) -> tuple[ModelId, ...]:
         """The models of a name: none, one, or several with namespaces."""
-        return tuple(sorted({self._id(name, p) for p in self._paths if _holds(p, name)}))
+        homes = {path: self._home(path, name) for path in self._paths}
+        return tuple(sorted({self._id(name, path) for path, home in homes.items() if home}))
 
     def find(self, name: str, namespace: str = "") -> ModelEntry:
         """The model of a name: NOT_FOUND if there is none, INVALID_ARG if several."""
@@ -214,13 +222,26 @@ class ModelRepository:
 
     def _warn_of_names(self) -> None:
         for path in self._paths:
-            for name in _folders(path, path.name or str(path)):
+            for name in [] if path in self._single else _folders(path, path.name or str(path)):
                 if not _is_utf8(name):
                     log.warning("folder is no model: not UTF-8", extra={"folder": ascii(name)})
 
     def _homes(self, name: str, namespace: str) -> list[Path]:
         searched = (Path(namespace),) if namespace else self._paths
-        return [path / name for path in searched if _holds(path, name)]
+        return [home for path in searched if (home := self._home(path, name)) is not None]
+
+    def _home(self, path: Path, name: str) -> Path | None:
+        """The folder of a model in a repository, None if it has no such model."""
+        if path in self._single:
+            return path if self._single[path] == name else None
+        return path / name if _holds(path, name) else None
+
+    def _models(self, path: Path) -> list[str]:
+        """The names of the models; a name that is not UTF-8 has no form on any wire."""
+        if path in self._single:
+            _content(path, path.name or str(path))  # raises if there is no folder any more
+            return [self._single[path]]
+        return [name for name in _folders(path, path.name or str(path)) if _is_utf8(name)]
 
     def _id(self, name: str, path: Path) -> ModelId:
         return ModelId(name, str(path) if self._namespacing else "")
@@ -236,6 +257,10 @@ class ModelRepository:
         return self._checked(parse(file.text, file.source), entry)
 
     def _checked(self, written: ModelConfig, entry: ModelEntry) -> ModelConfig:
+        if entry.path in self._single and written.name not in ("", entry.name):
+            why = f"the model is served as '{entry.name}'"
+            log.warning("field ignored", extra={"model": entry.name, "field": "name", "why": why})
+            written = replace(written, name=entry.name)
         config = normalise(written, entry.name, _first_files(entry), self._gpus)
         if not self._auto_complete:
             check_tensors(config)
@@ -251,12 +276,11 @@ class ModelRepository:
         preferred = self._config_name and (entry.path / custom).exists()
         chosen = custom if preferred else "config.pbtxt"
         source = f"{entry.name}/{chosen}"
-        return ConfigFile(source=source, text=_text(entry.path / chosen, source))
-
-
-def _models(path: Path) -> list[str]:
-    """The folders that are models; a name that is not UTF-8 has no form on any wire."""
-    return [name for name in _folders(path, path.name or str(path)) if _is_utf8(name)]
+        return ConfigFile(
+            source=source,
+            text=_text(entry.path / chosen, source),
+            renames=entry.path in self._single,
+        )
 
 
 def _is_utf8(name: str) -> bool:

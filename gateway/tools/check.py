@@ -119,6 +119,8 @@ def _check_fields(model: str, file: ConfigFile, backend: str) -> list[FieldFindi
     findings = []
     for scanned in scan(file.text):
         name, support = _judge(scanned, written, backend, model)
+        if (name, file.renames) == ("name", True) and scanned.text != model:
+            support = FieldSupport(FieldVerdict.IGNORED, f"the model is served as '{model}'")
         if support is not None:
             findings.append(_finding(model, file, scanned.line, name, support))
     shown = {each.field for each in findings}

@@ -1,0 +1,86 @@
+"""Repositories that are the folder of one model, as KServe's storage initializer makes them."""
+
+import os
+from pathlib import Path
+
+from gateway.config.pbtxt import parse
+from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import (
+    CONFIG_FILE,
+    RESERVED,
+    require_config_size,
+    version_number,
+)
+
+VARIABLE, FOLDER = "the environment variable MODEL_NAME", "its folder"
+
+
+def single_name(path: Path, named: str) -> str | None:
+    """The name of the model if a repository is the folder of one model; None if it is not.
+
+    The name is `named`, else that of its config.pbtxt, else the folder's. Raises INVALID_ARG for a
+    name that is none, and for a folder with a config.pbtxt and with models.
+    """
+    files, folders = _content(path)
+    has_config = CONFIG_FILE in files
+    if not (has_config or _has_version(folders)):
+        return None
+    # Without a config.pbtxt a folder with a number may be a model, as in Triton.
+    others = [each for each in folders if not (has_config and _has_version([each]))]
+    models = [each for each in others if each not in RESERVED and _is_model(path / each)]
+    if models and not has_config:
+        return None
+    here = Path(os.path.abspath(path)).name  # the name of a link, not of its target
+    if models:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"repository '{here}' is the folder of one model, since it has a {CONFIG_FILE}; found "
+            f"models in it: {', '.join(models)}; expected one or the other: remove {CONFIG_FILE}, "
+            "or move the models to a repository of their own",
+        )
+    names = {VARIABLE: named, CONFIG_FILE: _configured(path), FOLDER: here}
+    source = next((each for each in names if names[each]), FOLDER)
+    return _checked(names[source], source)
+
+
+def _content(path: Path) -> tuple[set[str], list[str]]:
+    """The names of files and of folders; none if the folder cannot be listed."""
+    files, folders = set(), []
+    try:
+        for each in os.scandir(path):
+            if each.is_dir():
+                folders.append(each.name)
+            else:
+                files.add(each.name)
+    except OSError:
+        return set(), []
+    return files, sorted(folders)
+
+
+def _is_model(path: Path) -> bool:
+    files, folders = _content(path)
+    return CONFIG_FILE in files or _has_version(folders)
+
+
+def _has_version(folders: list[str]) -> bool:
+    return any(version_number(each) is not None for each in folders)
+
+
+def _configured(path: Path) -> str:
+    """The name in the configuration, "" if there is none; its errors are those of the load."""
+    try:
+        file = path / CONFIG_FILE
+        require_config_size(CONFIG_FILE, file.stat().st_size)
+        return parse(file.read_text(encoding="utf-8", errors="surrogateescape"), CONFIG_FILE).name
+    except (OSError, InferenceError):
+        return ""
+
+
+def _checked(name: str, source: str) -> str:
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or name != name.strip():
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"the repository is the folder of one model, which is named by {source}: found "
+            f"{name!a}, expected printable characters without '/'",
+        )
+    return name
