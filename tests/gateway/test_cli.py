@@ -135,6 +135,16 @@ def test_config_prints_a_configuration_that_passes_the_check(
     assert "refused" not in capsys.readouterr().out
 
 
+def test_the_folder_of_one_model_is_checked_and_configured_under_the_name_of_the_variable(
+    exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_NAME", "served")
+    main(["config", "served", f"--model-repository={exported / 'm'}", "--write"])
+    assert (exported / "m" / "config.pbtxt").exists()
+    main(["check", str(exported / "m")])
+    assert "served/config.pbtxt" in capsys.readouterr().out
+
+
 def test_config_of_a_model_file_needs_no_folder_for_caches(
     exported: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
