@@ -1,5 +1,6 @@
 """Repositories that are the folder of one model, as KServe's storage initializer makes them."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from gateway.models.model_folder import (
     version_number,
 )
 
+log = logging.getLogger("sluice.repository")
+
 VARIABLE, FOLDER = "the environment variable MODEL_NAME", "its folder"
 
 
@@ -19,7 +22,7 @@ def single_name(path: Path, named: str) -> str | None:
     """The name of the model if a repository is the folder of one model; None if it is not.
 
     The name is `named`, else that of its config.pbtxt, else the folder's. Raises INVALID_ARG for a
-    name that is none, and for a folder with a config.pbtxt and with models.
+    name that is none, and for a folder with a config.pbtxt, with versions and with models.
     """
     files, folders = _content(path)
     has_config = CONFIG_FILE in files
@@ -28,15 +31,17 @@ def single_name(path: Path, named: str) -> str | None:
     # Without a config.pbtxt a folder with a number may be a model, as in Triton.
     others = [each for each in folders if not (has_config and _has_version([each]))]
     models = [each for each in others if each not in RESERVED and _is_model(path / each)]
-    if models and not has_config:
-        return None
     here = Path(os.path.abspath(path)).name  # the name of a link, not of its target
+    if models and not (has_config and _has_version(folders)):
+        if has_config:  # as Triton, which reads no file at the top of a repository
+            log.warning("file ignored", extra={"repository": here, "file": CONFIG_FILE})
+        return None
     if models:
         raise InferenceError(
             Code.INVALID_ARG,
-            f"repository '{here}' is the folder of one model, since it has a {CONFIG_FILE}; found "
-            f"models in it: {', '.join(models)}; expected one or the other: remove {CONFIG_FILE}, "
-            "or move the models to a repository of their own",
+            f"repository '{here}' has a {CONFIG_FILE} and versions, as the folder of one model; "
+            f"found models in it, too: {', '.join(models)}; expected one or the other: remove "
+            f"{CONFIG_FILE}, or move the models to a repository of their own",
         )
     names = {VARIABLE: named, CONFIG_FILE: _configured(path), FOLDER: here}
     source = next((each for each in names if names[each]), FOLDER)

@@ -58,7 +58,7 @@ def test_the_model_of_a_folder_is_loaded_and_unloaded_on_request(tmp_path: Path)
 @pytest.mark.parametrize(
     ("model", "flags", "environment", "error"),
     [
-        ("both", (), {}, "since it has a config.pbtxt; found models in it: inner; expected one"),
+        ("both", (), {}, "found models in it, too: inner; expected one"),
         ("named", (), {"MODEL_NAME": "a/b"}, "variable MODEL_NAME: found 'a/b', expected"),
         ("bare", ("--disable-auto-complete-config",), {}, "for read models/config.pbtxt: it is"),
     ],

@@ -91,18 +91,24 @@ def test_the_relative_path_of_a_model_has_the_name_of_its_folder(
     assert ModelRepository([Path()]).names() == ("here",)
 
 
-@pytest.mark.parametrize("versions", [("1",), ()])
-def test_a_model_with_models_in_it_is_refused_by_name(
-    tmp_path: Path, versions: tuple[str, ...]
+def test_a_config_at_the_top_of_a_repository_is_ignored_as_by_triton(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = add_model(tmp_path, "models", BACKEND, versions)
+    folder = add_model(tmp_path, "models", BACKEND, ())
+    add_model(folder, "a", BACKEND)
+    assert ModelRepository([folder]).names() == ("a",)
+    assert "file ignored" in caplog.text
+
+
+def test_a_model_with_models_in_it_is_refused_by_name(tmp_path: Path) -> None:
+    folder = add_model(tmp_path, "models", BACKEND, ("1",))
     add_model(folder, "b", None)
     add_model(folder, "a", BACKEND, ())
     (folder / "assets").mkdir()
     assert refusal(folder).message == (
-        "repository 'models' is the folder of one model, since it has a config.pbtxt; found models "
-        "in it: a, b; expected one or the other: remove config.pbtxt, or move the models to a "
-        "repository of their own"
+        "repository 'models' has a config.pbtxt and versions, as the folder of one model; found "
+        "models in it, too: a, b; expected one or the other: remove config.pbtxt, or move the "
+        "models to a repository of their own"
     )
 
 
