@@ -1,0 +1,6 @@
+"""Models that replicas on other machines host.
+
+In reading order:
+
+- `choice`: loads of replicas, and the choice of one by its cost in seconds
+"""

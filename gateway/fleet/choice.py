@@ -1,0 +1,287 @@
+"""The choice of a replica by its cost in seconds, from absolute counts."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+
+HARM = 0.05
+"""The weight of the time for which a prefill delays the requests that run on the replica."""
+KV_LIMIT, KV_SECS = 0.9, 5.0
+"""The share of KV blocks from which a replica costs more, and the cost of a share of 1 above it."""
+SAME_SECS = 0.001
+"""Costs with a smaller difference are equal."""
+REFUSAL_SECS = 1.0
+"""A replica that refused a request gets none for this time."""
+GAIN = 1.2
+"""A request moves if its cost is more than this many times that of another replica."""
+SETTLED_SECS = 2.0
+"""A request with fewer seconds of tokens before it does not move: it may have begun."""
+NODE_SECS, ZONE_SECS, FAR_SECS = 0.0, 0.001, 0.005
+"""The distance to a replica on the same node, in the same zone, and beyond."""
+FIRST_RATIO = 0.25
+RATIO_BYTES = 1 << 20
+"""Bytes of prompts after which an older ratio of tokens to bytes counts for a third (1/e)."""
+
+
+class ReplicaState(StrEnum):
+    """The state of a replica; a DRAINING one gets pinned requests only."""
+
+    STARTING = "STARTING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+
+
+MOST_REQUESTS = 1_000_000
+MOST_CALLS = (1 << 32) - 1
+MOST_TOKENS = 10**10
+LIMITS: Mapping[str, float] = {
+    "seen": MOST_CALLS,
+    "waiting_tokens": MOST_TOKENS,
+    "running": MOST_REQUESTS,
+    "queued": MOST_REQUESTS,
+    "prefill_rate": 1e8,
+    "step_secs": 3600.0,
+    "kv_used": 1.0,
+    "room": MOST_REQUESTS,
+    "ready_in_secs": 86_400.0,
+}
+"""The highest value of each field of a load; the lowest is 0."""
+WHOLE = {"seen", "waiting_tokens", "running", "queued", "room"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The load that a replica announces to one router, in absolute counts.
+
+    - `seen`: the latest call of this router that the other fields include; 0 for none
+    - `waiting_tokens`: prompt tokens to be computed, without those in the cache
+    - `running`, `queued`: requests that generate tokens, or execute; requests that have not begun
+    - `prefill_rate`: prompt tokens computed in a second; 0 for a model without tokens
+    - `step_secs`: seconds of a step; of a request, for a model without tokens
+    - `kv_used`: the share of KV blocks that cannot be evicted
+    - `room`: the number of requests that the replica still accepts
+    - `ready_in_secs`: the expected time until a STARTING replica is READY
+
+    A value that no replica can have raises ValueError.
+    """
+
+    seen: int
+    waiting_tokens: int
+    running: int
+    queued: int
+    prefill_rate: float
+    step_secs: float
+    kv_used: float
+    room: int
+    state: ReplicaState
+    ready_in_secs: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, most in LIMITS.items():
+            found = getattr(self, name)
+            kinds = (int,) if name in WHOLE else (int, float)
+            if type(found) not in kinds or not 0 <= found <= most:
+                kind = "a whole number" if name in WHOLE else "a number"
+                raise ValueError(
+                    f"{name} of a load is {found!r}, expected {kind} from 0 to {most:,g}"
+                )
+        if not isinstance(self.state, ReplicaState):
+            expected = ", ".join(ReplicaState)
+            raise ValueError(f"state of a load is {self.state!r}, expected one of {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The node and the zone of a process; empty if unknown."""
+
+    node: str = ""
+    zone: str = ""
+
+    def secs_to(self, other: "Location") -> float:
+        """The cost of the distance to another process."""
+        if self.node and self.node == other.node:
+            return NODE_SECS
+        return ZONE_SECS if self.zone and self.zone == other.zone else FAR_SECS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The part of a request that matters for its choice.
+
+    `held` has the tokens of its prefix by replica, for those that have some. `adapter_secs` is the
+    load time of its adapter.
+    """
+
+    tokens: int = 0
+    held: Mapping[str, int] = field(default_factory=dict)
+    adapter: str = ""
+    adapter_secs: float = 0.0
+
+
+class KnownReplica:
+    """A replica as one router knows it: its load, and the calls that the load does not include.
+
+    `concurrency` is the number of its concurrent executions, for models without tokens. Work is
+    counted in tokens or, without tokens, in requests:
+
+    - `ahead`, `unit_secs`: the work before a new request, and the time of one unit
+    - `own_secs`, `fixed_secs`: the cost of one unit of the request itself, and of any request
+    - `room`: the number of requests that the replica accepts now
+    """
+
+    def __init__(
+        self, replica_id: str, load: Load, *, distance_secs: float, concurrency: int = 1
+    ) -> None:
+        self.id = replica_id
+        self.distance_secs = distance_secs
+        self.concurrency = concurrency
+        self.adapters: frozenset[str] = frozenset()
+        self.load = load
+        self._refused_at = -math.inf
+        self._unseen: dict[int, int | None] = {}
+        self._count()
+
+    def announce(self, load: Load) -> None:
+        """Replace the load; calls that it includes count no longer. ValueError: a foreign call."""
+        if load.seen in self._unseen:
+            for number in tuple(self._unseen):
+                del self._unseen[number]
+                if number == load.seen:
+                    break
+        elif load.seen != self.load.seen:
+            calls = ", ".join(map(str, [self.load.seen, *self._unseen][:4]))
+            raise ValueError(f"seen of a load is {load.seen}, expected one of the calls {calls}")
+        self.load = load
+        self._count()
+
+    def send(self, call: int, tokens: int) -> None:
+        """Count a call with its tokens to compute, until a load includes it."""
+        self._unseen[call] = tokens
+        self._count()
+
+    def end(self, call: int) -> None:
+        """Count an ended or moved call no longer; the next load may name it as seen."""
+        if call in self._unseen:
+            self._unseen[call] = None
+            self._count()
+
+    def refuse(self, call: int, now: float) -> None:
+        """End a call that the replica refused; it gets no other one for a second."""
+        self._refused_at = now
+        self.end(call)
+
+    def accepts(self, now: float) -> bool:
+        """READY, with room, and without a refusal in the last second."""
+        return self.room > 0 and now - self._refused_at >= REFUSAL_SECS
+
+    def _count(self) -> None:
+        """Count anew: sums that add and subtract estimates drift away from the truth."""
+        load = self.load
+        added = [tokens for tokens in self._unseen.values() if tokens is not None]
+        self.room = load.room - len(added) if load.state is ReplicaState.READY else 0
+        if not load.prefill_rate:
+            self.ahead = load.queued + len(added)
+            self.unit_secs = self.own_secs = load.step_secs / self.concurrency
+            self.fixed_secs = self.distance_secs
+            return
+        self.ahead = load.waiting_tokens + sum(added)
+        self.unit_secs = 1 / load.prefill_rate
+        self.own_secs = self.unit_secs * (1 + HARM * load.running)
+        full_secs = KV_SECS * max(0.0, load.kv_used - KV_LIMIT)
+        self.fixed_secs = load.step_secs + full_secs + self.distance_secs
+
+    def work(self, demand: Demand) -> int:
+        """The part of `ahead` that a request is for those after it."""
+        if not self.load.prefill_rate:
+            return 1
+        return max(1, demand.tokens - demand.held.get(self.id, 0))
+
+
+def cost(replica: KnownReplica, demand: Demand, ahead: int) -> float:
+    """The seconds until the first token of a request, and those that it takes from others.
+
+    `ahead` is the work before it. Without tokens they are the seconds until its execution ends.
+    """
+    secs = replica.fixed_secs + ahead * replica.unit_secs + replica.work(demand) * replica.own_secs
+    if demand.adapter and demand.adapter not in replica.adapters:
+        secs += demand.adapter_secs
+    return secs
+
+
+def choose(
+    demand: Demand, replicas: Iterable[KnownReplica], *, now: float, random: Random
+) -> KnownReplica | None:
+    """The replica of least cost; equal ones at random; None if no replica accepts a request."""
+    costs = [(cost(each, demand, each.ahead), each) for each in replicas if each.accepts(now)]
+    if not costs:
+        return None
+    limit = min([secs for secs, _ in costs]) + SAME_SECS
+    return random.choice([each for secs, each in costs if secs <= limit])
+
+
+@dataclass(frozen=True, slots=True)
+class UnbegunRequest:
+    """A request that has not begun, and the work before it on its replica (as `ahead`)."""
+
+    call: int
+    demand: Demand
+    replica: KnownReplica
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A request that another replica serves sooner."""
+
+    request: UnbegunRequest
+    to: KnownReplica
+
+
+def moves(
+    unbegun: Iterable[UnbegunRequest], replicas: Iterable[KnownReplica], *, now: float
+) -> Iterator[Move]:
+    """The unbegun requests that move, in order of arrival; each counts for those after it.
+
+    Only a request with two seconds of work before it moves, if another replica costs less by the
+    factor `GAIN`. The caller may stop at any move. Pinned requests do not move: leave them out.
+    """
+    accepting = [each for each in replicas if each.accepts(now)]
+    added: Counter[str] = Counter()
+    removed: Counter[str] = Counter()
+    arrivals: Counter[str] = Counter()
+    for request in unbegun:
+        here, demand = request.replica, request.demand
+        ahead = max(0, request.ahead - removed[here.id])
+        if ahead * here.unit_secs < SETTLED_SECS:
+            continue
+        others = [
+            (cost(each, demand, each.ahead + added[each.id] - removed[each.id]), each)
+            for each in accepting
+            if each is not here and each.room > arrivals[each.id]
+        ]
+        secs, to = min(others, key=lambda pair: pair[0], default=(math.inf, here))
+        if secs * GAIN < cost(here, demand, ahead):
+            added[to.id] += to.work(demand)
+            removed[here.id] += here.work(demand)
+            arrivals[to.id] += 1
+            yield Move(request, to)
+
+
+class TokenRatio:
+    """The tokens of a byte of prompts of one model, learned from usage."""
+
+    def __init__(self) -> None:
+        self.value = FIRST_RATIO
+
+    def learn(self, size_bytes: int, tokens: int) -> None:
+        """Take the usage of a request into account; longer prompts count more."""
+        if size_bytes > 0 and tokens > 0:
+            share = 1 - math.exp(-size_bytes / RATIO_BYTES)
+            self.value += share * (tokens / size_bytes - self.value)
+
+    def tokens(self, size_bytes: int) -> int:
+        """The expected tokens of a prompt."""
+        return round(size_bytes * self.value)
