@@ -1,0 +1,397 @@
+"""Keys of prompts, the keys that a replica holds, and the index of all replicas in a router.
+
+A key is the hash of all of a prompt up to the end of one of its pieces, so that equal keys mean
+equal beginnings. A pin is the key of a state at one place: a conversation or an open sequence.
+"""
+
+import heapq
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+KEY_BYTES = 8
+PIECE_BYTES = 512
+"""The bytes of a prompt for each key: about 128 tokens."""
+MOST_KEYS_OF_PROMPT = 2048
+"""Of a longer prompt the first MiB has keys: the keys of 128 KiB take half a millisecond."""
+SECRET_BYTES = 32
+"""The length of the shortest secret."""
+MOST_KEYS_OF_REPLICA = 1 << 18
+MOST_KEYS = 1 << 22
+"""Keys of one index, which then takes about a GiB."""
+EXPECTED_SECS = 2.0
+"""The time for which a key of a chosen replica counts before the replica announces it."""
+CAPACITY_RANGE = 4
+"""A capacity is at most this factor above and below the size of the engine's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixScope:
+    """The parts of a request that must be equal for a prefix to be shared."""
+
+    model: str
+    version: str
+    adapter: str = ""
+    cache_salt: str = ""
+    tenant: str = ""
+
+    def parts(self) -> tuple[str, ...]:
+        """All fields in their order."""
+        return (self.model, self.version, self.adapter, self.cache_salt, self.tenant)
+
+
+class PromptKeys:
+    """Keys of prompts and pins of one fleet; without its secret a client cannot aim at collisions.
+
+    Keys of a prompt are a prefix of those of its continuation. An incomplete last piece has none.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < SECRET_BYTES:
+            raise ValueError(
+                f"the secret of the fleet has {len(secret)} bytes, expected {SECRET_BYTES} or more"
+            )
+        self._secret = blake2b(secret, digest_size=32, person=b"sluice prefixes").digest()
+
+    def of_messages(
+        self, scope: PrefixScope, tools: bytes, messages: Iterable[bytes]
+    ) -> tuple[bytes, ...]:
+        """The keys of a chat: its tools, then each message as the client wrote it."""
+        return self._chain(scope, b"messages", b"\0".join((tools, *messages)))
+
+    def of_text(self, scope: PrefixScope, text: str) -> tuple[bytes, ...]:
+        """The keys of a text."""
+        return self._chain(scope, b"text", text.encode(errors="surrogatepass"))
+
+    def of_tokens(self, scope: PrefixScope, ids: Sequence[int]) -> tuple[bytes, ...]:
+        """The keys of token ids, as int32; ValueError if one is none."""
+        try:
+            packed = struct.pack(f"<{len(ids)}i", *ids)
+        except struct.error:
+            raise ValueError("a token id is no 32-bit integer") from None
+        return self._chain(scope, b"tokens", packed)
+
+    def of_pin(self, kind: str, model: str, name: str) -> bytes:
+        """The key of a conversation or a sequence."""
+        return self._hash(_framed((kind, model, name)), b"pin")
+
+    def _chain(self, scope: PrefixScope, kind: bytes, prompt: bytes) -> tuple[bytes, ...]:
+        key, keys = self._hash(_framed(scope.parts()), kind), []
+        view = memoryview(prompt)
+        end = min(len(prompt), MOST_KEYS_OF_PROMPT * PIECE_BYTES) - PIECE_BYTES
+        for start in range(0, end + 1, PIECE_BYTES):
+            key = self._hash(view[start : start + PIECE_BYTES], key)
+            keys.append(key)
+        return tuple(keys)
+
+    def _hash(self, piece: bytes | memoryview, previous: bytes) -> bytes:
+        """The salt is part of BLAKE2's parameters: the piece need not be copied to its key."""
+        return blake2b(piece, digest_size=KEY_BYTES, key=self._secret, salt=previous).digest()
+
+
+def _framed(fields: Iterable[str]) -> bytes:
+    """Fields with their lengths, so that no other fields have the same bytes."""
+    encoded = [field.encode(errors="surrogatepass") for field in fields]
+    return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+
+
+def rendezvous(key: bytes, replica_ids: Iterable[str]) -> Sequence[str]:
+    """The replica of a pin that none has announced, and the runner-up; fewer if there are fewer.
+
+    Every router finds the same two. If a replica ends, only its own keys change their place.
+    """
+    weights = [(blake2b(key + each.encode(), digest_size=8).digest(), each) for each in replica_ids]
+    return [name for _, name in heapq.nlargest(2, weights)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanges:
+    """The keys that a replica gained and lost since its last announcement.
+
+    With `reset` it holds the gained ones only.
+    """
+
+    gained: Sequence[bytes] = ()
+    lost: Sequence[bytes] = ()
+    reset: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.gained or self.lost or self.reset)
+
+    def __post_init__(self) -> None:
+        for key in (*self.gained, *self.lost):
+            if type(key) is not bytes or len(key) != KEY_BYTES:
+                raise ValueError(f"a key of a replica is {key!r:.60}, expected {KEY_BYTES} bytes")
+
+
+class AnnouncedKeys:
+    """The keys that a replica holds, and their changes since it last announced them.
+
+    These are its pins, and the base of its prefixes.
+    """
+
+    def __init__(self) -> None:
+        self._gained: dict[bytes, None] = {}
+        self._lost: dict[bytes, None] = {}
+        self._reset = False
+        self._held: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._held
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._held)
+
+    def add(self, key: bytes) -> None:
+        """Hold a key; the latest is at the end."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            return
+        self._held[key] = None
+        if key in self._lost:
+            del self._lost[key]
+        else:
+            self._gained[key] = None
+
+    def discard(self, key: bytes) -> None:
+        """Hold a key no longer."""
+        if key not in self._held:
+            return
+        del self._held[key]
+        if key in self._gained:
+            del self._gained[key]
+        else:
+            self._lost[key] = None
+
+    def clear(self) -> None:
+        """Hold nothing: the state of the model is gone."""
+        self._held.clear()
+        self._gained.clear()
+        self._lost.clear()
+        self._reset = True
+
+    def take_changes(self) -> KeyChanges:
+        """The changes since the last call, for the routers that know the earlier ones."""
+        changes = KeyChanges(tuple(self._gained), tuple(self._lost), self._reset)
+        self._gained.clear()
+        self._lost.clear()
+        self._reset = False
+        return changes
+
+    def everything(self) -> KeyChanges:
+        """All that is announced, for a router that knows nothing; call after `take_changes`."""
+        return KeyChanges(tuple(self._held), reset=True)
+
+
+class HeldPrefixes(AnnouncedKeys):
+    """The prefixes that an engine's cache is expected to hold, the latest used last.
+
+    `capacity` is a number of keys: the cache's tokens over the tokens of a key. The engine's own
+    counts of cached tokens correct it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = self._size = max(1, capacity)
+
+    def matched(self, keys: Sequence[bytes]) -> int:
+        """The number of leading keys that are held."""
+        return next((n for n, key in enumerate(keys) if key not in self), len(keys))
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        """A request with these keys is computed; the longest unused keys are evicted.
+
+        The first key is the latest used, so that a chain is evicted from its end.
+        """
+        for key in reversed(keys):
+            self.add(key)
+        self._evict()
+
+    def correct(
+        self, keys: Sequence[bytes], *, expected: int, cached_tokens: int, prompt_tokens: int
+    ) -> None:
+        """Compare the leading keys that were expected in the cache with the engine's count.
+
+        Call it before `use`. Wrong keys are discarded, and the capacity changes by the error; one
+        key is rounding. A list that is too small costs more than one too large: it grows faster.
+        """
+        found = min(len(keys), round(len(keys) * cached_tokens / max(1, prompt_tokens)))
+        error = found - expected
+        if abs(error) <= 1:
+            return
+        for key in keys[found:expected]:
+            self.discard(key)
+        capacity = self.capacity + (2 * error if error > 0 else error)
+        least, most = self._size // CAPACITY_RANGE, self._size * CAPACITY_RANGE
+        self.capacity = max(1, least, min(most, capacity))
+        self._evict()
+
+    def _evict(self) -> None:
+        while len(self) > self.capacity:
+            self.discard(next(iter(self)))
+
+
+class KeyIndex:
+    """The replicas that hold each key, merged from their announcements; one index per kind of key.
+
+    The holders of a key are the bits of an integer: a chain of 256 keys is matched against 1,000
+    replicas with as many ANDs. The time is an argument.
+    """
+
+    def __init__(
+        self, *, most_keys: int = MOST_KEYS, most_of_replica: int = MOST_KEYS_OF_REPLICA
+    ) -> None:
+        self._most_keys = most_keys
+        self._most_of_replica = most_of_replica
+        self._holders: dict[bytes, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._free: list[int] = []
+        self._keys: dict[str, set[bytes]] = {}
+        self._left_out: dict[str, int] = {}
+        self._expected: dict[bytes, int] = {}
+        self._until: dict[tuple[int, bytes], float] = {}
+        self._expiries: deque[tuple[float, int, Sequence[bytes]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    @property
+    def left_out(self) -> int:
+        """Announced keys for which the index has no room."""
+        return sum(self._left_out.values())
+
+    def announce(self, replica_id: str, changes: KeyChanges) -> None:
+        """Apply the changes of a replica. ValueError, without an effect: foreign or too many keys.
+
+        A key that the replica loses without having announced it is foreign.
+        """
+        held = set() if changes.reset else self._keys.get(replica_id, set())
+        left_out = 0 if changes.reset else self._left_out.get(replica_id, 0)
+        lost = set(changes.lost)
+        if len(lost - held) > left_out:
+            raise ValueError(f"replica '{replica_id}' lost keys that it had not announced")
+        size = len(held) + left_out + len(changes.gained) - len(lost)
+        if size > self._most_of_replica:
+            raise ValueError(
+                f"replica '{replica_id}' announces {size} keys, "
+                f"expected at most {self._most_of_replica}"
+            )
+        if changes.reset:
+            self._forget(replica_id)
+        bit = 1 << self._number(replica_id)
+        self._lose(replica_id, lost, bit)
+        self._gain(replica_id, changes.gained, bit)
+
+    def remove(self, replica_id: str) -> None:
+        """A replica is gone, with all its keys and what was expected of it."""
+        self._forget(replica_id)
+        number = self._numbers.pop(replica_id, None)
+        if number is None:
+            return
+        del self._keys[replica_id], self._left_out[replica_id]
+        for _, holder, keys in self._expiries:
+            for key in keys if holder == number else ():
+                if (number, key) in self._until:
+                    self._unexpect(number, key)
+        self._ids[number] = ""
+        heapq.heappush(self._free, number)
+
+    def expect(self, replica_id: str, keys: Sequence[bytes], now: float) -> None:
+        """Count the keys of a chosen replica for two seconds, until it announces them."""
+        self._expire(now)
+        number, until = self._number(replica_id), now + EXPECTED_SECS
+        bit = 1 << number
+        new = [key for key in keys if not self._holders.get(key, 0) & bit]
+        for key in new:
+            self._expected[key] = self._expected.get(key, 0) | bit
+            self._until[number, key] = until
+        if new:
+            self._expiries.append((until, number, new))
+
+    def held(self, keys: Sequence[bytes], now: float) -> Mapping[str, int]:
+        """The number of leading keys on each replica that has the first."""
+        self._expire(now)
+        found: dict[str, int] = {}
+        alive = -1
+        for depth, key in enumerate(keys):
+            holders = self._holders.get(key, 0) | self._expected.get(key, 0)
+            ended = alive & ~holders if depth else 0
+            alive &= holders
+            if ended:
+                found.update(dict.fromkeys(self._names(ended), depth))
+            if not alive:
+                return found
+        if keys:
+            found.update(dict.fromkeys(self._names(alive), len(keys)))
+        return found
+
+    def holders(self, key: bytes) -> list[str]:
+        """The replicas that announced a key: of a pin one, unless two routers began it at once."""
+        return list(self._names(self._holders.get(key, 0)))
+
+    def _names(self, holders: int) -> Iterator[str]:
+        while holders:
+            lowest = holders & -holders
+            yield self._ids[lowest.bit_length() - 1]
+            holders ^= lowest
+
+    def _number(self, replica_id: str) -> int:
+        number = self._numbers.get(replica_id)
+        if number is None:
+            number = heapq.heappop(self._free) if self._free else len(self._ids)
+            self._ids[number : number + 1] = [replica_id]
+            self._numbers[replica_id] = number
+            self._keys[replica_id] = set()
+            self._left_out[replica_id] = 0
+        return number
+
+    def _gain(self, replica_id: str, gained: Iterable[bytes], bit: int) -> None:
+        held = self._keys[replica_id]
+        for key in gained:
+            if key in self._holders or len(self._holders) < self._most_keys:
+                self._holders[key] = self._holders.get(key, 0) | bit
+                held.add(key)
+            else:
+                self._left_out[replica_id] += 1
+
+    def _lose(self, replica_id: str, lost: Iterable[bytes], bit: int) -> None:
+        held = self._keys[replica_id]
+        for key in lost:
+            if key not in held:
+                self._left_out[replica_id] -= 1
+                continue
+            held.discard(key)
+            self._clear(self._holders, key, bit)
+
+    def _forget(self, replica_id: str) -> None:
+        held = self._keys.get(replica_id)
+        if held is not None:
+            bit = 1 << self._numbers[replica_id]
+            for key in held:
+                self._clear(self._holders, key, bit)
+            held.clear()
+            self._left_out[replica_id] = 0
+
+    def _expire(self, now: float) -> None:
+        while self._expiries and self._expiries[0][0] <= now:
+            until, number, keys = self._expiries.popleft()
+            for key in keys:
+                if self._until.get((number, key)) == until:
+                    self._unexpect(number, key)
+
+    def _unexpect(self, number: int, key: bytes) -> None:
+        del self._until[number, key]
+        self._clear(self._expected, key, 1 << number)
+
+    def _clear(self, table: dict[bytes, int], key: bytes, bit: int) -> None:
+        holders = table[key] & ~bit
+        if holders:
+            table[key] = holders
+        else:
+            del table[key]
