@@ -193,6 +193,10 @@ class KnownReplica:
         full_secs = KV_SECS * max(0.0, load.kv_used - KV_LIMIT)
         self.fixed_secs = load.step_secs + full_secs + self.distance_secs
 
+    def empty_secs(self, ahead: int) -> float:
+        """The cost of a request without work of its own."""
+        return self.fixed_secs + ahead * self.unit_secs
+
     def work(self, demand: Demand) -> int:
         """The part of `ahead` that a request is for those after it."""
         if not self.load.prefill_rate:
@@ -205,7 +209,7 @@ def cost(replica: KnownReplica, demand: Demand, ahead: int) -> float:
 
     `ahead` is the work before it. Without tokens they are the seconds until its execution ends.
     """
-    secs = replica.fixed_secs + ahead * replica.unit_secs + replica.work(demand) * replica.own_secs
+    secs = replica.empty_secs(ahead) + replica.work(demand) * replica.own_secs
     if demand.adapter and demand.adapter not in replica.adapters:
         secs += demand.adapter_secs
     return secs
@@ -249,13 +253,15 @@ def moves(
     factor `GAIN`. The caller may stop at any move. Pinned requests do not move: leave them out.
     """
     accepting = [each for each in replicas if each.accepts(now)]
+    least = min((each.empty_secs(each.ahead) for each in accepting), default=math.inf)
     added: Counter[str] = Counter()
     removed: Counter[str] = Counter()
     arrivals: Counter[str] = Counter()
     for request in unbegun:
         here, demand = request.replica, request.demand
         ahead = max(0, request.ahead - removed[here.id])
-        if ahead * here.unit_secs < SETTLED_SECS:
+        own = cost(here, demand, ahead)
+        if ahead * here.unit_secs < SETTLED_SECS or own <= GAIN * least:
             continue
         others = [
             (cost(each, demand, each.ahead + added[each.id] - removed[each.id]), each)
@@ -263,10 +269,12 @@ def moves(
             if each is not here and each.room > arrivals[each.id]
         ]
         secs, to = min(others, key=lambda pair: pair[0], default=(math.inf, here))
-        if secs * GAIN < cost(here, demand, ahead):
+        if secs * GAIN < own:
             added[to.id] += to.work(demand)
             removed[here.id] += here.work(demand)
             arrivals[to.id] += 1
+            left = here.ahead + added[here.id] - removed[here.id]
+            least = min(least, here.empty_secs(left))
             yield Move(request, to)
 
 

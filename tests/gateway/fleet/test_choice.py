@@ -1,7 +1,7 @@
 """The choice of a replica: costs by hand, replicas that are left out, own calls, and moves."""
 
 import math
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 import pytest
@@ -239,6 +239,47 @@ def test_a_backlog_without_tokens_moves_by_its_requests() -> None:
     here = replica("a", queued=6, **slow)
     unbegun = [UnbegunRequest(call, Demand(), here, call) for call in range(6)]
     assert moved(unbegun, here, replica("b", **slow)) == [(2, "b"), (3, "b"), (5, "b")]
+
+
+def test_a_replica_that_loses_a_request_to_its_prefix_takes_another() -> None:
+    left, prefix, full = (
+        replica(name, waiting_tokens=tokens)
+        for name, tokens in (("a", 50_000), ("b", 40_000), ("c", 60_000))
+    )
+    unbegun = [
+        UnbegunRequest(1, Demand(tokens=20_000, held={"b": 20_000}), left, 30_000),
+        UnbegunRequest(2, Demand(tokens=1), full, 47_000),
+    ]
+    assert moved(unbegun, left, prefix, full) == [(1, "b"), (2, "a")]
+
+
+@pytest.mark.parametrize("run", range(20))
+def test_moves_are_those_of_a_comparison_with_every_replica(run: int) -> None:
+    seed = SystemRandom().randrange(10**9)
+    random = Random(seed)
+    replicas = [
+        replica(str(each), waiting_tokens=random.randrange(120_000), running=random.randrange(20))
+        for each in range(4)
+    ]
+    unbegun = [each for here in replicas for each in backlog(here, here.ahead // 10_000)]
+    random.shuffle(unbegun)
+    assert moved(unbegun, *replicas) == compared(unbegun, replicas), f"seed {seed}"
+
+
+def compared(unbegun: list[UnbegunRequest], replicas: list[KnownReplica]) -> list[tuple[int, str]]:
+    found = []
+    ahead = {each.id: each.ahead for each in replicas}
+    left = dict.fromkeys(ahead, 0)
+    for each in unbegun:
+        here, before = each.replica, max(0, each.ahead - left[each.replica.id])
+        others = {to.id: cost(to, each.demand, ahead[to.id]) for to in replicas if to is not here}
+        to = min(others, key=lambda name: others[name])
+        if before >= 20_000 and others[to] * 1.2 < cost(here, each.demand, before):
+            ahead[here.id] -= 10_000
+            ahead[to] += 10_000
+            left[here.id] += 10_000
+            found.append((each.call, to))
+    return found
 
 
 def test_the_tokens_of_a_byte_are_learned_from_usage() -> None:
