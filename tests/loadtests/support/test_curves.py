@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.grpc_soak import Panel, draw
+from loadtests.support.curves import Panel, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

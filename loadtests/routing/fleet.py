@@ -1,0 +1,178 @@
+"""A fleet in virtual time: arrivals, routers, engines, and the loads that they announce."""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from loadtests.routing.engine import BLOCKS, Engine, Served
+from loadtests.routing.policies import COST, RULES, Others, Router
+from loadtests.routing.workload import Prompt
+
+LOAD_SECS = 0.05
+"""A replica announces its load at most 20 times a second."""
+MOVE_SECS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """A fleet and its routers. From `grow_at` seconds on there are `grow_to` replicas."""
+
+    replicas: int
+    routers: int = 1
+    policy: str = COST
+    load_secs: float = LOAD_SECS
+    seed: int = 1
+    blocks: int = BLOCKS
+    grow_to: int = 0
+    grow_at: float = math.inf
+    recalls: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The requests of a run, each with its times."""
+
+    served: Sequence[Served]
+
+    @property
+    def first_secs(self) -> Sequence[float]:
+        """The times to the first token, in order of arrival."""
+        return [each.first_at - each.prompt.at for each in self.served]
+
+    @property
+    def mean(self) -> float:
+        """The mean time to the first token."""
+        return sum(self.first_secs) / len(self.served)
+
+    @property
+    def p99(self) -> float:
+        """The time to the first token that 1 % of the requests exceed."""
+        return quantile(self.first_secs, 0.99)
+
+    @property
+    def whole_p90(self) -> float:
+        """The time to the last token that 10 % of the requests exceed."""
+        return quantile([each.last_at - each.prompt.at for each in self.served], 0.9)
+
+    @property
+    def cached_share(self) -> float:
+        """The share of prompt blocks that were in a cache."""
+        blocks = sum(len(each.prompt.keys) for each in self.served)
+        return sum(each.cached for each in self.served) / max(1, blocks)
+
+    @property
+    def moved(self) -> int:
+        """The requests that moved to another replica before they began."""
+        return sum(each.moves > 0 for each in self.served)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """A value that the rest of the values exceeds."""
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
+
+
+class Fleet:
+    """One run; the time is that of the arrivals and of the ends of steps."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._engines: list[Engine] = []
+        self._routers = [Router(each, options.seed + each) for each in range(options.routers)]
+        self._random = Random(options.seed)
+        self._ends: list[tuple[float, int]] = []
+        self._tick = -1
+        self._add(options.replicas)
+        self._others = Others(self._engines, options.seed)
+
+    def run(self, prompts: Sequence[Prompt], advance: Callable[[], None]) -> Outcome:
+        """Run requests in order of arrival until all have ended; `advance` notes each."""
+        served = []
+        second = 0
+        for prompt in prompts:
+            while second * MOVE_SECS < prompt.at:
+                self._run_until(second * MOVE_SECS)
+                self._each_second(second * MOVE_SECS)
+                second += 1
+            self._announce_until(prompt.at)
+            self._run_until(prompt.at)
+            served.append(self._arrive(prompt))
+            advance()
+        while self._ends:
+            self._run_until(second * MOVE_SECS)
+            self._each_second(second * MOVE_SECS)
+            second += 1
+        return Outcome(served)
+
+    def _arrive(self, prompt: Prompt) -> Served:
+        served = Served(prompt, 0, 0)
+        if self._options.policy == COST:
+            router = self._random.choice(self._routers)
+            self._send(served, router, router.choose(prompt, prompt.at), prompt.at)
+            return served
+        number = RULES[self._options.policy](self._others, prompt)
+        self._others.note(prompt, number)
+        self._push(served, number, prompt.at)
+        return served
+
+    def _send(self, served: Served, router: Router, number: int, now: float) -> None:
+        router.send(served, number, now)
+        self._push(served, number, now)
+
+    def _push(self, served: Served, number: int, now: float) -> None:
+        engine = self._engines[number]
+        engine.push(served, now)
+        heapq.heappush(self._ends, (engine.ends_at, number))
+
+    def _run_until(self, now: float) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            at, number = heapq.heappop(self._ends)
+            engine = self._engines[number]
+            if engine.ends_at != at:
+                continue  # an arrival has shortened these steps
+            engine.advance()
+            if engine.ends_at < math.inf:
+                heapq.heappush(self._ends, (engine.ends_at, number))
+
+    def _announce_until(self, now: float) -> None:
+        """The last announcement before an arrival: earlier ones have no reader."""
+        if self._options.policy != COST:
+            return
+        secs = self._options.load_secs
+        tick = math.floor(now / secs) if secs else self._tick + 1
+        if tick == self._tick:
+            return
+        self._tick = tick
+        at = tick * secs if secs else now
+        self._run_until(at)
+        self._announce(at)
+
+    def _announce(self, now: float) -> None:
+        for number, engine in enumerate(self._engines):
+            if not engine.changed:
+                continue
+            engine.changed = False
+            changes = engine.prefixes.take_changes()
+            for router in self._routers:
+                router.announce(number, engine.load(router.number, now), changes)
+
+    def _each_second(self, now: float) -> None:
+        options = self._options
+        if now >= options.grow_at and len(self._engines) < options.grow_to:
+            self._add(options.grow_to - len(self._engines))
+        if options.policy != COST or not options.recalls:
+            return
+        self._announce_until(now)
+        for router in self._routers:
+            for served, here, to in router.moves(now):
+                if self._engines[here].recall(served):
+                    router.recalled(served, here)
+                    served.moves += 1
+                    self._send(served, router, to, now)
+
+    def _add(self, count: int) -> None:
+        options = self._options
+        self._engines += [Engine(options.routers, blocks=options.blocks) for _ in range(count)]
+        if options.policy == COST:
+            self._announce(0.0)
