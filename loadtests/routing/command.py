@@ -140,7 +140,9 @@ def _runs(asked: argparse.Namespace, seed: int) -> Mapping[str, Options]:
         runs[COST] = make(load_secs=asked.load_secs)
         if asked.routers > 1:
             name = f"{COST}, {asked.routers} routers"
-            runs[name] = make(load_secs=asked.load_secs, routers=asked.routers)
+            routers = {"load_secs": asked.load_secs, "routers": asked.routers}
+            runs[name] = make(**routers)
+            runs[f"{name}, calls at once"] = make(**routers, calls_at_once=True)
         runs[OLD] = make(load_secs=OLD_SECS)
     if COST in policies and asked.grow_to:
         runs[f"{COST}, without recalls"] = make(load_secs=asked.load_secs, recalls=False)

@@ -85,7 +85,11 @@ class BlockCache:
 
 
 class Engine:
-    """One replica. `ends_at` is the end of the present steps; infinite while it is idle."""
+    """One replica. `ends_at` is the end of the present steps; infinite while it is idle.
+
+    `changed`: its load or its prefixes differ from those that it announced at `announced_at`;
+    `called`: a call is among the changes.
+    """
 
     def __init__(self, routers: int, *, blocks: int = BLOCKS) -> None:
         self.cache = BlockCache(blocks)
@@ -94,7 +98,7 @@ class Engine:
         self.prefilling: deque[Served] = deque()
         self.seen = [0] * routers
         self.ends_at = math.inf
-        self.changed = True
+        self.changed, self.called, self.announced_at = True, False, -math.inf
         self._running: list[tuple[int, int, Served]] = []
         self._steps = 0
         self._count = 0
@@ -129,7 +133,7 @@ class Engine:
         """A request arrives; decoding without a prefill stops after its present step."""
         self.seen[served.router] = served.call
         self.queued.append(served)
-        self.changed = True
+        self.changed = self.called = True
         if self.ends_at == math.inf:
             self._begin(now)
         elif not self._chunk:

@@ -17,12 +17,16 @@ MOVE_SECS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A fleet and its routers. From `grow_at` seconds on there are `grow_to` replicas."""
+    """A fleet and its routers. From `grow_at` seconds on there are `grow_to` replicas.
+
+    With `calls_at_once` a replica announces each call at once, and only other changes are limited.
+    """
 
     replicas: int
     routers: int = 1
     policy: str = COST
     load_secs: float = LOAD_SECS
+    calls_at_once: bool = False
     seed: int = 1
     blocks: int = BLOCKS
     grow_to: int = 0
@@ -82,8 +86,7 @@ class Fleet:
         self._routers = [Router(each, options.seed + each) for each in range(options.routers)]
         self._random = Random(options.seed)
         self._ends: list[tuple[float, int]] = []
-        self._tick = -1
-        self._add(options.replicas)
+        self._add(options.replicas, 0.0)
         self._others = Others(self._engines, options.seed)
 
     def run(self, prompts: Sequence[Prompt], advance: Callable[[], None]) -> Outcome:
@@ -95,7 +98,6 @@ class Fleet:
                 self._run_until(second * MOVE_SECS)
                 self._each_second(second * MOVE_SECS)
                 second += 1
-            self._announce_until(prompt.at)
             self._run_until(prompt.at)
             served.append(self._arrive(prompt))
             advance()
@@ -108,6 +110,7 @@ class Fleet:
     def _arrive(self, prompt: Prompt) -> Served:
         served = Served(prompt, 0, 0)
         if self._options.policy == COST:
+            self._announce(prompt.at)
             router = self._random.choice(self._routers)
             self._send(served, router, router.choose(prompt, prompt.at), prompt.at)
             return served
@@ -135,24 +138,15 @@ class Fleet:
             if engine.ends_at < math.inf:
                 heapq.heappush(self._ends, (engine.ends_at, number))
 
-    def _announce_until(self, now: float) -> None:
-        """The last announcement before an arrival: earlier ones have no reader."""
-        if self._options.policy != COST:
-            return
-        secs = self._options.load_secs
-        tick = math.floor(now / secs) if secs else self._tick + 1
-        if tick == self._tick:
-            return
-        self._tick = tick
-        at = tick * secs if secs else now
-        self._run_until(at)
-        self._announce(at)
-
     def _announce(self, now: float) -> None:
+        """Each replica with a change announces it, unless it did so too short a time ago."""
         for number, engine in enumerate(self._engines):
-            if not engine.changed:
+            at_once = self._options.calls_at_once and engine.called
+            recent = now - engine.announced_at < self._options.load_secs
+            if not engine.changed or (recent and not at_once):
                 continue
-            engine.changed = False
+            engine.changed = engine.called = False
+            engine.announced_at = now
             changes = engine.prefixes.take_changes()
             for router in self._routers:
                 router.announce(number, engine.load(router.number, now), changes)
@@ -160,10 +154,10 @@ class Fleet:
     def _each_second(self, now: float) -> None:
         options = self._options
         if now >= options.grow_at and len(self._engines) < options.grow_to:
-            self._add(options.grow_to - len(self._engines))
+            self._add(options.grow_to - len(self._engines), now)
         if options.policy != COST or not options.recalls:
             return
-        self._announce_until(now)
+        self._announce(now)
         for router in self._routers:
             for served, here, to in router.moves(now):
                 if self._engines[here].recall(served):
@@ -171,8 +165,8 @@ class Fleet:
                     served.moves += 1
                     self._send(served, router, to, now)
 
-    def _add(self, count: int) -> None:
+    def _add(self, count: int, now: float) -> None:
         options = self._options
         self._engines += [Engine(options.routers, blocks=options.blocks) for _ in range(count)]
         if options.policy == COST:
-            self._announce(0.0)
+            self._announce(now)

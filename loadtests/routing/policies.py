@@ -4,6 +4,7 @@ The rules of others know the requests and tokens of all replicas at any time, an
 they have sent: their results are bounds of what their routers reach.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
@@ -109,7 +110,7 @@ class Others:
         self.random = Random(seed)
         self.turn = 0
         self._sent = KeyIndex()
-        self._sizes = [0] * len(engines)
+        self._sizes: Counter[int] = Counter()
 
     def least(self, sizes: Sequence[int]) -> int:
         """The replica with the least; equal ones at random."""
@@ -122,7 +123,7 @@ class Others:
 
     def emptiest(self) -> int:
         """The replica to which the fewest prefixes were sent."""
-        return self.least(self._sizes)
+        return self.least([self._sizes[number] for number in range(len(self.engines))])
 
     def best(self, prompt: Prompt) -> tuple[int, float]:
         """The replica with the longest prefix, of several that with the fewest requests."""
