@@ -12,7 +12,14 @@ from random import Random
 
 import pytest
 
-from loadtests.routing.engine import PREFILL_RATE, STEP_SECS, STEP_SECS_OF_SEQUENCE, Engine, Served
+from loadtests.routing.engine import (
+    PREFILL_RATE,
+    STEP_SECS,
+    STEP_SECS_OF_SEQUENCE,
+    BlockCache,
+    Engine,
+    Served,
+)
 from loadtests.routing.fleet import Fleet, Options, Outcome, quantile
 from loadtests.routing.policies import COST, RULES, Others
 from loadtests.routing.workload import BLOCK_TOKENS, Prompt, key_of, read_trace, synthetic
@@ -88,6 +95,17 @@ def test_a_request_waits_until_its_blocks_fit() -> None:
     assert engine.load(0, 0.0).kv_used == pytest.approx(0.7)
     finish(engine)
     assert second.first_at > first.last_at
+
+
+def test_blocks_in_use_do_not_take_the_place_of_idle_ones() -> None:
+    cache = BlockCache(7)
+    other, repeated = (Served(prompt(*each, answer=1), 0, 1) for each in ((1, 2, 3), (4, 5, 6)))
+    for served in (other, repeated):
+        assert cache.take(served)
+        cache.release(served)
+    assert cache.take(repeated)
+    assert repeated.cached == 3
+    assert cache.matched(other.prompt.keys) == 3
 
 
 def test_a_load_counts_the_tokens_that_are_not_in_the_cache() -> None:
@@ -194,8 +212,8 @@ def test_the_rules_of_others_choose_as_theirs_do() -> None:
     assert RULES["fewest-requests"](fleet, prompt(1)) == 1
     assert RULES["fewest-tokens"](fleet, prompt(1)) == 1
     fleet.note(prompt(*range(10)), 2)
-    assert RULES["ray-prefix"](fleet, prompt(0, *range(20, 29))) == 2
-    assert RULES["sglang"](fleet, prompt(0, *range(20, 29))) != 2
+    assert RULES["ray-prefix"](fleet, prompt(0, 1, *range(20, 28))) == 2
+    assert RULES["sglang"](fleet, prompt(0, 1, *range(20, 28))) != 2
     assert RULES["sglang"](fleet, prompt(*range(5), *range(20, 25))) == 2
 
 
