@@ -129,7 +129,9 @@ class KnownReplica:
 
     - `ahead`, `unit_secs`: the work before a new request, and the time of one unit
     - `own_secs`, `fixed_secs`: the cost of one unit of the request itself, and of any request
+    - `empty_secs`: the cost of a new request without work of its own
     - `room`: the number of requests that the replica accepts now
+    - `refused_until`: the end of the time without requests after a refusal
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class KnownReplica:
         self.concurrency = concurrency
         self.adapters: frozenset[str] = frozenset()
         self.load = load
-        self._refused_at = -math.inf
+        self.refused_until = -math.inf
         self._unseen: dict[int, int | None] = {}
         self._count()
 
@@ -170,12 +172,12 @@ class KnownReplica:
 
     def refuse(self, call: int, now: float) -> None:
         """End a call that the replica refused; it gets no other one for a second."""
-        self._refused_at = now
+        self.refused_until = now + REFUSAL_SECS
         self.end(call)
 
     def accepts(self, now: float) -> bool:
         """READY, with room, and without a refusal in the last second."""
-        return self.room > 0 and now - self._refused_at >= REFUSAL_SECS
+        return self.room > 0 and self.refused_until <= now
 
     def _count(self) -> None:
         """Count anew: sums that add and subtract estimates drift away from the truth."""
@@ -186,16 +188,14 @@ class KnownReplica:
             self.ahead = load.queued + len(added)
             self.unit_secs = self.own_secs = load.step_secs / self.concurrency
             self.fixed_secs = self.distance_secs
+            self.empty_secs = self.fixed_secs + self.ahead * self.unit_secs
             return
         self.ahead = load.waiting_tokens + sum(added)
         self.unit_secs = 1 / load.prefill_rate
         self.own_secs = self.unit_secs * (1 + HARM * load.running)
         full_secs = KV_SECS * max(0.0, load.kv_used - KV_LIMIT)
         self.fixed_secs = load.step_secs + full_secs + self.distance_secs
-
-    def empty_secs(self, ahead: int) -> float:
-        """The cost of a request without work of its own."""
-        return self.fixed_secs + ahead * self.unit_secs
+        self.empty_secs = self.fixed_secs + self.ahead * self.unit_secs
 
     def work(self, demand: Demand) -> int:
         """The part of `ahead` that a request is for those after it."""
@@ -204,22 +204,36 @@ class KnownReplica:
         return max(1, demand.tokens - demand.held.get(self.id, 0))
 
 
-def cost(replica: KnownReplica, demand: Demand, ahead: int) -> float:
+def cost(replica: KnownReplica, demand: Demand, ahead: int | None = None) -> float:
     """The seconds until the first token of a request, and those that it takes from others.
 
-    `ahead` is the work before it. Without tokens they are the seconds until its execution ends.
+    `ahead` is the work before it, by default that of a new request. Without tokens they are the
+    seconds until its execution ends.
     """
-    secs = replica.empty_secs(ahead) + replica.work(demand) * replica.own_secs
+    secs = replica.empty_secs
+    if ahead is not None:
+        secs = replica.fixed_secs + ahead * replica.unit_secs
+    secs += replica.work(demand) * replica.own_secs
     if demand.adapter and demand.adapter not in replica.adapters:
         secs += demand.adapter_secs
     return secs
+
+
+def ahead_now(replica: KnownReplica, ahead_then: int, secs: float) -> int:
+    """The work before a request that was sent some seconds ago, with `ahead_then` before it.
+
+    Of the work in a load, a part may have arrived later, from other routers.
+    """
+    if secs >= ahead_then * replica.unit_secs:
+        return 0
+    return min(replica.ahead, math.ceil(ahead_then - secs / replica.unit_secs))
 
 
 def choose(
     demand: Demand, replicas: Iterable[KnownReplica], *, now: float, random: Random
 ) -> KnownReplica | None:
     """The replica of least cost; equal ones at random; None if no replica accepts a request."""
-    costs = [(cost(each, demand, each.ahead), each) for each in replicas if each.accepts(now)]
+    costs = [(cost(each, demand), each) for each in replicas if each.accepts(now)]
     if not costs:
         return None
     limit = min([secs for secs, _ in costs]) + SAME_SECS
@@ -253,7 +267,7 @@ def moves(
     factor `GAIN`. The caller may stop at any move. Pinned requests do not move: leave them out.
     """
     accepting = [each for each in replicas if each.accepts(now)]
-    least = min((each.empty_secs(each.ahead) for each in accepting), default=math.inf)
+    least = min((each.empty_secs for each in accepting), default=math.inf)
     added: Counter[str] = Counter()
     removed: Counter[str] = Counter()
     arrivals: Counter[str] = Counter()
@@ -274,7 +288,7 @@ def moves(
             removed[here.id] += here.work(demand)
             arrivals[to.id] += 1
             left = here.ahead + added[here.id] - removed[here.id]
-            least = min(least, here.empty_secs(left))
+            least = min(least, here.fixed_secs + left * here.unit_secs)
             yield Move(request, to)
 
 

@@ -255,7 +255,7 @@ class KeyIndex:
         self._keys: dict[str, set[bytes]] = {}
         self._left_out: dict[str, int] = {}
         self._expected: dict[bytes, int] = {}
-        self._until: dict[tuple[int, bytes], float] = {}
+        self._until: dict[int, dict[bytes, float]] = {}
         self._expiries: deque[tuple[float, int, Sequence[bytes]]] = deque()
 
     def __len__(self) -> int:
@@ -297,7 +297,7 @@ class KeyIndex:
         del self._keys[replica_id], self._left_out[replica_id]
         for _, holder, keys in self._expiries:
             for key in keys if holder == number else ():
-                if (number, key) in self._until:
+                if key in self._until[number]:
                     self._unexpect(number, key)
         self._ids[number] = ""
         heapq.heappush(self._free, number)
@@ -310,36 +310,37 @@ class KeyIndex:
         new = [key for key in keys if not self._holders.get(key, 0) & bit]
         for key in new:
             self._expected[key] = self._expected.get(key, 0) | bit
-            self._until[number, key] = until
         if new:
+            self._until.setdefault(number, {}).update(dict.fromkeys(new, until))
             self._expiries.append((until, number, new))
 
     def held(self, keys: Sequence[bytes], now: float) -> Mapping[str, int]:
         """The number of leading keys on each replica that has the first."""
         self._expire(now)
         found: dict[str, int] = {}
-        alive = -1
+        alive = (1 << len(self._ids)) - 1
         for depth, key in enumerate(keys):
-            holders = self._holders.get(key, 0) | self._expected.get(key, 0)
-            ended = alive & ~holders if depth else 0
-            alive &= holders
-            if ended:
-                found.update(dict.fromkeys(self._names(ended), depth))
-            if not alive:
+            still = alive & (self._holders.get(key, 0) | self._expected.get(key, 0))
+            if still != alive and depth:
+                found.update(dict.fromkeys(self._names(alive ^ still), depth))
+            if not still:
                 return found
+            alive = still
         if keys:
             found.update(dict.fromkeys(self._names(alive), len(keys)))
         return found
 
     def holders(self, key: bytes) -> list[str]:
         """The replicas that announced a key: of a pin one, unless two routers began it at once."""
-        return list(self._names(self._holders.get(key, 0)))
+        return self._names(self._holders.get(key, 0))
 
-    def _names(self, holders: int) -> Iterator[str]:
+    def _names(self, holders: int) -> list[str]:
+        names = []
         while holders:
             lowest = holders & -holders
-            yield self._ids[lowest.bit_length() - 1]
+            names.append(self._ids[lowest.bit_length() - 1])
             holders ^= lowest
+        return names
 
     def _number(self, replica_id: str) -> int:
         number = self._numbers.get(replica_id)
@@ -382,11 +383,11 @@ class KeyIndex:
         while self._expiries and self._expiries[0][0] <= now:
             until, number, keys = self._expiries.popleft()
             for key in keys:
-                if self._until.get((number, key)) == until:
+                if self._until[number].get(key) == until:
                     self._unexpect(number, key)
 
     def _unexpect(self, number: int, key: bytes) -> None:
-        del self._until[number, key]
+        del self._until[number][key]
         self._clear(self._expected, key, 1 << number)
 
     def _clear(self, table: dict[bytes, int], key: bytes, bit: int) -> None:

@@ -14,6 +14,7 @@ from gateway.fleet.choice import (
     ReplicaState,
     TokenRatio,
     UnbegunRequest,
+    ahead_now,
     choose,
     cost,
     moves,
@@ -74,7 +75,7 @@ def test_the_cost_is_the_wait_and_the_harm_the_full_cache_and_the_distance() -> 
     wait = (20_000 + 1_000) / 10_000 + 0.01
     harm = 8 * 1_000 / 10_000
     expected = wait + 0.05 * harm + 5 * (0.95 - 0.9) + 0.005
-    assert cost(busy, demand, busy.ahead) == pytest.approx(expected)
+    assert cost(busy, demand) == pytest.approx(expected)
 
 
 def test_the_harm_outweighs_a_short_wait() -> None:
@@ -183,10 +184,10 @@ def test_a_model_without_tokens_costs_the_requests_before() -> None:
     wide = KnownReplica(
         "b", load(prefill_rate=0.0, queued=3, step_secs=0.5), distance_secs=0.0, concurrency=4
     )
-    assert cost(slow, Demand(), slow.ahead) == pytest.approx(4 * 0.5)
-    assert cost(wide, Demand(), wide.ahead) == pytest.approx(4 * 0.5 / 4)
+    assert cost(slow, Demand()) == pytest.approx(4 * 0.5)
+    assert cost(wide, Demand()) == pytest.approx(4 * 0.5 / 4)
     wide.send(1, 0)
-    assert cost(wide, Demand(), wide.ahead) == pytest.approx(5 * 0.5 / 4)
+    assert cost(wide, Demand()) == pytest.approx(5 * 0.5 / 4)
 
 
 def test_an_adapter_that_is_not_loaded_costs_its_load_time() -> None:
@@ -194,6 +195,18 @@ def test_an_adapter_that_is_not_loaded_costs_its_load_time() -> None:
     loaded.adapters = frozenset({"french"})
     assert chosen(Demand(tokens=1, adapter="french", adapter_secs=2.0), loaded, other) == {"a"}
     assert chosen(Demand(tokens=1, adapter="french", adapter_secs=0.5), loaded, other) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("then", "secs", "now"),
+    [(30_000, 1.0, 20_000), (30_000, 3.0, 0), (30_000, 9.0, 0), (90_000, 1.0, 50_000)],
+)
+def test_work_before_a_request_is_done_as_time_passes(then: int, secs: float, now: int) -> None:
+    assert ahead_now(replica("a", waiting_tokens=50_000), then, secs) == now
+
+
+def test_work_that_takes_no_time_is_done() -> None:
+    assert ahead_now(replica("a", prefill_rate=0.0, queued=5, step_secs=0.0), 3, 0.0) == 0
 
 
 def backlog(here: KnownReplica, count: int, tokens: int = 10_000) -> list[UnbegunRequest]:
