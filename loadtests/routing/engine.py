@@ -28,7 +28,8 @@ class Served:
     prompt: Prompt
     router: int
     call: int
-    work: int = 0
+    sent_at: float = 0.0
+    ahead: int = 0
     cached: int = 0
     remaining: int = 0
     first_at: float = 0.0

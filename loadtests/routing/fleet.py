@@ -12,7 +12,8 @@ from loadtests.routing.workload import Prompt
 
 LOAD_SECS = 0.05
 """A replica announces its load at most 20 times a second."""
-MOVE_SECS = 1.0
+TURN_SECS = 1.0
+"""The time between two turns of a router; those of all routers are spread over it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +87,19 @@ class Fleet:
         self._routers = [Router(each, options.seed + each) for each in range(options.routers)]
         self._random = Random(options.seed)
         self._ends: list[tuple[float, int]] = []
+        self._turn, self._turn_secs = 0, TURN_SECS / options.routers
         self._add(options.replicas, 0.0)
         self._others = Others(self._engines, options.seed)
 
     def run(self, prompts: Sequence[Prompt], advance: Callable[[], None]) -> Outcome:
         """Run requests in order of arrival until all have ended; `advance` notes each."""
         served = []
-        second = 0
         for prompt in prompts:
-            while second * MOVE_SECS < prompt.at:
-                self._run_until(second * MOVE_SECS)
-                self._each_second(second * MOVE_SECS)
-                second += 1
             self._run_until(prompt.at)
             served.append(self._arrive(prompt))
             advance()
         while self._ends:
-            self._run_until(second * MOVE_SECS)
-            self._each_second(second * MOVE_SECS)
-            second += 1
+            self._run_until(self._turn * self._turn_secs)
         return Outcome(served)
 
     def _arrive(self, prompt: Prompt) -> Served:
@@ -129,6 +124,15 @@ class Fleet:
         heapq.heappush(self._ends, (engine.ends_at, number))
 
     def _run_until(self, now: float) -> None:
+        """Run all engines, and the turns of the routers between."""
+        while self._turn * self._turn_secs <= now:
+            at = self._turn * self._turn_secs
+            self._advance_until(at)
+            self._take_turn(self._routers[self._turn % len(self._routers)], at)
+            self._turn += 1
+        self._advance_until(now)
+
+    def _advance_until(self, now: float) -> None:
         while self._ends and self._ends[0][0] <= now:
             at, number = heapq.heappop(self._ends)
             engine = self._engines[number]
@@ -151,19 +155,19 @@ class Fleet:
             for router in self._routers:
                 router.announce(number, engine.load(router.number, now), changes)
 
-    def _each_second(self, now: float) -> None:
+    def _take_turn(self, router: Router, now: float) -> None:
+        """Choose anew for the unbegun requests of one router."""
         options = self._options
         if now >= options.grow_at and len(self._engines) < options.grow_to:
             self._add(options.grow_to - len(self._engines), now)
         if options.policy != COST or not options.recalls:
             return
         self._announce(now)
-        for router in self._routers:
-            for served, here, to in router.moves(now):
-                if self._engines[here].recall(served):
-                    router.recalled(served, here)
-                    served.moves += 1
-                    self._send(served, router, to, now)
+        for served, here, to in router.moves(now):
+            if self._engines[here].recall(served):
+                router.recalled(served, here)
+                served.moves += 1
+                self._send(served, router, to, now)
 
     def _add(self, count: int, now: float) -> None:
         options = self._options

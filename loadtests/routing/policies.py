@@ -14,6 +14,7 @@ from gateway.fleet.choice import (
     KnownReplica,
     Load,
     UnbegunRequest,
+    ahead_now,
     choose,
     moves,
 )
@@ -64,8 +65,8 @@ class Router:
         self._calls += 1
         served.router, served.call = self.number, self._calls
         known = self.known[replica]
-        served.work = known.work(self._demand(served.prompt, now))
-        known.send(served.call, served.work)
+        served.sent_at, served.ahead = now, known.ahead
+        known.send(served.call, known.work(self._demand(served.prompt, now)))
         self._index.expect(known.id, served.prompt.keys, now)
         self._sent[replica] = [each for each in self._sent[replica] if not each.first_at]
         self._sent[replica].append(served)
@@ -75,11 +76,10 @@ class Router:
         unbegun, by_call = [], {}
         for number, sent in self._sent.items():
             known = self.known[number]
-            ahead = known.ahead
-            for served in reversed([each for each in sent if not each.first_at]):
-                ahead -= served.work
+            for served in [each for each in sent if not each.first_at]:
+                ahead = ahead_now(known, served.ahead, now - served.sent_at)
                 if ahead * known.unit_secs < SETTLED_SECS:
-                    break
+                    continue
                 demand = self._demand(served.prompt, now)
                 unbegun.append(UnbegunRequest(served.call, demand, known, ahead))
                 by_call[served.call] = served
