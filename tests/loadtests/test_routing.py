@@ -1,6 +1,7 @@
 """The simulation of a fleet: its engine by hand, its requests, and the rules in short runs."""
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -240,11 +241,17 @@ def test_the_command_prints_a_table_and_saves_figures_and_curves(tmp_path: Path)
         check=True,
         timeout=60,
         cwd=ROOT,
+        env={**os.environ, "COLUMNS": "160"},
     )
     assert "cost, loads 1 s old" in ended.stdout
     assert "1000 of 1000 replicas have a prefix" in ended.stdout
     (line,) = json.loads(figures.read_text())["lines"]
     sides = line["figures"]["first token, mean"]["sides"]
     assert {"cost", "cost, 4 routers", "cost, without recalls", "sglang"} <= sides.keys()
+    means = {name: side["median"] for name, side in sides.items()}
+    rows = {row.split("│")[1].strip(): row for row in ended.stdout.splitlines() if "│" in row}
+    old = means["cost, loads 1 s old"] / means["cost"]
+    assert f"{means['cost'] / means['sglang']:.2f} " in rows["sglang"]
+    assert f"{old:.2f} │ 1.1, {'holds' if old <= 1.1 else 'fails'} " in rows["cost, loads 1 s old"]
     drawn = list(ET.parse(curves).iter("{http://www.w3.org/2000/svg}polyline"))
     assert len(drawn) == len(sides)
