@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from gateway import __version__
 from gateway.errors import InferenceError
+from gateway.flags import fleet as fleet_flags
 from gateway.flags import keys as key_flags
 from gateway.flags import serve as flags
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
@@ -22,6 +23,8 @@ from gateway.tools.chat import options as chat_options
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+PLAIN = ("grpc", "grpc-admin", "fleet")
+"""Ports without a URL."""
 LOCAL = ("0.0.0.0", "127.0.0.1", "::")
 CHAT = (
     '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
@@ -75,6 +78,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     flags.add_flags(triton)
     triton.set_defaults(command=_tritonserver)
+    replica = commands.add_parser("replica", help="host one model for the routers of a fleet")
+    flags.add_flags(replica)
+    fleet_flags.add_replica_flags(replica)
+    replica.set_defaults(command=_replica)
     chat = commands.add_parser("chat", help="chat with a model of a running server")
     chat_options.add_flags(chat)
     chat.set_defaults(command=_chat)
@@ -141,6 +148,12 @@ def _tritonserver(parsed: argparse.Namespace) -> None:
     _serve(parsed, tuple(ignored_options(parsed.unknown, known)))
 
 
+def _replica(parsed: argparse.Namespace) -> None:
+    """Serve one model at the port of the fleet."""
+    parsed.model_control_mode, parsed.load_model = "explicit", [parsed.model]
+    _serve(parsed)
+
+
 def _serve(parsed: argparse.Namespace, ignored: Sequence[IgnoredOption] = ()) -> None:
     collect_garbage_rarely()
     settings = flags.settings(parsed)
@@ -167,10 +180,12 @@ async def _run_server(settings: Settings, log: Any) -> None:
 
 def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any]) -> None:
     addresses = {name: each.address for name, each in settings.listeners.items()}
+    if settings.fleet is not None:
+        addresses["fleet"] = settings.fleet.address
     places = {name: netloc(_local(addresses[name]), port) for name, port in ports.items()}
     web = "http://" if settings.http.tls is None else "https://"
     for name, place in places.items():
-        scheme = "" if "grpc" in name or place.startswith(UNIX) else web
+        scheme = "" if name in PLAIN or place.startswith(UNIX) else web
         sys.stderr.write(f"{name:>8}  {scheme}{place}\n")
     chats = [
         model.name for model in models if any(i.name == "messages" for i in model.config.input)

@@ -105,7 +105,7 @@ class DataPlane:
             if self._exiting and not _continues(model, request):
                 raise exiting()
             interceptor = None
-            if request.sequence is not None:
+            if request.sequence is not None and not model.of_fleet:
                 interceptor = self._conversations.turn(request, model)
             stream = model.submit(request, trace, interceptor)
         except InferenceError:

@@ -7,8 +7,9 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import LocalCache, ResponseCache
@@ -25,7 +26,14 @@ from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.resumption.recordings import Recordings
-from gateway.settings import CacheSettings, LocalCacheSettings, ModelSettings, Settings, netloc
+from gateway.settings import (
+    CacheSettings,
+    FleetSettings,
+    LocalCacheSettings,
+    ModelSettings,
+    Settings,
+    netloc,
+)
 from gateway.shared_memory.regions import SharedMemory
 from gateway.storage.store import KEPT
 from gateway.threads import request_threads
@@ -94,6 +102,7 @@ class Server:
             threads=self._threads,
             audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
         )
+        self._router = _build_router(settings, self._control)
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()
 
@@ -140,6 +149,7 @@ class Server:
             audit = self.dataplane.audit
             for_models = BackendControl(self._control, audit)
             running = tasks.create_task(self._control.run(self.dataplane.call, for_models, audit))
+            routing = tasks.create_task(_route(self._router))
             await listeners.open(tasks)
             failure = await self._loaded()
             if not failure:
@@ -147,17 +157,24 @@ class Server:
                 await self._stopping.wait()
             await self._drain(tasks, listeners)
             running.cancel()
+            routing.cancel()
             caching.cancel()
         return failure
 
     async def _loaded(self) -> str:
         """Wait for the start-up models; returns the reason to end, or an empty text."""
-        await _first_of(self._control.registry.wait_settled(), self._stopping.wait())
+        await _first_of(self._settled(), self._stopping.wait())
         failures = self._control.registry.failures()
         if self._stopping.is_set() or not failures or not self.settings.models.exit_on_error:
             return ""
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
         return f"failed to load all models:\n{reasons}\n(--exit-on-error=false serves the others)"
+
+    async def _settled(self) -> None:
+        """Wait for the models of the repository, and for the first table of a router."""
+        await self._control.registry.wait_settled()
+        if self._router is not None:
+            await self._router.attempted()
 
     async def _drain(self, tasks: asyncio.TaskGroup, listeners: Listeners) -> None:
         """Drain: not ready, wait for sequences, stop accepting, wait for requests, fail others."""
@@ -229,14 +246,50 @@ def _freeze() -> None:
 
 def _listeners(settings: Settings) -> Callable[[Server], Awaitable[Listeners]]:
     """The function that makes the listeners; those with ports take most of a second to import."""
+    made = _no_listeners
     if settings.listeners:
-        bound: Callable[[Server], Awaitable[Listeners]] = import_module("gateway.listeners").bound
-        return bound
-    return _no_listeners
+        made = import_module("gateway.listeners").bound
+    if settings.fleet is not None and settings.fleet.port is not None:
+        return partial(_with_fleet_port, made, settings.fleet)
+    return made
 
 
 async def _no_listeners(server: Server) -> Listeners:
     return Listeners()
+
+
+async def _with_fleet_port(
+    made: Callable[[Server], Awaitable[Listeners]], fleet: FleetSettings, server: Server
+) -> Listeners:
+    found: Listeners = import_module("gateway.fleet.replica").FleetPort(
+        server, await made(server), fleet
+    )
+    return found
+
+
+class _Router(Protocol):
+    """The part of `gateway.fleet.router.Router` that is used; few servers import it."""
+
+    async def run(self) -> None:
+        """Keep the connections to the replicas."""
+
+    async def attempted(self) -> None:
+        """Wait until each replica is ready, or could not be reached."""
+
+
+def _build_router(settings: Settings, control: RepositoryControl) -> _Router | None:
+    fleet = settings.fleet
+    if fleet is None or fleet.port is not None:
+        return None
+    router: _Router = import_module("gateway.fleet.router").Router(
+        fleet, control, summaries=settings.models.summaries
+    )
+    return router
+
+
+async def _route(router: _Router | None) -> None:
+    if router is not None:
+        await router.run()
 
 
 def _build_backends(settings: Settings) -> BackendLoader:

@@ -7,9 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from gateway.policy.control import ChangeControl
-from gateway.policy.key_set_url import KeySetUrl
 from gateway.policy.restrictions import Restrictions
-from gateway.policy.token_rules import TokenRules
+from gateway.policy.token_rules import JwtSettings
 
 ENVIRONMENT: Mapping[str, str] = os.environ
 """The process's environment; only this module reads it."""
@@ -338,11 +337,19 @@ class ResumptionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JwtSettings:
-    """JSON Web Tokens; `key_set` is the place of the issuer's keys."""
+class FleetSettings:
+    """A router or a replica of the fleet `name`.
 
-    key_set: Path | KeySetUrl
-    rules: TokenRules
+    Both ends of a connection have the same `secret`, b"" for none. `replicas` are the hosts and
+    ports that a router connects to. A replica listens at `address` and `port`; None is a router,
+    port 0 picks a free one.
+    """
+
+    name: str = "sluice"
+    secret: bytes = field(default=b"", repr=False)
+    replicas: tuple[tuple[str, int], ...] = ()
+    address: str = "127.0.0.1"
+    port: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +361,7 @@ class Settings:
     the key file; without one and without `jwt` requests need no credential. `audit_log` is the
     file with a line for each change of the server. `admin` and `grpc_admin` are further listeners
     of HTTP and gRPC; with one of them changes of the server are answered there only. A `public`
-    server logs its exposure.
+    server logs its exposure. `fleet` is the server's part in a fleet, if it has one.
     """
 
     id: str = "triton"
@@ -374,6 +381,7 @@ class Settings:
     admin: HttpSettings | None = None
     grpc_admin: GrpcSettings | None = None
     public: bool = False
+    fleet: FleetSettings | None = None
     log: LogSettings = field(default_factory=LogSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
 

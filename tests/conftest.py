@@ -24,7 +24,7 @@ from tests.builders import TEXT, soon
 from tests.certificates import Authority, Certificate
 from tests.distribution import ModuleScheduling
 from tests.host_gpu import HostGpu
-from tests.serving import EVERY_SERVER
+from tests.serving import EVERY_SERVER, FLEET
 
 KINDS = {
     "": (),
@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep-seed", default=today, help="the sample of the sweeps (%(default)s)")
     parser.addoption("--grpc-transport", choices=("hyper", "grpcio"))
     parser.addoption("--frontends", help="have every server leave connections to N processes")
+    parser.addoption("--fleet", type=int, help="have every server send requests to N replicas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--grpc-transport={transport}")
     if frontends := config.getoption("--frontends"):
         EVERY_SERVER.append(f"--frontends={frontends}")
+    if replicas := config.getoption("--fleet"):
+        FLEET.append(replicas)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -72,7 +75,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     With an option that chooses the servers, each test runs once.
     """
     marker = metafunc.definition.get_closest_marker("runs_on")
-    if marker is not None and not EVERY_SERVER:
+    if marker is not None and not (EVERY_SERVER or FLEET):
         others = [pytest.param(f"@{kind}", marks=pytest.mark.wire) for kind in marker.args]
         metafunc.parametrize(
             "server_kind", ["", *others], ids=lambda kind: kind, indirect=True, scope="module"

@@ -1,4 +1,4 @@
-"""A `sluice serve` process of its own, on free ports, for tests that drive it from outside."""
+"""A `sluice serve` or `sluice replica` process, on free ports, driven by tests from outside."""
 
 import http.client
 import os
@@ -9,13 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 ROOT = Path(__file__).parent.parent
 EVERY_SERVER: list[str] = []
 """Flags that every server gets before its own."""
+FLEET: list[int] = []
+"""The number of replicas of every server, if it shall be the router of a fleet."""
+OF_MODELS = re.compile(
+    r"--(model-|load-model|backend|rate-limit|strict|disable-auto|exit-on|host-pol)"
+)
+"""Flags that are for the replicas of a router."""
 
 STALL_FLAG = "--stall-secs"
 STALL_SECS = 60.0
@@ -26,7 +33,7 @@ STOP_SECS = 60.0
 WAIT_SECS = 20.0
 POLL_SECS = 0.01
 LEAST_POLLS = 20
-PORTS = "http|grpc|metrics|admin|grpc-admin"
+PORTS = "http|grpc|metrics|admin|grpc-admin|fleet"
 ANNOUNCED = re.compile(rf"^\s*({PORTS})\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
 LISTENING = re.compile(rf"listening for=({PORTS}) port=(\d+)")
 
@@ -39,7 +46,7 @@ class Serving:
         repository: Path,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        command: str = "serve",
+        command: Sequence[str] = ("serve",),
     ) -> None:
         self.log: list[str] = []
         self.ports: dict[str, int] = {}
@@ -49,7 +56,7 @@ class Serving:
         self._ready = threading.Event()
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gateway", command, f"--model-repository={repository}"),
+                *(sys.executable, "-m", "gateway", *command, f"--model-repository={repository}"),
                 *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
                 *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1"),
                 f"{STALL_FLAG}={STALL_SECS:g}",
@@ -177,10 +184,52 @@ def serving(
     repository: Path,
     *flags: str,
     environment: Mapping[str, str] | None = None,
-    command: str = "serve",
+    command: Sequence[str] = ("serve",),
 ) -> Iterator[Serving]:
-    """A ready server for the length of the block; `command` is one of `sluice`."""
-    server = Serving(repository, flags, environment, command)
+    """A ready server for the length of the block; with FLEET a router of replicas."""
+    if FLEET:
+        with _fleet(repository, flags, environment) as server:
+            yield server
+        return
+    with running(Serving(repository, flags, environment, command)) as server:
+        yield server
+
+
+@contextmanager
+def replica(
+    repository: Path, model: str, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Serving]:
+    """A ready replica of a model for the length of the block; it has a metrics page, too."""
+    own = ("--fleet-port=0", "--allow-metrics=true", *flags)
+    with running(Serving(repository, own, environment, ("replica", model))) as server:
+        yield server
+
+
+@contextmanager
+def _fleet(
+    repository: Path, flags: Sequence[str], environment: Mapping[str, str] | None
+) -> Iterator[Serving]:
+    """A router without models of its own, and replicas of the models of the repository."""
+    of_models = [each for each in flags if OF_MODELS.match(each)]
+    of_router = [each for each in flags if not OF_MODELS.match(each)]
+    with ExitStack() as owner:
+        hosts = [
+            owner.enter_context(replica(repository, "*", *of_models, environment=environment))
+            for _ in range(*FLEET)
+        ]
+        nothing = owner.enter_context(TemporaryDirectory())
+        of_router.append(static_fleet(*hosts))
+        yield owner.enter_context(running(Serving(Path(nothing), of_router, environment)))
+
+
+def static_fleet(*replicas: Serving) -> str:
+    """The flag of a router of these replicas."""
+    return "--fleet=static:" + ",".join(f"127.0.0.1:{each.ports['fleet']}" for each in replicas)
+
+
+@contextmanager
+def running(server: Serving) -> Iterator[Serving]:
+    """The process, ready, for the length of the block."""
     try:
         yield server.wait_ready()
     finally:

@@ -6,8 +6,7 @@ from pathlib import Path
 from gateway.errors import Code, InferenceError
 from gateway.flags.values import natural
 from gateway.policy.key_set_url import KeySetUrl, is_url, read_url
-from gateway.policy.token_rules import TokenRules
-from gateway.settings import JwtSettings
+from gateway.policy.token_rules import JwtSettings, TokenRules
 
 KEY_SET = "--jwt-jwks"
 TENANT, ROLES, LEEWAY = "--jwt-tenant-claim", "--jwt-roles-claim", "--jwt-leeway-secs"

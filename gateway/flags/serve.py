@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gateway.errors import Code, InferenceError
 from gateway.flags import cache as cache_flags
+from gateway.flags import fleet as fleet_flags
 from gateway.flags import grpc as grpc_flags
 from gateway.flags import json_web_tokens as jwt_flags
 from gateway.flags import models as model_flags
@@ -60,6 +61,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     jwt_flags.add_flags(parser)
     _add_resumption_flags(parser)
     cache_flags.add_flags(parser)
+    fleet_flags.add_flags(parser)
     telemetry_flags.add_flags(parser)
 
 
@@ -79,6 +81,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         jwt=jwt_flags.jwt_settings(flags),
         audit_log=flags.audit_log,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
+        fleet=fleet_flags.fleet_settings(flags),
         resumption=_resumption_settings(flags),
         models=replace(
             model_flags.model_settings(flags),

@@ -1,7 +1,13 @@
-"""Models that replicas on other machines host.
+"""A fleet: a router answers requests for models that replicas on other machines host.
 
 In reading order:
 
-- `choice`: loads of replicas, and the choice of one by its cost in seconds
-- `prefixes`: keys of prompts and pins, the keys that a replica holds, and the index of a router
+- `handshake`: the first frames of a connection, and the proof of the secret
+- `offers`: the models of a replica and its load, as it announces them
+- `replica`: the port of a replica, and the requests of its routers
+- `connection`: a router's connection to one replica
+- `choice`: the replica that gets a request, and the requests that move to another one
+- `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
+- `instance`: the instance of a model that replicas host
+- `router`: the connections of a router, and the models that it has from them
 """

@@ -73,8 +73,11 @@ class Model:
     if names are not unique. `further_names` are names for OpenAI's clients besides its own;
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
     both in `prepare`. `members` are the models that an ensemble calls. A `retired` model completes
-    its requests and must get no others.
+    its requests and must get no others. A model `of_fleet` is hosted by replicas, which keep its
+    sequences and conversations.
     """
+
+    of_fleet: bool = False
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Model:
         self.namespace = ""
         self.retired = False
         self.members: Sequence[Model] = ()
-        self.scheduler = build_scheduler(config, statistics, folder)
+        self.scheduler = self._scheduler(statistics, folder)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         self._limits = Limits.read(config)
         self.conversation_limits = ConversationLimits.read(config)
@@ -109,6 +112,9 @@ class Model:
         self._free = asyncio.Event()
         self._free.set()
         self._on_close: list[Callable[[], None]] = []
+
+    def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
+        return build_scheduler(self.config, statistics, folder)
 
     @property
     def ready(self) -> bool:
@@ -145,6 +151,11 @@ class Model:
     def cached(self) -> bool:
         """Whether its responses are cached."""
         return self._cache is not None
+
+    @property
+    def most_in_flight(self) -> int:
+        """The number of requests in flight that it accepts."""
+        return self._limits.max_in_flight
 
     def use_cache(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
         """Cache responses from now on; `load` is part of their keys.

@@ -59,6 +59,7 @@ class KnownModel:
 
     Of an ensemble, `members` are the names of its models and `bound` the versions that it was
     loaded with. `suspended` is the source for its next load while its members do not suit it.
+    A model `of_fleet` is hosted by replicas, and is in no repository of this server.
     """
 
     id: ModelId
@@ -74,6 +75,7 @@ class KnownModel:
     members: tuple[str, ...] = ()
     bound: frozenset[Model] = frozenset()
     suspended: LoadSource | None = None
+    of_fleet: bool = False
 
     @property
     def models(self) -> list[Model]:

@@ -19,7 +19,7 @@ from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
-from gateway.models.registry import IndexRow, ModelRegistry
+from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
@@ -179,9 +179,12 @@ class RepositoryControl:
         return [
             known.id
             for known in self.registry
-            if known.trouble
-            or known.suspended is not None
-            or any(status.wanted for status in known.versions.values())
+            if not known.of_fleet
+            and (
+                known.trouble
+                or known.suspended is not None
+                or any(status.wanted for status in known.versions.values())
+            )
         ]
 
     @property
@@ -210,6 +213,24 @@ class RepositoryControl:
         finally:
             # The traceback of the error refers to this frame: a cycle with the files of a load.
             del task, error
+
+    # Models of a fleet.
+
+    def is_own(self, name: str) -> bool:
+        """Whether a repository of this server has a model of that name."""
+        return any(not known.of_fleet for known in self.registry.named(name))
+
+    def place(self, model: Model) -> None:
+        """Serve a model that replicas host, instead of the present one of its version."""
+        known, number = self.registry.get_or_add(ModelId(model.name)), int(model.version)
+        before = known.versions.get(number)
+        known.of_fleet = True
+        known.versions[number] = VersionStatus(VersionState.READY, model=model)
+        known.versions = dict(sorted(known.versions.items()))
+        self.loaded.start(model, _nothing)
+        if before is not None and before.model is not None:
+            self.loaded.retire(before.model, _nothing)
+        self.registry.notify()
 
     # Life cycle.
 
@@ -264,6 +285,10 @@ class RepositoryControl:
     def close_by(self, at: float) -> None:
         """Close or kill every instance before this time of the event loop."""
         self._closings.end_by(at)
+
+
+def _nothing() -> None:
+    """The end of a model that no repository lists."""
 
 
 async def outcome(model: ModelId, operation: Coroutine[None, None, None]) -> InferenceError | None:

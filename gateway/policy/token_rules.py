@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from gateway.policy.key_set_url import KeySetUrl
 from gateway.policy.keys import NAME, Role
 
 Claims = Mapping[str, Any]
@@ -53,6 +55,14 @@ class TokenRules:
             return None
         roles = _roles(_first(claims, self.roles_claims))
         return TokenOwner(tenant, frozenset(roles), expires + self.leeway_secs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JwtSettings:
+    """JSON Web Tokens; `key_set` is the place of the issuer's keys."""
+
+    key_set: Path | KeySetUrl
+    rules: TokenRules
 
 
 def _texts(value: Any) -> list[Any]:

@@ -27,6 +27,9 @@ REPORTED_BYTES = 64 << 10
 """Passed-on bytes from which a TAKEN frame is sent."""
 
 
+MOST_BYTES = (1 << 32) - 1
+"""Longest payload that a head can announce."""
+
 FRAME_BYTES = 64
 """Overhead counted per frame, which limits the number of empty frames."""
 
@@ -95,14 +98,19 @@ def read_number(payload: bytes) -> int:
     return found
 
 
-class FrameDecoder:
-    """Decoder of received bytes into frames."""
+class FrameTooLong(Exception):
+    """A head announces a payload above the limit of its decoder."""
 
-    def __init__(self) -> None:
+
+class FrameDecoder:
+    """Decoder of received bytes into frames; `most_bytes` is the limit of a payload."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
         self._incomplete = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames completed by `data`; iterate over all of them."""
+        """The frames completed by `data`; iterate over all of them. Raises FrameTooLong."""
         if self._incomplete:
             self._incomplete += data
             data = bytes(self._incomplete) if self._is_complete() else b""
@@ -112,6 +120,8 @@ class FrameDecoder:
         start, size = 0, len(data)
         while size - start >= HEAD.size:
             length, kind, call = HEAD.unpack_from(data, start)
+            if length > self.most_bytes:
+                raise FrameTooLong(f"a frame of {length} bytes, the limit is {self.most_bytes}")
             end = start + HEAD.size + length
             if end > size:
                 break
@@ -125,7 +135,7 @@ class FrameDecoder:
         if len(self._incomplete) < HEAD.size:
             return False
         length: int = HEAD.unpack_from(self._incomplete)[0]
-        return len(self._incomplete) >= HEAD.size + length
+        return length > self.most_bytes or len(self._incomplete) >= HEAD.size + length
 
 
 class Receiver(ABC):
@@ -145,13 +155,13 @@ class Channel(asyncio.Protocol):
 
     `on_frame` gets the frames of the processes, and of calls without a receiver, such as ended
     calls. Buffers are bounded by the windows of the calls. If handling a frame fails, ABORT ends
-    its call on both sides.
+    its call on both sides. A payload above `most_bytes` ends the connection.
     """
 
-    def __init__(self, on_frame: Callable[[Frame], None]) -> None:
+    def __init__(self, on_frame: Callable[[Frame], None], most_bytes: int = MOST_BYTES) -> None:
         self._on_frame = on_frame
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameDecoder()
+        self._reader = FrameDecoder(most_bytes)
         self._receivers: dict[int, Receiver] = {}
         self._unsent: list[bytes] = []
         self._transport: Any = None
@@ -188,17 +198,26 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def limit(self, most_bytes: int) -> None:
+        """Change the limit of a payload, for the frames that follow."""
+        self._reader.most_bytes = most_bytes
+
+    def abort(self) -> None:
+        """Close the connection without the unsent frames."""
+        self._unsent.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        for frame in self._reader.feed(data):
-            try:
-                self._hear(frame)
-            except Exception:
-                # Around one call: the others on the channel continue.
-                log.exception("frame not handled", extra={"kind": frame.kind, "call": frame.call})
-                self._abort(frame)
+        try:
+            for frame in self._reader.feed(data):
+                self._dispatch(frame)
+        except FrameTooLong as error:
+            log.warning("connection dropped", extra={"reason": str(error)})
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost.set()
@@ -207,6 +226,14 @@ class Channel(asyncio.Protocol):
                 receiver.lose()
             except Exception:
                 log.exception("call not ended")
+
+    def _dispatch(self, frame: Frame) -> None:
+        try:
+            self._hear(frame)
+        except Exception:
+            # Around one call: the others on the channel continue.
+            log.exception("frame not handled", extra={"kind": frame.kind, "call": frame.call})
+            self._abort(frame)
 
     def _abort(self, broken: Frame) -> None:
         """End the call of a frame on both sides; the other side does not answer ABORT."""

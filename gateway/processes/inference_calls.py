@@ -66,6 +66,11 @@ class RequestingEnd(ChannelCall):
         channel.join(call, self)
         channel.send(InferenceKind.REQUEST, call, payload)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other process has disconnected before the end of the call."""
+        return self._is_lost and not self._is_over
+
     async def responses(self) -> AsyncGenerator[InferResponse, None]:
         """The responses; InferenceError if the request is refused, or the process exits."""
         while not self._is_over:

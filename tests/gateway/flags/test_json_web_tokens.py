@@ -8,8 +8,7 @@ import pytest
 from gateway.errors import InferenceError
 from gateway.flags import serve as flags
 from gateway.policy.key_set_url import read_url
-from gateway.policy.token_rules import TokenRules
-from gateway.settings import JwtSettings
+from gateway.policy.token_rules import JwtSettings, TokenRules
 
 ALL = ("--jwt-jwks=keys.json", "--jwt-issuer=https://a.example", "--jwt-audience=sluice")
 

@@ -1,0 +1,112 @@
+"""Options of a fleet: those of a router, and those of a replica."""
+
+import argparse
+from pathlib import Path
+
+from gateway.errors import Code, InferenceError
+from gateway.flags.values import address, port
+from gateway.policy.caller import is_this_machine
+from gateway.settings import FleetSettings
+
+STATIC = "static:"
+LEAST_SECRET_BYTES = 32
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a router, which a replica has too."""
+    group, defaults = parser.add_argument_group("fleet"), FleetSettings()
+    group.add_argument(
+        "--fleet",
+        metavar="static:HOST:PORT[,HOST:PORT...]",
+        help="send requests to the replicas at these addresses, for the models that they host "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--fleet-name",
+        default=defaults.name,
+        metavar="NAME",
+        help="name of the fleet; others are refused (default: %(default)s)",
+    )
+    group.add_argument(
+        "--fleet-secret-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file of at least {LEAST_SECRET_BYTES} bytes, equal on all machines of the fleet; "
+        "without it replicas listen for this machine only (default: none)",
+    )
+
+
+def add_replica_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the model and the port of a replica."""
+    parser.add_argument("model", metavar="MODEL", help="the model that it hosts")
+    group, defaults = parser.add_argument_group("replica"), FleetSettings()
+    group.add_argument(
+        "--fleet-address",
+        default=defaults.address,
+        metavar="HOST",
+        help="address for connections of routers (default: %(default)s)",
+    )
+    group.add_argument(
+        "--fleet-port",
+        type=port,
+        default=8003,
+        metavar="PORT",
+        help="port for connections of routers; 0 picks a free one (default: %(default)s)",
+    )
+    parser.set_defaults(allow_http=False, allow_grpc=False, allow_metrics=False)
+
+
+def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
+    """Settings from the parsed options, None outside of fleets; INVALID_ARG for wrong values."""
+    is_replica = "fleet_port" in flags
+    if not is_replica and flags.fleet is None:
+        if flags.fleet_secret_file is not None:
+            raise _invalid("--fleet-secret-file has no effect without --fleet")
+        return None
+    if is_replica and flags.fleet is not None:
+        raise _invalid("--fleet is an option of `sluice serve`: a replica sends no requests on")
+    secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
+    if not is_replica:
+        replicas = _replicas(flags.fleet)
+        return FleetSettings(name=flags.fleet_name, secret=secret, replicas=replicas)
+    host = address("--fleet-address", flags.fleet_address)
+    if not secret and not is_this_machine(host):
+        raise _invalid(
+            f"--fleet-address {host} needs --fleet-secret-file: each process that reaches the port "
+            "could send requests"
+        )
+    return FleetSettings(name=flags.fleet_name, secret=secret, address=host, port=flags.fleet_port)
+
+
+def _replicas(text: str) -> tuple[tuple[str, int], ...]:
+    if not text.startswith(STATIC):
+        raise _invalid(f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003")
+    return tuple(dict.fromkeys(map(_place, text.removeprefix(STATIC).split(","))))
+
+
+def _place(text: str) -> tuple[str, int]:
+    host, colon, number = text.strip().rpartition(":")
+    try:
+        found = port(number)
+    except argparse.ArgumentTypeError:
+        found = 0
+    if not (host and colon and found):
+        raise _invalid(f"--fleet names the replica '{text}', expected HOST:PORT")
+    return address("--fleet", host), found
+
+
+def _secret(path: Path) -> bytes:
+    try:
+        found = path.read_bytes().strip()
+    except OSError as error:
+        raise _invalid(f"--fleet-secret-file {path} cannot be read: {error.strerror}") from None
+    if len(found) < LEAST_SECRET_BYTES:
+        raise _invalid(
+            f"--fleet-secret-file {path} has {len(found)} bytes, expected at least "
+            f"{LEAST_SECRET_BYTES}: openssl rand -hex 32"
+        )
+    return found
+
+
+def _invalid(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, text)

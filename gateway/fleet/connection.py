@@ -1,0 +1,215 @@
+"""A router's connection to one replica: connect, handshake, pings, offers and calls."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from gateway.errors import Code, InferenceError
+from gateway.fleet.choice import KnownReplica, Load, ReplicaState
+from gateway.fleet.handshake import (
+    HANDSHAKE_BYTES,
+    HANDSHAKE_SECS,
+    FleetKind,
+    Handshake,
+    HandshakeError,
+    Identity,
+)
+from gateway.fleet.offers import Key, ModelOffer, Offers, first_load, read_load, read_offers
+from gateway.messages import InferRequest
+from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame, call_numbers
+from gateway.processes.inference_calls import RequestingEnd
+from gateway.settings import netloc
+
+log = logging.getLogger("sluice.fleet")
+
+FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.1, 2.0
+"""Pause before the next connection; doubled after each that fails."""
+PING_SECS = 1.0
+SILENT_SECS = 3.0
+"""A replica that sends nothing for this time gets no new requests."""
+GONE_SECS = 10.0
+"""A replica that sends nothing for this time is disconnected."""
+CONNECT_SECS = 5.0
+
+
+class ReplicaConnection:
+    """The connection to the replica at an address, made again whenever it is lost.
+
+    `state` and `models` are the last offers of the replica, None and empty without a connection.
+    `on_change` is called after each change of them. `loads` has what the choice needs of each
+    model; `attempted` is set after the first attempt to connect.
+    """
+
+    def __init__(
+        self, host: str, port: int, identity: Identity, on_change: Callable[[], None]
+    ) -> None:
+        self.address = netloc(host, port)
+        self.id = ""
+        self.state: ReplicaState | None = None
+        self.models: dict[Key, ModelOffer] = {}
+        self.trouble = "it has not been reached yet"
+        self.loads: dict[Key, KnownReplica] = {}
+        self.attempted = asyncio.Event()
+        self._place = host, port
+        self._identity = identity
+        self._on_change = on_change
+        self._numbers = call_numbers()
+        self._channel: Channel | None = None
+        self._handshake: Handshake | None = None
+        self._agreed: asyncio.Future[None] | None = None
+        self._heard_at = 0.0
+
+    async def run(self) -> None:
+        """Connect, and connect again, until cancelled."""
+        pause, reason = FIRST_PAUSE_SECS, ""
+        while True:
+            try:
+                await self._connect()
+                pause, reason = FIRST_PAUSE_SECS, ""
+                self.trouble = await self._follow()
+                log.warning("replica lost", extra=self._about())
+            except (HandshakeError, OSError, TimeoutError) as error:
+                self.trouble = _reason(error)
+                if self.trouble != reason:
+                    log.warning("replica not reached", extra=self._about())
+                reason = self.trouble
+            finally:
+                self._lose()
+            self.attempted.set()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECS)
+
+    def serves(self, key: Key) -> bool:
+        """Whether it takes new requests of a model."""
+        offer = self.models.get(key)
+        is_open = self.state is ReplicaState.READY and not self._is_silent
+        return is_open and offer is not None and not offer.trouble
+
+    @contextmanager
+    def call(self, key: Key, request: InferRequest) -> Iterator[RequestingEnd]:
+        """Send a request to a model; the end of the block cancels it, if it is under way.
+
+        Raises InferenceError if it cannot be encoded.
+        """
+        channel, known = self._channel, self.loads.get(key)
+        if channel is None or known is None:
+            raise InferenceError(Code.UNAVAILABLE, f"replica {self.id} is disconnected")
+        number = next(self._numbers)
+        call = RequestingEnd(channel, number, request, "its replica")
+        known.send(number, 0)
+        try:
+            yield call
+        finally:
+            known.end(number)
+            call.leave()
+
+    @property
+    def _is_silent(self) -> bool:
+        return asyncio.get_running_loop().time() - self._heard_at > SILENT_SECS
+
+    async def _connect(self) -> None:
+        """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        channel = Channel(self._on_frame, HANDSHAKE_BYTES)
+        async with asyncio.timeout(CONNECT_SECS):
+            await loop.create_connection(lambda: channel, *self._place)
+        self._channel, self._agreed = channel, loop.create_future()
+        self._handshake = Handshake(self._identity)
+        channel.send(FleetKind.HELLO, NO_CALL, self._handshake.hello())
+        lost = asyncio.ensure_future(channel.lost())
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECS):
+                await asyncio.wait((lost, self._agreed), return_when=asyncio.FIRST_COMPLETED)
+            if not self._agreed.done():
+                raise HandshakeError("it has disconnected during the handshake")
+            self._agreed.result()
+        finally:
+            lost.cancel()
+        log.info("replica connected", extra={"address": self.address, "id": self.id})
+
+    async def _follow(self) -> str:
+        """Ping until the replica is lost or silent for too long; returns the reason."""
+        channel, time = self._channel, asyncio.get_running_loop().time
+        assert channel is not None  # noqa: S101 - it is connected
+        while not channel.is_lost:
+            channel.send(FleetKind.PING)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PING_SECS):
+                    await channel.lost()
+            if time() - self._heard_at > GONE_SECS:
+                return f"it has sent nothing for {GONE_SECS:g} s"
+        return "it has disconnected"
+
+    def _lose(self) -> None:
+        """Disconnect: open calls end, and no more begin."""
+        channel, self._channel = self._channel, None
+        self.state, self.models, self.loads, self._handshake = None, {}, {}, None
+        if channel is not None:
+            channel.abort()
+            self._on_change()
+
+    def _on_frame(self, frame: Frame) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if self._agreed is not None and not self._agreed.done():
+            self._agree(frame, self._agreed)
+            return
+        try:
+            if frame.kind == FleetKind.OFFERS:
+                self._take_offers(read_offers(frame.payload))
+            elif frame.kind == FleetKind.LOAD:
+                self._take_load(*read_load(frame.payload))
+        except (msgspec.DecodeError, ValueError) as error:
+            self.trouble = f"its announcements cannot be used: {error}"
+            log.warning("replica dropped", extra=self._about())
+            if self._channel is not None:
+                self._channel.abort()
+
+    def _agree(self, frame: Frame, agreed: asyncio.Future[None]) -> None:
+        channel, handshake = self._channel, self._handshake
+        if channel is None or handshake is None:
+            return
+        try:
+            proof = handshake.take(frame)
+        except HandshakeError as error:
+            channel.send(FleetKind.REFUSAL, NO_CALL, str(error).encode())
+            agreed.set_exception(error)
+            return
+        if proof is not None:
+            channel.send(FleetKind.PROOF, NO_CALL, proof)
+        if handshake.peer is not None:
+            self.id = handshake.peer.id
+            channel.limit(MOST_BYTES)
+            agreed.set_result(None)
+
+    def _take_offers(self, offers: Offers) -> None:
+        self.state = offers.state
+        self.models = {each.key: each for each in offers.models}
+        self.loads = {key: self._load_of(each) for key, each in self.models.items()}
+        if offers.state is not ReplicaState.STARTING:
+            self.attempted.set()
+        self._on_change()
+
+    def _load_of(self, offer: ModelOffer) -> KnownReplica:
+        """The load of an offered model: the present one, or that of a replica without requests."""
+        known = self.loads.get(offer.key)
+        if known is not None and known.concurrency == offer.concurrency:
+            return known
+        concurrency = offer.concurrency
+        return KnownReplica(self.id, first_load(offer), distance_secs=0.0, concurrency=concurrency)
+
+    def _take_load(self, key: Key, load: Load) -> None:
+        known = self.loads.get(key)
+        if known is not None:
+            known.announce(load)
+
+    def _about(self) -> dict[str, str]:
+        return {"address": self.address, "reason": self.trouble}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return (isinstance(error, OSError) and error.strerror) or str(error)

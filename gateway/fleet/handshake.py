@@ -1,0 +1,143 @@
+"""The handshake of a connection between a router and a replica: protocol, fleet and secret.
+
+Each end sends HELLO, then PROOF: HMAC-SHA256 of the nonces of both ends, keyed with the secret.
+"""
+
+import hashlib
+import hmac
+import secrets
+from enum import StrEnum
+
+import msgspec
+
+from gateway import __version__
+from gateway.policy.caller import shown
+from gateway.processes.channel import Frame, FrameKind
+
+PROTOCOL = 1
+NONCE_BYTES = 32
+HANDSHAKE_SECS = 5.0
+"""Time limit of the handshake, from the connection to the last frame."""
+HANDSHAKE_BYTES = 4096
+"""Longest frame before the end of the handshake: an unknown sender takes no more memory."""
+SHOWN_CHARS = 300
+
+
+class FleetKind(FrameKind):
+    """Kinds of frames between a router and a replica; the router numbers the calls."""
+
+    HELLO = 32  # `Hello`: the first frame of each end
+    PROOF = 33  # that this end has the secret; empty without one
+    REFUSAL = 34  # the reason, as text: the sender closes the connection
+    OFFERS = 35  # `Offers`: the state of a replica and its models; replaces the last one
+    LOAD = 36  # `Load`: absolute counts of a replica
+
+
+class FleetRole(StrEnum):
+    """The ends of a connection."""
+
+    ROUTER = "router"
+    REPLICA = "replica"
+
+
+class Hello(msgspec.Struct):
+    """The first frame of an end, as JSON; fields are only added at the end, with defaults."""
+
+    protocol: int
+    sluice: str
+    fleet: str
+    role: str
+    id: str
+    nonce: str
+    secret: bool
+
+
+class HandshakeError(Exception):
+    """The other end cannot be talked to; the text is the reason."""
+
+
+_read_hello = msgspec.json.Decoder(Hello).decode
+_write_hello = msgspec.json.Encoder().encode
+
+
+class Identity:
+    """This process in a fleet: its name of the fleet, its role, an id of its own, the secret."""
+
+    def __init__(self, fleet: str, role: FleetRole, secret: bytes = b"") -> None:
+        self.fleet = fleet
+        self.role = role
+        self.secret = secret
+        self.id = secrets.token_hex(8)
+
+
+class Handshake:
+    """One end of a handshake; `take` gets each frame until `peer` is set."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._nonce = secrets.token_hex(NONCE_BYTES)
+        self._hello: Hello | None = None
+        self.peer: Hello | None = None
+
+    def hello(self) -> bytes:
+        """The payload of this end's HELLO."""
+        own = self._identity
+        return _write_hello(
+            Hello(
+                protocol=PROTOCOL,
+                sluice=__version__,
+                fleet=own.fleet,
+                role=own.role,
+                id=own.id,
+                nonce=self._nonce,
+                secret=bool(own.secret),
+            )
+        )
+
+    def take(self, frame: Frame) -> bytes | None:
+        """Check a frame of the other end; the payload of a PROOF to send, if it was HELLO.
+
+        Raises HandshakeError, whose text the other end may see.
+        """
+        if frame.kind == FleetKind.REFUSAL:
+            reason = shown(frame.payload.decode("utf-8", "replace"), SHOWN_CHARS)
+            raise HandshakeError(f"refused by the other end: {reason}")
+        if frame.kind == FleetKind.HELLO and self._hello is None:
+            self._hello = self._checked(frame.payload)
+            return self._proof(self._identity.role, self._nonce, self._hello.nonce)
+        if frame.kind == FleetKind.PROOF and self._hello is not None:
+            expected = self._proof(FleetRole(self._hello.role), self._hello.nonce, self._nonce)
+            if not hmac.compare_digest(expected, frame.payload):
+                raise HandshakeError("the secrets of the two ends differ (--fleet-secret-file)")
+            self.peer = self._hello
+            return None
+        raise HandshakeError(f"found a frame of kind {frame.kind}, expected HELLO, then PROOF")
+
+    def _checked(self, payload: bytes) -> Hello:
+        try:
+            found = _read_hello(payload)
+        except msgspec.DecodeError as error:
+            raise HandshakeError(f"HELLO cannot be read: {error}") from None
+        own = self._identity
+        if found.protocol != PROTOCOL:
+            raise HandshakeError(f"found protocol {found.protocol}, expected {PROTOCOL}")
+        if found.fleet != own.fleet:
+            raise HandshakeError(f"found fleet '{shown(found.fleet)}', expected '{own.fleet}'")
+        expected = FleetRole.REPLICA if own.role is FleetRole.ROUTER else FleetRole.ROUTER
+        if found.role != expected:
+            raise HandshakeError(f"found a {shown(found.role)}, expected a {expected}")
+        if found.secret != bool(own.secret):
+            with_secret, without = ("other", "this") if found.secret else ("this", "other")
+            raise HandshakeError(
+                f"the {with_secret} end has a secret and the {without} end has none: both need "
+                "--fleet-secret-file, with the same content"
+            )
+        return found
+
+    def _proof(self, role: FleetRole, own: str, other: str) -> bytes:
+        """The proof of the end with that role and nonce."""
+        secret = self._identity.secret
+        if not secret:
+            return b""
+        message = f"sluice {PROTOCOL} {role} {own} {other}".encode()
+        return hmac.new(secret, message, hashlib.sha256).digest()

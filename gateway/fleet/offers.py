@@ -1,0 +1,176 @@
+"""Announcements of a replica to its routers: its state and models, and the load of each model."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.config.pbtxt import to_text
+from gateway.fleet.choice import Load, ReplicaState
+from gateway.models.model import Model
+
+WINDOW_SECS = 10.0
+"""The length of the time whose requests have their mean duration in a load."""
+FIRST_STEP_SECS = 0.05
+"""The duration of a request of a model that has answered none."""
+
+Key = tuple[str, int]
+"""Name and version of a model."""
+
+
+class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
+    """One version of a model; `config` is its completed configuration in the text form.
+
+    `trouble` is the reason why it is not ready, "" if it is. `max_model_len` is 0 without a limit,
+    `concurrency` the number of its concurrent executions, `most_in_flight` that of requests that
+    it accepts. Fields are only added at the end, with defaults.
+    """
+
+    name: str
+    version: int
+    config: str
+    labels: dict[str, tuple[str, ...]]
+    adapters: tuple[str, ...]
+    max_model_len: int
+    trouble: str
+    concurrency: int = 1
+    most_in_flight: int = 1024
+
+    @property
+    def key(self) -> Key:
+        """Name and version."""
+        return self.name, self.version
+
+
+class Offers(msgspec.Struct, array_like=True, frozen=True):
+    """The state of a replica, and every version that it has loaded."""
+
+    state: ReplicaState
+    models: tuple[ModelOffer, ...] = ()
+
+
+class _LoadFrame(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    version: int
+    seen: int
+    waiting_tokens: int
+    running: int
+    queued: int
+    prefill_rate: float
+    step_secs: float
+    kv_used: float
+    room: int
+
+
+write_offers = msgspec.msgpack.Encoder().encode
+read_offers = msgspec.msgpack.Decoder(Offers).decode
+_encode = msgspec.msgpack.Encoder().encode
+_load_frame = msgspec.msgpack.Decoder(_LoadFrame).decode
+
+
+def offer(model: Model) -> ModelOffer:
+    """The offer of a loaded model."""
+    adapters = (name for instance in model.instances for name in instance.adapters)
+    return ModelOffer(
+        name=model.name,
+        version=int(model.version),
+        config=to_text(model.config),
+        labels={output: tuple(labels) for output, labels in model.labels.items()},
+        adapters=tuple(dict.fromkeys(adapters)),
+        max_model_len=model.max_model_len or 0,
+        trouble=model.trouble,
+        concurrency=max(1, sum(instance.concurrency or 1 for instance in model.instances)),
+        most_in_flight=model.most_in_flight,
+    )
+
+
+def first_load(offered: ModelOffer) -> Load:
+    """The load of a replica that has announced none for a model that it offers."""
+    return Load(
+        seen=0,
+        waiting_tokens=0,
+        running=0,
+        queued=0,
+        prefill_rate=0.0,
+        step_secs=FIRST_STEP_SECS,
+        kv_used=0.0,
+        room=max(0, offered.most_in_flight),
+        state=ReplicaState.READY,
+    )
+
+
+def write_load(key: Key, load: Load) -> bytes:
+    """The payload of a load."""
+    return _encode(
+        _LoadFrame(
+            *key,
+            load.seen,
+            load.waiting_tokens,
+            load.running,
+            load.queued,
+            load.prefill_rate,
+            load.step_secs,
+            load.kv_used,
+            load.room,
+        )
+    )
+
+
+def read_load(payload: bytes) -> tuple[Key, Load]:
+    """The load that `write_load` encoded; ValueError for one that no replica can have."""
+    try:
+        found = _load_frame(payload)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"a load cannot be read: {error}") from None
+    load = Load(
+        seen=found.seen,
+        waiting_tokens=found.waiting_tokens,
+        running=found.running,
+        queued=found.queued,
+        prefill_rate=found.prefill_rate,
+        step_secs=found.step_secs,
+        kv_used=found.kv_used,
+        room=found.room,
+        state=ReplicaState.READY,
+    )
+    return (found.name, found.version), load
+
+
+class LoadMeter:
+    """The load of one model, from its requests in flight and the durations of ended ones.
+
+    Engines do not report their queues: every request in flight counts as queued.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended: deque[tuple[float, int, int]] = deque()
+
+    def load(self, model: Model, seen: int) -> Load:
+        """The present load, for a router whose latest call is `seen`."""
+        in_flight = len(model.requests)
+        return Load(
+            seen=seen,
+            waiting_tokens=0,
+            running=0,
+            queued=in_flight,
+            prefill_rate=0.0,
+            step_secs=self._step_secs(model),
+            kv_used=0.0,
+            room=max(0, model.most_in_flight - in_flight),
+            state=ReplicaState.READY,
+        )
+
+    def _step_secs(self, model: Model) -> float:
+        """The mean duration of the requests that ended within the window, without their waits."""
+        now, statistics = self._clock(), model.statistics
+        ns = statistics.success.ns - statistics.queue.ns
+        self._ended.append((now, statistics.success.count, ns))
+        while len(self._ended) > 2 and self._ended[1][0] < now - WINDOW_SECS:
+            self._ended.popleft()
+        _, first_count, first_ns = self._ended[0]
+        count = statistics.success.count - first_count
+        if not count:
+            return FIRST_STEP_SECS
+        return min(3600.0, max(0.0, (ns - first_ns) / count / 1e9))

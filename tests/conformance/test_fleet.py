@@ -1,0 +1,264 @@
+"""`sluice replica` and `--fleet static:...`: requests of a router for models that others host."""
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conformance.clients import WIRES, connect
+from tests.conformance.models import EVERY_VERSION, REPEAT, identity
+from tests.leaving import IN_FLIGHT
+from tests.raw import Connection
+from tests.rpc import connected, infer_request
+from tests.serving import (
+    WAIT_SECS,
+    Serving,
+    replica,
+    serving,
+    static_fleet,
+    wait_until,
+    write_model,
+)
+
+SECRET = "0123456789abcdef" * 4
+STREAM = "/v2/models/repeat/generate_stream"
+ENDLESS = {"text_input": "x", "n": 100_000, "delay_us": 20_000}
+BATCHED = "max_batch_size: 4\ndynamic_batching { max_queue_delay_microseconds: 1000 }\n"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet") / "models"
+    write_model(folder, "repeat", REPEAT)
+    write_model(folder, "echo", identity("FP32") + EVERY_VERSION, versions=(1, 3))
+    write_model(folder, "text", identity("BYTES"))
+    write_model(folder, "batched", identity("INT32", "2") + BATCHED)
+    write_model(folder, "failing", identity("BYTES", "1", fail="the model says no"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository without models."""
+    return tmp_path_factory.mktemp("nothing")
+
+
+@pytest.fixture(scope="module")
+def replicas(models: Path) -> Iterator[tuple[Serving, Serving]]:
+    with replica(models, "*") as first, replica(models, "*") as second:
+        yield first, second
+    for each in (first, second):
+        assert each.process.returncode == 0, each.log[-50:]
+        assert "Traceback" not in each.text
+
+
+@pytest.fixture(scope="module")
+def router(nothing: Path, replicas: tuple[Serving, Serving]) -> Iterator[Serving]:
+    with serving(nothing, static_fleet(*replicas)) as started:
+        yield started
+    assert started.process.returncode == 0, started.log[-50:]
+    assert "Traceback" not in started.text
+
+
+@pytest.fixture
+def http(router: Serving) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
+        yield found
+
+
+def numbers(*values: float) -> dict[str, object]:
+    """The body of a request to `echo`."""
+    data = {"name": "INPUT", "datatype": "FP32", "shape": [len(values)], "data": list(values)}
+    return {"id": "7", "inputs": [data]}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_router_shows_the_models_of_its_replicas(router: Serving, wire: str) -> None:
+    async with connect(router, wire) as client:
+        assert list((await client.metadata("echo")).versions) == ["1", "3"]
+        assert (await client.config("batched")).max_batch_size == 4
+
+
+def test_a_router_answers_grpc_for_a_model_of_a_replica(router: Serving) -> None:
+    with connected(router.grpc) as stub:
+        answer = stub.ModelInfer(infer_request("text", "7", INPUT="ä"))
+    assert (answer.id, answer.model_version) == ("7", "1")
+    assert answer.raw_output_contents[0] == b"\x02\0\0\0" + "ä".encode()
+
+
+def test_metadata_and_configuration_are_those_of_the_replica(http: httpx.Client) -> None:
+    metadata = http.get("/v2/models/echo").json()
+    assert metadata["versions"] == ["1", "3"]
+    assert metadata["inputs"] == [{"name": "INPUT", "datatype": "FP32", "shape": [-1]}]
+    config = http.get("/v2/models/batched/config").json()
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 1000
+    assert http.get("/v2/models/echo/versions/3/ready").status_code == 200
+    assert http.get("/v2/health/ready").status_code == 200
+    rows = http.post("/v2/repository/index").json()
+    assert {(row["name"], row["version"], row["state"]) for row in rows} >= {
+        ("echo", "1", "READY"),
+        ("echo", "3", "READY"),
+    }
+
+
+def test_each_version_is_asked_for_itself(http: httpx.Client) -> None:
+    for version in ("1", "3"):
+        answer = http.post(f"/v2/models/echo/versions/{version}/infer", json=numbers(1)).json()
+        assert (answer["model_version"], answer["id"]) == (version, "7")
+        assert answer["outputs"][0]["data"] == [1]
+    assert http.post("/v2/models/echo/infer", json=numbers(1)).json()["model_version"] == "3"
+
+
+def test_the_error_of_a_model_is_that_of_the_replica(http: httpx.Client) -> None:
+    text = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    answer = http.post("/v2/models/failing/infer", json={"inputs": [text]})
+    assert answer.status_code == 500
+    assert "the model says no" in answer.json()["error"]
+
+
+def test_an_invalid_request_is_refused_by_the_router(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/batched/infer", json=numbers(1))
+    assert answer.status_code == 400
+    assert "INPUT" in answer.json()["error"]
+
+
+def test_a_stream_arrives_as_a_whole(http: httpx.Client) -> None:
+    body = {"text_input": "x", "n": 500, "delay_us": 0}
+    with http.stream("POST", STREAM, json=body) as answer:
+        events = [line for line in answer.iter_lines() if line.startswith("data:")]
+    assert len(events) == 500
+
+
+def test_a_disconnect_reaches_the_replica(
+    router: Serving, replicas: tuple[Serving, Serving]
+) -> None:
+    def in_flight() -> list[float]:
+        return [each.metric(IN_FLIGHT, "repeat") for each in replicas]
+
+    before = in_flight()
+    with Connection(router.ports["http"]) as client:
+        client.ask(STREAM, ENDLESS)
+        client.head()
+        wait_until(lambda: sum(in_flight()) == sum(before) + 1, "the replica works")
+    wait_until(lambda: in_flight() == before, "the replica has stopped")
+    assert router.metric(IN_FLIGHT, "repeat") == 0
+
+
+def test_a_slow_reader_holds_back_its_replica(router: Serving) -> None:
+    with Connection(router.ports["http"], receive_buffer=4096) as client:
+        client.ask(STREAM, {"text_input": "x" * 4096, "n": 20_000, "delay_us": 0})
+        time.sleep(1)
+        assert router.resident_bytes < 400 << 20
+        router_size = router.resident_bytes
+        time.sleep(0.5)
+        assert router.resident_bytes < router_size + (8 << 20)
+
+
+def test_requests_are_spread(router: Serving, replicas: tuple[Serving, Serving]) -> None:
+    with ExitStack() as clients:
+        for _ in range(4):
+            client = clients.enter_context(Connection(router.ports["http"]))
+            client.ask(STREAM, ENDLESS)
+            client.head()
+        wait_until(
+            lambda: [each.metric(IN_FLIGHT, "repeat") for each in replicas] == [2, 2],
+            "each replica has half of the streams",
+        )
+
+
+class TestLosses:
+    """Replicas of their own, which end."""
+
+    @pytest.fixture
+    def pair(self, models: Path) -> Iterator[list[Serving]]:
+        with replica(models, "*") as first, replica(models, "*") as second:
+            yield [first, second]
+
+    @pytest.fixture
+    def server(self, nothing: Path, pair: list[Serving]) -> Iterator[Serving]:
+        with serving(nothing, static_fleet(*pair)) as started:
+            yield started
+        assert "Traceback" not in started.text
+
+    def test_a_killed_replica_ends_its_streams_and_no_others(
+        self, server: Serving, pair: list[Serving]
+    ) -> None:
+        with ExitStack() as clients:
+            streams = []
+            for _ in range(4):
+                client = clients.enter_context(Connection(server.ports["http"]))
+                client.ask(STREAM, ENDLESS)
+                client.head()
+                streams.append(client)
+            wait_until(
+                lambda: [each.metric(IN_FLIGHT, "repeat") for each in pair] == [2, 2], "spread"
+            )
+            pair[0].process.kill()
+            wait_until(lambda: server.metric(IN_FLIGHT, "repeat") == 2, "two have ended")
+            server.wait_logged("replica lost")
+            with httpx.Client(base_url=server.http, timeout=WAIT_SECS) as http:
+                for _ in range(4):
+                    assert http.post("/v2/models/echo/infer", json=numbers(1)).status_code == 200
+            time.sleep(0.2)
+            assert server.metric(IN_FLIGHT, "repeat") == 2
+
+    def test_without_replicas_a_model_is_not_ready_and_says_so(
+        self, server: Serving, pair: list[Serving]
+    ) -> None:
+        for each in pair:
+            each.process.send_signal(signal.SIGKILL)
+        with httpx.Client(base_url=server.http, timeout=WAIT_SECS) as http:
+            wait_until(
+                lambda: http.get("/v2/models/echo/ready").status_code != 200, "it is not ready"
+            )
+            answer = http.post("/v2/models/echo/infer", json=numbers(1))
+            assert answer.status_code == 503
+            assert "has no replica that takes requests" in answer.json()["error"]
+            assert http.get("/v2/health/live").status_code == 200
+
+    def test_a_draining_replica_completes_its_streams(
+        self, server: Serving, pair: list[Serving]
+    ) -> None:
+        with httpx.Client(base_url=server.http, timeout=WAIT_SECS) as http:
+            body = {"text_input": "x", "n": 50, "delay_us": 20_000}
+            with http.stream("POST", STREAM, json=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                for each in pair:
+                    each.begin_stop()
+                events = [line for line in lines if line.startswith("data:")]
+            assert len(events) >= 49
+            assert [each.wait_ended() for each in pair] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--fleet-name=other",), "found fleet 'other', expected 'sluice'"),
+        (("--fleet-secret-file={secret}",), "has a secret and"),
+    ],
+)
+def test_a_stranger_is_refused(
+    models: Path, nothing: Path, tmp_path: Path, flags: tuple[str, ...], reason: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    with replica(models, "echo") as host:
+        own = [each.format(secret=secret) for each in flags]
+        with serving(nothing, static_fleet(host), *own) as server:
+            server.wait_logged(reason)
+            host.wait_logged("router refused")
+
+
+def test_bytes_that_are_no_handshake_drop_the_connection(replicas: tuple[Serving, Serving]) -> None:
+    port = replicas[0].ports["fleet"]
+    for data in (b"GET / HTTP/1.1\r\n\r\n" * 300, b"\0" * 64, b"\xff\xff\xff\xff\x20\0\0\0\0"):
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECS) as client:
+            client.sendall(data)
+            while client.recv(4096):
+                pass
