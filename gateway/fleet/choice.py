@@ -111,8 +111,8 @@ class Location:
 class Demand:
     """The part of a request that matters for its choice.
 
-    `held` has the tokens of its prefix by replica, for those that have some. `adapter_secs` is the
-    load time of its adapter.
+    `tokens` is 0 for a model without tokens. `held` has the tokens of its prefix by replica, for
+    those that have some. `adapter_secs` is the load time of its adapter.
     """
 
     tokens: int = 0
@@ -175,10 +175,6 @@ class KnownReplica:
         self.refused_until = now + REFUSAL_SECS
         self.end(call)
 
-    def accepts(self, now: float) -> bool:
-        """READY, with room, and without a refusal in the last second."""
-        return self.room > 0 and self.refused_until <= now
-
     def _count(self) -> None:
         """Count anew: sums that add and subtract estimates drift away from the truth."""
         load = self.load
@@ -199,8 +195,6 @@ class KnownReplica:
 
     def work(self, demand: Demand) -> int:
         """The part of `ahead` that a request is for those after it."""
-        if not self.load.prefill_rate:
-            return 1
         return max(1, demand.tokens - demand.held.get(self.id, 0))
 
 
@@ -213,7 +207,7 @@ def cost(replica: KnownReplica, demand: Demand, ahead: int | None = None) -> flo
     secs = replica.empty_secs
     if ahead is not None:
         secs = replica.fixed_secs + ahead * replica.unit_secs
-    secs += replica.work(demand) * replica.own_secs
+    secs += max(1, demand.tokens - demand.held.get(replica.id, 0)) * replica.own_secs
     if demand.adapter and demand.adapter not in replica.adapters:
         secs += demand.adapter_secs
     return secs
@@ -229,11 +223,16 @@ def ahead_now(replica: KnownReplica, ahead_then: int, secs: float) -> int:
     return min(replica.ahead, math.ceil(ahead_then - secs / replica.unit_secs))
 
 
+def accepting(replicas: Iterable[KnownReplica], now: float) -> list[KnownReplica]:
+    """The READY replicas with room, and without a refusal in the last second."""
+    return [each for each in replicas if each.room > 0 and each.refused_until <= now]
+
+
 def choose(
     demand: Demand, replicas: Iterable[KnownReplica], *, now: float, random: Random
 ) -> KnownReplica | None:
     """The replica of least cost; equal ones at random; None if no replica accepts a request."""
-    costs = [(cost(each, demand), each) for each in replicas if each.accepts(now)]
+    costs = [(cost(each, demand), each) for each in accepting(replicas, now)]
     if not costs:
         return None
     limit = min([secs for secs, _ in costs]) + SAME_SECS
@@ -266,8 +265,8 @@ def moves(
     Only a request with two seconds of work before it moves, if another replica costs less by the
     factor `GAIN`. The caller may stop at any move. Pinned requests do not move: leave them out.
     """
-    accepting = [each for each in replicas if each.accepts(now)]
-    least = min((each.empty_secs for each in accepting), default=math.inf)
+    targets = accepting(replicas, now)
+    least = min((each.empty_secs for each in targets), default=math.inf)
     added: Counter[str] = Counter()
     removed: Counter[str] = Counter()
     arrivals: Counter[str] = Counter()
@@ -279,7 +278,7 @@ def moves(
             continue
         others = [
             (cost(each, demand, each.ahead + added[each.id] - removed[each.id]), each)
-            for each in accepting
+            for each in targets
             if each is not here and each.room > arrivals[each.id]
         ]
         secs, to = min(others, key=lambda pair: pair[0], default=(math.inf, here))
