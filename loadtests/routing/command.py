@@ -22,6 +22,7 @@ RATE_OF_REPLICA = 0.9
 """Requests a second: with the synthetic sessions, round robin is near saturation then."""
 OLD_SECS = 1.0
 OLD = f"{COST}, loads {OLD_SECS:g} s old"
+STAYING = f"{COST}, without recalls"
 LIMITS: Mapping[str, float] = {
     "round-robin": 0.15,
     "fewest-requests": 0.35,
@@ -145,7 +146,7 @@ def _runs(asked: argparse.Namespace, seed: int) -> Mapping[str, Options]:
             runs[f"{name}, calls at once"] = make(**routers, calls_at_once=True)
         runs[OLD] = make(load_secs=OLD_SECS)
     if COST in policies and asked.grow_to:
-        runs[f"{COST}, without recalls"] = make(load_secs=asked.load_secs, recalls=False)
+        runs[STAYING] = make(load_secs=asked.load_secs, recalls=False)
     return {**runs, **{each: make(policy=each) for each in RULES if each in policies}}
 
 
@@ -181,7 +182,7 @@ def _bound(results: Results, name: str, names: Sequence[str]) -> tuple[str, str]
     is_variant = name.startswith(COST)
     pair = (name, COST) if is_variant else (COST, name)
     ratio = results.ratio(mean, *pair)
-    limit = SAME_LIMIT if is_variant else LIMITS.get(name)
+    limit = SAME_LIMIT if is_variant and name != STAYING else LIMITS.get(name)
     if ratio is None or limit is None:
         return f"{ratio or 0:.2f}", ""
     return f"{ratio:.2f}", f"{limit:g}, {'holds' if ratio <= limit else 'fails'}"
