@@ -1,5 +1,6 @@
 """Values between frontends and backends: requests and responses."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
@@ -129,6 +130,13 @@ class Sink(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether it takes a response: the client reads, and has not disconnected."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the unread responses have reached its limit."""
+
+    def when_room(self, wake: asyncio.Future[None]) -> None:
+        """Resolve `wake` once it is not full, or the client has disconnected."""
 
     def put(self, response: "InferResponse") -> bool:
         """Deliver a response at once; returns whether no more has room."""

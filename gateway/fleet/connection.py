@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -88,23 +88,12 @@ class ReplicaConnection:
         is_open = self.state is ReplicaState.READY and not self._is_silent
         return is_open and offer is not None and not offer.trouble
 
-    @contextmanager
-    def call(self, key: Key, request: InferRequest) -> Iterator[RequestingEnd]:
-        """Send a request to a model; the end of the block cancels it, if it is under way.
-
-        Raises InferenceError if it cannot be encoded.
-        """
+    def call(self, key: Key, request: InferRequest, on_news: Callable[[], None]) -> "ReplicaCall":
+        """Send a request to a model; raises InferenceError if it cannot be encoded."""
         channel, known = self._channel, self.loads.get(key)
         if channel is None or known is None:
             raise InferenceError(Code.UNAVAILABLE, f"replica {self.id} is disconnected")
-        number = next(self._numbers)
-        call = RequestingEnd(channel, number, request, "its replica")
-        known.send(number, 0)
-        try:
-            yield call
-        finally:
-            known.end(number)
-            call.leave()
+        return ReplicaCall(channel, next(self._numbers), request, known, on_news)
 
     @property
     def _is_silent(self) -> bool:
@@ -207,6 +196,26 @@ class ReplicaConnection:
 
     def _about(self) -> dict[str, str]:
         return {"address": self.address, "reason": self.trouble}
+
+
+class ReplicaCall(RequestingEnd):
+    """A call to a replica; its load counts the call until `leave`."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        request: InferRequest,
+        known: KnownReplica,
+        on_news: Callable[[], None],
+    ) -> None:
+        super().__init__(channel, number, request, "its replica", on_news)
+        self._known = known
+        self._known.send(number, 0)
+
+    def leave(self) -> int:
+        self._known.end(self._call)
+        return super().leave()
 
 
 def _reason(error: Exception) -> str:

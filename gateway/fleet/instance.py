@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from random import Random
 
-from gateway.backend import Answer, Instance
+from gateway.backend import Answer, Begun, Instance, Note, Reader
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.fleet.choice import Demand, ReplicaState, choose
-from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.connection import ReplicaCall, ReplicaConnection
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.prefixes import rendezvous
-from gateway.messages import InferRequest, SequenceTag
+from gateway.messages import InferRequest, InferResponse, SequenceTag, Sink
 
 log = logging.getLogger("sluice.fleet")
 
@@ -26,6 +26,7 @@ WITH_EFFECTS = frozenset({"python", "ensemble"})
 ANY_REQUEST = Demand()
 """A request of a model without tokens."""
 
+Answered = InferResponse | InferenceError | Note
 Connections = Callable[[], Sequence[ReplicaConnection]]
 
 
@@ -37,48 +38,69 @@ class FleetInstance(Instance):
     """
 
     concurrency = None
+    has_process = True
 
     def __init__(self, config: ModelConfig, offer: ModelOffer, connections: Connections) -> None:
         self.adapters = offer.adapters
         self.max_model_len = offer.max_model_len or None
-        self._key: Key = (offer.name, offer.version)
+        self.key: Key = (offer.name, offer.version)
         self._version = str(offer.version)
         self._connections = connections
         self._is_repeatable = _is_repeatable(config)
         self._random = Random()
+        self.singles = self
+
+    def accepts(self, request: InferRequest) -> bool:
+        """See `SingleExecutions`."""
+        return True
+
+    def begin(self, request: InferRequest, reader: Reader) -> Begun:
+        """See `SingleExecutions`."""
+        routed = RoutedRequest(self, request, reader)
+        routed.begin()
+        return routed
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        (request,) = requests  # without a limit of executions, each execution has one request
-        sent = replace(request, version=self._version)
-        tried: list[ReplicaConnection] = []
-        while True:
-            replica = self._choice(request, tried)
-            if replica is None:
-                yield 0, self._nowhere()
-                return
-            tried.append(replica)
-            has_begun = is_lost = False
+        for index, request in enumerate(requests):
+            answers = Answers()
+            begun = self.begin(request, answers)
             try:
-                with replica.call(self._key, sent) as call:
-                    try:
-                        async with aclosing(call.responses()) as responses:
-                            async for response in responses:
-                                has_begun = True
-                                yield 0, response
-                        return
-                    finally:
-                        is_lost = call.is_lost
-            except InferenceError as error:
-                refused = self._lost(replica, has_begun=has_begun) if is_lost else error
-            may_repeat = self._is_repeatable if is_lost else _is_draining(replica, refused)
-            if has_begun or len(tried) > 1 or not may_repeat:
-                yield 0, refused
-                return
-            extra = {"model": self._key[0], "id": request.id, "replica": replica.address}
-            log.warning("request repeated", extra=extra)
+                async for answer in answers:
+                    yield index, answer
+            finally:
+                begun.abandon()
+
+    def send(
+        self, request: InferRequest, tried: list[ReplicaConnection], on_news: Callable[[], None]
+    ) -> ReplicaCall:
+        """Send a request to a replica that is not among those tried, and add it to them.
+
+        Raises InferenceError if none takes it, or it cannot be encoded.
+        """
+        replica = self._choice(request, tried)
+        if replica is None:
+            raise self._nowhere()
+        tried.append(replica)
+        return replica.call(self.key, replace(request, version=self._version), on_news)
+
+    def may_repeat(self, replica: ReplicaConnection, error: InferenceError, *, lost: bool) -> bool:
+        """Whether another replica may get a request without a response."""
+        if lost:
+            return self._is_repeatable
+        # A replica that is about to end refuses requests.
+        return error.code is Code.UNAVAILABLE and replica.state is not ReplicaState.READY
+
+    def lost(self, replica: ReplicaConnection, *, has_begun: bool) -> InferenceError:
+        """The error of a request whose replica was lost."""
+        effects = "" if self._is_repeatable or has_begun else "; it may have had effects"
+        when = "after its first response" if has_begun else "while it executed the request"
+        return InferenceError(
+            Code.UNAVAILABLE,
+            f"model '{self.key[0]}': replica {replica.id} was lost {when}{effects}",
+        )
 
     async def check_ready(self) -> None:
-        if not any(each.serves(self._key) for each in self._connections()):
+        if not any(each.serves(self.key) for each in self._connections()):
             raise self._nowhere()
 
     async def close(self) -> None:
@@ -88,10 +110,10 @@ class FleetInstance(Instance):
         self, request: InferRequest, tried: Collection[ReplicaConnection]
     ) -> ReplicaConnection | None:
         """The replica with the fewest requests; that of its sequence for a request of one."""
-        found = [each for each in self._connections() if each.serves(self._key)]
+        found = [each for each in self._connections() if each.serves(self.key)]
         if request.sequence is not None and request.sequence.correlation_id not in (0, ""):
             return self._pinned(request.sequence, found, tried)
-        by_load = {each.loads[self._key]: each for each in found if each not in tried}
+        by_load = {each.loads[self.key]: each for each in found if each not in tried}
         now = asyncio.get_running_loop().time()
         chosen = choose(ANY_REQUEST, by_load, now=now, random=self._random)
         return None if chosen is None else by_load[chosen]
@@ -103,13 +125,13 @@ class FleetInstance(Instance):
         tried: Collection[ReplicaConnection],
     ) -> ReplicaConnection | None:
         """The replica of a sequence, which every router finds."""
-        pin = repr((self._key, sequence.key)).encode()
+        pin = repr((self.key, sequence.key)).encode()
         by_id = {each.id: each for each in found}
         chosen = next((by_id[each] for each in rendezvous(pin, by_id)), None)
         return None if chosen in tried else chosen
 
     def _nowhere(self) -> InferenceError:
-        name, version = self._key
+        name, version = self.key
         states = ", ".join(dict.fromkeys(map(self._trouble, self._connections())))
         return InferenceError(
             Code.UNAVAILABLE,
@@ -122,28 +144,126 @@ class FleetInstance(Instance):
             return replica.trouble
         if replica.state is not ReplicaState.READY:
             return f"it is {replica.state}"
-        offer = replica.models.get(self._key)
+        offer = replica.models.get(self.key)
         if offer is None:
             return "it does not host the model"
-        if replica.serves(self._key):
+        if replica.serves(self.key):
             return f"it has {offer.most_in_flight} requests in flight, the most it accepts"
         return offer.trouble or "it has not answered for some seconds"
 
-    def _lost(self, replica: ReplicaConnection, *, has_begun: bool) -> InferenceError:
-        effects = "" if self._is_repeatable or has_begun else "; it may have had effects"
-        when = "after its first response" if has_begun else "while it executed the request"
-        return InferenceError(
-            Code.UNAVAILABLE,
-            f"model '{self._key[0]}': replica {replica.id} was lost {when}{effects}",
-        )
+
+class RoutedRequest:
+    """A request at a replica, and at another one if the first is lost; without a task.
+
+    While the reader of its responses is full, they remain in the call, whose replica then waits.
+    """
+
+    def __init__(self, instance: FleetInstance, request: InferRequest, reader: Reader) -> None:
+        self._instance = instance
+        self._request = request
+        self._reader: Reader | None = reader
+        self._sink = request.sink
+        self._tried: list[ReplicaConnection] = []
+        self._call: ReplicaCall | None = None
+        self._has_begun = False
+        self._waits = False
+
+    def begin(self) -> None:
+        """Send the request; an error goes to the reader."""
+        try:
+            self._call = self._instance.send(self._request, self._tried, self._look)
+        except InferenceError as error:
+            self._end(error)
+
+    def abandon(self) -> None:
+        """See `Begun`."""
+        self._end(None)
+
+    def _look(self) -> None:
+        """Pass on what has arrived, as far as the reader has room."""
+        if self._waits:
+            return
+        while (call := self._call) is not None:
+            if self._sink is not None and self._sink.full:
+                self._wait(self._sink)
+                return
+            try:
+                response = call.take()
+            except InferenceError as error:
+                self._fail(call, error)
+                return
+            if response is None:
+                if call.is_over:
+                    self._end(None)
+                return
+            self._has_begun = True
+            if self._reader is not None:
+                self._reader.take(response)
+
+    def _wait(self, sink: Sink) -> None:
+        """Look again once the sink has room, or is done."""
+        self._waits = True
+        wake = asyncio.get_running_loop().create_future()
+        wake.add_done_callback(self._woken)
+        sink.when_room(wake)
+
+    def _woken(self, _: object) -> None:
+        self._waits = False
+        self._look()
+
+    def _fail(self, call: ReplicaCall, error: InferenceError) -> None:
+        """Try another replica, or end with the error."""
+        replica, is_lost = self._tried[-1], call.is_lost
+        call.leave()
+        self._call = None
+        may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
+        if may_repeat and not self._has_begun and len(self._tried) == 1:
+            extra = {"model": self._request.model, "id": self._request.id, "at": replica.address}
+            log.warning("request repeated", extra=extra)
+            self.begin()
+            return
+        found = self._instance.lost(replica, has_begun=self._has_begun) if is_lost else error
+        self._end(found)
+
+    def _end(self, error: InferenceError | None) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.leave()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.over(error)
+
+
+class Answers:
+    """The answers of one request, as a reader of an execution and as an iterator."""
+
+    def __init__(self) -> None:
+        self._found: deque[Answered] = deque()
+        self._error: Exception | None = None
+        self._is_over = False
+        self._news = asyncio.Event()
+
+    def take(self, answer: Answered) -> None:
+        """See `Reader.take`."""
+        self._found.append(answer)
+        self._news.set()
+
+    def over(self, error: Exception | None) -> None:
+        """See `Reader.over`."""
+        self._error, self._is_over = error, True
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncGenerator[Answered, None]:
+        while self._found or not self._is_over:
+            while self._found:
+                yield self._found.popleft()
+            self._news.clear()
+            if not self._is_over:
+                await self._news.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def _is_repeatable(config: ModelConfig) -> bool:
     backend = "ensemble" if config.ensemble_scheduling is not None else config.backend
     return backend not in WITH_EFFECTS or config.parameters.get(REPLAY) == "true"
-
-
-def _is_draining(replica: ReplicaConnection, error: InferenceError) -> bool:
-    """Whether a replica refused a request because it is about to end."""
-    is_ready = replica.state is ReplicaState.READY
-    return error.code is Code.UNAVAILABLE and not is_ready

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from gateway.dataplane import DataPlane
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
@@ -18,11 +18,17 @@ from gateway.fleet.handshake import (
     Identity,
 )
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
-from gateway.messages import InferRequest, InferResponse
-from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
-from gateway.processes.inference_calls import AnsweringEnd, InferenceKind
+from gateway.messages import InferRequest
+from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, ChannelCall, Frame
+from gateway.processes.inference_calls import InferenceKind
+from gateway.processes.inference_messages import (
+    read_request,
+    write_error,
+    write_response,
+)
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import FleetSettings, netloc
+from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.fleet")
 
@@ -43,7 +49,6 @@ class RouterLink:
     def __init__(self, port: "FleetPort") -> None:
         self._port = port
         self._handshake: Handshake | None = Handshake(port.identity)
-        self._calls: set[AnsweringEnd] = set()
         self.seen: dict[Key, int] = {}
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
@@ -61,8 +66,6 @@ class RouterLink:
         self._expiry.cancel()
         self.channel.abort()
         self._watch.cancel()
-        for call in tuple(self._calls):
-            call.lose()
 
     async def _until_lost(self) -> None:
         try:
@@ -111,15 +114,86 @@ class RouterLink:
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
 
     def _begin(self, frame: Frame) -> None:
-        call = AnsweringEnd(self.channel, frame.call, frame.payload)
-        respond = partial(self._port.responses, self, frame.call)
-        call.task = self._port.tasks.create_task(call.run(respond))
-        self._calls.add(call)
-        call.task.add_done_callback(partial(self._ended, frame.call, call))
+        answer = RoutedAnswer(self.channel, frame.call)
+        try:
+            request = read_request(frame.payload)
+            key = request.model, _number(request)
+            self.seen[key] = frame.call
+            answer.begin(self._port.infer(request), partial(self._port.change_load, key))
+            self._port.change_load(key)
+        except InferenceError as error:
+            answer.refuse(error)
 
-    def _ended(self, number: int, call: AnsweringEnd, _: object) -> None:
-        self.channel.leave(number)
-        self._calls.discard(call)
+
+class RoutedAnswer(ChannelCall):
+    """The answer to a request of a router: a stream of the data plane, read without a task.
+
+    GONE, ABORT and a disconnect cancel the stream. While the router does not acknowledge what was
+    sent, responses remain in the stream, which holds back the model.
+    """
+
+    def __init__(self, channel: Channel, call: int) -> None:
+        super().__init__(channel, call)
+        self._stream: ResponseStream | None = None
+        self._ended: Callable[[], None] = _nothing
+
+    def begin(self, stream: ResponseStream, ended: Callable[[], None]) -> None:
+        """Send the responses of a stream; `ended` is called after the last one."""
+        self._stream, self._ended = stream, ended
+        self._channel.join(self._call, self)
+        stream.listen(self._look)
+
+    def refuse(self, error: InferenceError) -> None:
+        """Send the end of a request that was not accepted."""
+        self._channel.send(InferenceKind.REFUSED, self._call, write_error(error))
+
+    def hear(self, frame: Frame) -> None:
+        super().hear(frame)
+        if frame.kind == InferenceKind.TAKEN:
+            self._look()
+
+    def lose(self) -> None:
+        self._close()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind in (InferenceKind.GONE, InferenceKind.ABORT):
+            self._close()
+
+    def _look(self) -> None:
+        """Send the responses that are there, as far as the window has room."""
+        while (stream := self._stream) is not None and self._window.has_room:
+            try:
+                responses = stream.take()
+            except InferenceError as error:
+                self._close()
+                self.refuse(error)
+                return
+            if responses is None:
+                return
+            for response in responses:
+                self._send_data(write_response(response))
+            if not responses:
+                self._close()
+                self._channel.send(InferenceKind.END, self._call)
+
+    def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._channel.leave(self._call)
+            stream.close()
+            self._ended()
+
+
+def _number(request: InferRequest) -> int:
+    """The version that a router has chosen."""
+    if request.version.isascii() and request.version.isdigit():
+        return int(request.version)
+    text = f"model '{request.model}': found version {request.version!a}, expected a number"
+    raise InferenceError(Code.INVALID_ARG, text)
+
+
+def _nothing() -> None:
+    """The end of an answer that has not begun."""
 
 
 class FleetPort(Listeners):
@@ -184,19 +258,9 @@ class FleetPort(Listeners):
             state = ReplicaState.READY if dataplane.ready else ReplicaState.STARTING
         return write_offers(Offers(state, tuple(offer(model) for model in dataplane.models())))
 
-    async def responses(
-        self, link: RouterLink, number: int, request: InferRequest
-    ) -> AsyncGenerator[InferResponse, None]:
-        """The responses of the data plane to a request of a router."""
-        key = request.model, int(request.version)
-        link.seen[key] = number
-        try:
-            with self._dataplane.infer(request) as stream:
-                self._change_load(key)
-                async for response in stream:
-                    yield response
-        finally:
-            self._change_load(key)
+    def infer(self, request: InferRequest) -> ResponseStream:
+        """Submit a request of a router; raises InferenceError if it is refused."""
+        return self._dataplane.infer(request)
 
     def _accept(self) -> asyncio.BaseProtocol:
         link = RouterLink(self)
@@ -211,7 +275,7 @@ class FleetPort(Listeners):
             await self._dataplane.changed()
             self._send_offers()
 
-    def _change_load(self, key: Key) -> None:
+    def change_load(self, key: Key) -> None:
         """Send the load of a model soon."""
         self._changed.add(key)
         if self._sending is None:

@@ -51,17 +51,26 @@ def tokens(frame: Frame) -> int:
 class RequestingEnd(ChannelCall):
     """The end of the process with the request, which is sent when this is created.
 
-    One task reads `responses`; then `leave` ends the call. `peer` names the answering process in
-    the error of a disconnect, such as `its engine`.
+    One task reads `responses`, or `on_news` is called whenever there may be something to `take`;
+    then `leave` ends the call, which `is_over` after its last response. `peer` names the answering
+    process in the error of a disconnect, such as `its engine`.
     """
 
-    def __init__(self, channel: Channel, call: int, request: InferRequest, peer: str) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        call: int,
+        request: InferRequest,
+        peer: str,
+        on_news: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(channel, call)
         self._model = request.model
         self._peer = peer
+        self._on_news = on_news
         self._frames: deque[Frame] = deque()
         self._is_lost = False
-        self._is_over = False
+        self.is_over = False
         payload = write_request(request, _waited_us(request))
         channel.join(call, self)
         channel.send(InferenceKind.REQUEST, call, payload)
@@ -69,26 +78,46 @@ class RequestingEnd(ChannelCall):
     @property
     def is_lost(self) -> bool:
         """Whether the other process has disconnected before the end of the call."""
-        return self._is_lost and not self._is_over
+        return self._is_lost and not self.is_over
 
     async def responses(self) -> AsyncGenerator[InferResponse, None]:
-        """The responses; InferenceError if the request is refused, or the process exits."""
-        while not self._is_over:
-            frame = await self._next()
-            if frame.kind == InferenceKind.DATA:
-                self._passed_on(len(frame.payload))
-                yield read_response(frame.payload)
-                continue
-            self._is_over = True
-            if frame.kind == InferenceKind.REFUSED:
-                raise read_error(frame.payload)
-            if frame.kind == InferenceKind.ABORT:
-                raise unexpected()
+        """The responses; raises as `take`."""
+        while True:
+            response = self.take()
+            if response is not None:
+                yield response
+            elif self.is_over:
+                return
+            else:
+                await self._news()
+
+    def take(self) -> InferResponse | None:
+        """The next response; None if it `is_over`, or a reader has to wait.
+
+        Raises InferenceError if the request is refused, or the process exits.
+        """
+        if not self._frames:
+            if self.is_lost:
+                raise InferenceError(
+                    Code.UNAVAILABLE,
+                    f"model '{self._model}': {self._peer} has stopped; retry shortly",
+                )
+            return None
+        frame = self._frames.popleft()
+        if frame.kind == InferenceKind.DATA:
+            self._passed_on(len(frame.payload))
+            return read_response(frame.payload)
+        self.is_over = True
+        if frame.kind == InferenceKind.REFUSED:
+            raise read_error(frame.payload)
+        if frame.kind == InferenceKind.ABORT:
+            raise unexpected()
+        return None
 
     def leave(self) -> int:
         """End the call; returns the number of received unread tokens."""
         self._channel.leave(self._call)
-        if self._is_over or self._is_lost:
+        if self.is_over or self._is_lost:
             return 0
         self._channel.send(InferenceKind.GONE, self._call)
         return sum(map(tokens, self._frames))
@@ -101,15 +130,11 @@ class RequestingEnd(ChannelCall):
         self._frames.append(frame)
         self._wake()
 
-    async def _next(self) -> Frame:
-        while not self._frames:
-            if self._is_lost:
-                raise InferenceError(
-                    Code.UNAVAILABLE,
-                    f"model '{self._model}': {self._peer} has stopped; retry shortly",
-                )
-            await self._news()
-        return self._frames.popleft()
+    def _wake(self) -> None:
+        if self._on_news is None:
+            super()._wake()
+        else:
+            self._on_news()
 
 
 def _waited_us(request: InferRequest) -> int:
