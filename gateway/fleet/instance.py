@@ -62,7 +62,7 @@ class FleetInstance(Instance):
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         for index, request in enumerate(requests):
-            answers = Answers()
+            answers = AnswerQueue()
             begun = self.begin(request, answers)
             try:
                 async for answer in answers:
@@ -234,7 +234,7 @@ class RoutedRequest:
             reader.over(error)
 
 
-class Answers:
+class AnswerQueue:
     """The answers of one request, as a reader of an execution and as an iterator."""
 
     def __init__(self) -> None:
