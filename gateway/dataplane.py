@@ -190,10 +190,13 @@ class DataPlane:
         return not self._strict_readiness or not self._registry.failures()
 
     async def check_ready(self) -> bool:
-        """Whether the server is ready, and (strict) the readiness check of every model passes."""
+        """Whether the server is ready, and (strict) the readiness check of every model passes.
+
+        Models of a fleet do not count: one without replicas would take every router out of service.
+        """
         if not self.ready or not self._strict_readiness:
             return self.ready
-        checks = [model.check_ready() for model in self.models()]
+        checks = [model.check_ready() for model in self.models() if not model.of_fleet]
         return not any(await asyncio.gather(*checks, return_exceptions=True))
 
     @property

@@ -219,7 +219,8 @@ class TestLosses:
             answer = http.post("/v2/models/echo/infer", json=numbers(1))
             assert answer.status_code == 503
             assert "has no replica that takes requests" in answer.json()["error"]
-            assert http.get("/v2/health/live").status_code == 200
+            for path in ("/v2/health/live", "/v2/health/ready"):
+                assert http.get(path).status_code == 200
 
     def test_a_draining_replica_completes_its_streams(
         self, server: Serving, pair: list[Serving]
