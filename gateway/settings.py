@@ -340,9 +340,9 @@ class ResumptionSettings:
 class FleetSettings:
     """A router or a replica of the fleet `name`.
 
-    Both ends of a connection have the same `secret`, b"" for none. `replicas` are the hosts and
-    ports that a router connects to. A replica listens at `address` and `port`; None is a router,
-    port 0 picks a free one.
+    Both ends of a connection have the same `secret`, b"" for none, and certificates of one
+    authority with `tls`. `replicas` are the hosts and ports that a router connects to. A replica
+    listens at `address` and `port`; None is a router, port 0 picks a free one.
     """
 
     name: str = "sluice"
@@ -350,6 +350,7 @@ class FleetSettings:
     replicas: tuple[tuple[str, int], ...] = ()
     address: str = "127.0.0.1"
     port: int | None = None
+    tls: TlsSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

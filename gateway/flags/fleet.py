@@ -1,9 +1,11 @@
 """Options of a fleet: those of a router, and those of a replica."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
+from gateway.flags.tls import add_files, mutual_settings
 from gateway.flags.values import address, port
 from gateway.policy.caller import is_this_machine
 from gateway.settings import FleetSettings
@@ -32,8 +34,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help=f"file of at least {LEAST_SECRET_BYTES} bytes, equal on all machines of the fleet; "
-        "without it replicas listen for this machine only (default: none)",
+        "without it and without certificates replicas listen for this machine only (default: none)",
     )
+    add_files(group, "fleet")
 
 
 def add_replica_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,22 +63,24 @@ def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
     """Settings from the parsed options, None outside of fleets; INVALID_ARG for wrong values."""
     is_replica = "fleet_port" in flags
     if not is_replica and flags.fleet is None:
-        if flags.fleet_secret_file is not None:
-            raise _invalid("--fleet-secret-file has no effect without --fleet")
+        if flags.fleet_secret_file is not None or mutual_settings(flags, "fleet") is not None:
+            raise _invalid(
+                "the secret and the certificates of a fleet have no effect without --fleet"
+            )
         return None
     if is_replica and flags.fleet is not None:
         raise _invalid("--fleet is an option of `sluice serve`: a replica sends no requests on")
     secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
+    found = FleetSettings(name=flags.fleet_name, secret=secret, tls=mutual_settings(flags, "fleet"))
     if not is_replica:
-        replicas = _replicas(flags.fleet)
-        return FleetSettings(name=flags.fleet_name, secret=secret, replicas=replicas)
+        return replace(found, replicas=_replicas(flags.fleet))
     host = address("--fleet-address", flags.fleet_address)
-    if not secret and not is_this_machine(host):
+    if not (secret or found.tls or is_this_machine(host)):
         raise _invalid(
-            f"--fleet-address {host} needs --fleet-secret-file: each process that reaches the port "
-            "could send requests"
+            f"--fleet-address {host} needs --fleet-secret-file or --fleet-server-cert: each "
+            "process that reaches the port could send requests"
         )
-    return FleetSettings(name=flags.fleet_name, secret=secret, address=host, port=flags.fleet_port)
+    return replace(found, address=host, port=flags.fleet_port)
 
 
 def _replicas(text: str) -> tuple[tuple[str, int], ...]:

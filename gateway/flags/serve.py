@@ -46,6 +46,7 @@ FILES = (
     *("--audit-log", "--api-keys", "--jwt-jwks"),
     *(f"--http-{each}" for each in PEM_FILES),
     *(f"--grpc-{each}" for each in PEM_FILES),
+    *(f"--fleet-{each}" for each in ("secret-file", *PEM_FILES)),
 )
 """The files that clients must not name as logs or traces."""
 

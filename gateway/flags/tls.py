@@ -23,6 +23,11 @@ def add_flags(group: "argparse._ArgumentGroup", wire: str) -> None:
         False,
         "serve over TLS, only to clients with a certificate",
     )
+    add_files(group, wire)
+
+
+def add_files(group: "argparse._ArgumentGroup", wire: str) -> None:
+    """Add the options with the files of a wire."""
     for name, text in PEM_FILES.items():
         group.add_argument(
             f"--{wire}-{name}", default="", metavar="PEM", help=f"{text} (default: none)"
@@ -48,6 +53,19 @@ def tls_settings(flags: argparse.Namespace, wire: str) -> TlsSettings | None:
     if mutual:
         _require_pem(asked, f"--{wire}-root-cert", found.root)
     return found
+
+
+def mutual_settings(flags: argparse.Namespace, wire: str) -> TlsSettings | None:
+    """Settings of a wire whose ends always show certificates; None without any of its files."""
+    names = {name: f"--{wire}-{name}" for name in PEM_FILES}
+    found = {name: vars(flags)[f"{wire}_{name.replace('-', '_')}"] for name in PEM_FILES}
+    given = next((names[name] for name, path in found.items() if path), None)
+    if given is None:
+        return None
+    for name, path in found.items():
+        _require_pem(given, names[name], path)
+    cert, key, root = found.values()
+    return TlsSettings(wire=wire, cert=cert, key=key, root=root, mutual=True)
 
 
 def _require_pem(asked: str, flag: str, path: str) -> None:

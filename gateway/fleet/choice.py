@@ -132,6 +132,7 @@ class KnownReplica:
     - `empty_secs`: the cost of a new request without work of its own
     - `room`: the number of requests that the replica accepts now
     - `refused_until`: the end of the time without requests after a refusal
+    - `open_calls`: the calls of this router that have not ended
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class KnownReplica:
         self.adapters: frozenset[str] = frozenset()
         self.load = load
         self.refused_until = -math.inf
+        self.open_calls: set[int] = set()
         self._unseen: dict[int, int | None] = {}
         self._count()
 
@@ -161,11 +163,13 @@ class KnownReplica:
 
     def send(self, call: int, tokens: int) -> None:
         """Count a call with its tokens to compute, until a load includes it."""
+        self.open_calls.add(call)
         self._unseen[call] = tokens
         self._count()
 
     def end(self, call: int) -> None:
         """Count an ended or moved call no longer; the next load may name it as seen."""
+        self.open_calls.discard(call)
         if call in self._unseen:
             self._unseen[call] = None
             self._count()
@@ -231,12 +235,18 @@ def accepting(replicas: Iterable[KnownReplica], now: float) -> list[KnownReplica
 def choose(
     demand: Demand, replicas: Iterable[KnownReplica], *, now: float, random: Random
 ) -> KnownReplica | None:
-    """The replica of least cost; equal ones at random; None if no replica accepts a request."""
+    """The replica of least cost; None if no replica accepts a request.
+
+    Of equal ones that with the fewest open calls of this router, at random: short requests have
+    equal costs, and calls of other routers would lead all routers to the same replica.
+    """
     costs = [(cost(each, demand), each) for each in accepting(replicas, now)]
     if not costs:
         return None
     limit = min([secs for secs, _ in costs]) + SAME_SECS
-    return random.choice([each for secs, each in costs if secs <= limit])
+    equal = [each for secs, each in costs if secs <= limit]
+    fewest = min([len(each.open_calls) for each in equal])
+    return random.choice([each for each in equal if len(each.open_calls) == fewest])
 
 
 @dataclass(frozen=True, slots=True)

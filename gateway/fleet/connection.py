@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,7 +22,8 @@ from gateway.fleet.offers import Key, ModelOffer, Offers, first_load, read_load,
 from gateway.messages import InferRequest
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame, call_numbers
 from gateway.processes.inference_calls import RequestingEnd
-from gateway.settings import netloc
+from gateway.settings import TlsSettings, netloc
+from gateway.tls.certificates import client_context
 
 log = logging.getLogger("sluice.fleet")
 
@@ -44,7 +46,12 @@ class ReplicaConnection:
     """
 
     def __init__(
-        self, host: str, port: int, identity: Identity, on_change: Callable[[], None]
+        self,
+        host: str,
+        port: int,
+        identity: Identity,
+        on_change: Callable[[], None],
+        tls: TlsSettings | None = None,
     ) -> None:
         self.address = netloc(host, port)
         self.id = ""
@@ -54,6 +61,7 @@ class ReplicaConnection:
         self.loads: dict[Key, KnownReplica] = {}
         self.attempted = asyncio.Event()
         self._place = host, port
+        self._tls = tls
         self._identity = identity
         self._on_change = on_change
         self._numbers = call_numbers()
@@ -104,7 +112,11 @@ class ReplicaConnection:
         loop = asyncio.get_running_loop()
         channel = Channel(self._on_frame, HANDSHAKE_BYTES)
         async with asyncio.timeout(CONNECT_SECS):
-            await loop.create_connection(lambda: channel, *self._place)
+            # Read again for each connection: a certificate may have been renewed.
+            context: ssl.SSLContext | None = None
+            if self._tls is not None:
+                context = await asyncio.to_thread(client_context, self._tls)
+            await loop.create_connection(lambda: channel, *self._place, ssl=context)
         self._channel, self._agreed = channel, loop.create_future()
         self._handshake = Handshake(self._identity)
         channel.send(FleetKind.HELLO, NO_CALL, self._handshake.hello())

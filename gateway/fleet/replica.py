@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -29,6 +30,7 @@ from gateway.processes.inference_messages import (
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import FleetSettings, netloc
 from gateway.stream import ResponseStream
+from gateway.tls.certificates import read_certificates
 
 log = logging.getLogger("sluice.fleet")
 
@@ -225,9 +227,12 @@ class FleetPort(Listeners):
         self.tasks = tasks
         await self._inner.open(tasks)
         loop = asyncio.get_running_loop()
-        place = self._settings.address, self._settings.port or 0
+        place, tls = (self._settings.address, self._settings.port or 0), self._settings.tls
         try:
-            self._server = await loop.create_server(self._accept, *place)
+            context: ssl.SSLContext | None = None
+            if tls is not None:
+                context = (await asyncio.to_thread(read_certificates, tls)).context
+            self._server = await loop.create_server(self._accept, *place, ssl=context)
         except OSError as error:
             reason = error.strerror or str(error)
             raise StartFailed(f"cannot listen on {netloc(*place)} for fleet: {reason}") from None

@@ -45,7 +45,8 @@ class Router:
         self._refused: set[tuple[str, Key]] = set()
         identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
         self.connections = [
-            ReplicaConnection(host, port, identity, self._place) for host, port in settings.replicas
+            ReplicaConnection(*each, identity, self._place, settings.tls)
+            for each in settings.replicas
         ]
 
     async def run(self) -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn
 from gateway.policy.watched_file import LOOK_SECS, ReloadFailures, WatchedFile
 from gateway.settings import TlsSettings
 
-ALPN = {"http": "http/1.1", "grpc": "h2"}
+ALPN = {"http": "http/1.1", "grpc": "h2", "fleet": "sluice"}
 """The protocol of the port of a wire (RFC 7301)."""
 
 CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----")
@@ -94,8 +94,22 @@ def _flags(settings: TlsSettings) -> tuple[str, str, str]:
     return f"--{wire}-server-cert", f"--{wire}-server-key", f"--{wire}-root-cert"
 
 
+def client_context(settings: TlsSettings) -> ssl.SSLContext:
+    """The context of a client of a port with the same authority; OSError as `read_certificates`.
+
+    The name of the port is not checked: its certificate is one of that authority.
+    """
+    root = read_certificates(settings).root
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    return _filled(context, settings, root)
+
+
 def _context(settings: TlsSettings, root: bytes) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return _filled(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings, root)
+
+
+def _filled(context: ssl.SSLContext, settings: TlsSettings, root: bytes) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols([ALPN[settings.wire]])

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.certificates import Authority
 from tests.conformance.clients import WIRES, connect
 from tests.conformance.models import EVERY_VERSION, REPEAT, identity
 from tests.leaving import IN_FLIGHT
@@ -254,6 +255,58 @@ def test_a_stranger_is_refused(
         with serving(nothing, static_fleet(host), *own) as server:
             server.wait_logged(reason)
             host.wait_logged("router refused")
+
+
+def test_certificates_of_one_authority_are_needed_at_both_ends(
+    models: Path, nothing: Path, tmp_path: Path
+) -> None:
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+
+    def files(authority: Authority, name: str) -> tuple[str, ...]:
+        own = authority.issue(name)
+        pem = {"server-cert": own.cert, "server-key": own.key, "root-cert": authority.root}
+        return tuple(f"--fleet-{option}={path}" for option, path in pem.items())
+
+    with replica(models, "echo", "--fleet-address=0.0.0.0", *files(ours, "replica")) as host:
+        with serving(nothing, static_fleet(host), *files(ours, "router")) as server:
+            answer = httpx.post(f"{server.http}/v2/models/echo/infer", json=numbers(1))
+            assert answer.status_code == 200
+        for strangers in (files(theirs, "stranger"), ()):
+            with serving(nothing, static_fleet(host), *strangers) as server:
+                server.wait_logged("replica not reached")
+                assert httpx.get(f"{server.http}/v2/models/echo/ready").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--fleet=host:1",), "--fleet is 'host:1', expected such as static:host1:8003"),
+        (("--fleet=static:host",), "names the replica 'host', expected HOST:PORT"),
+        (("--fleet=static:host:0",), "names the replica 'host:0', expected HOST:PORT"),
+        (("--fleet-secret-file=x",), "have no effect without --fleet"),
+        (
+            ("--fleet=static:a:1", "--fleet-secret-file={short}"),
+            "has 5 bytes, expected at least",
+        ),
+        (("--fleet=static:a:1", "--fleet-secret-file=/none"), "cannot be read: No such file"),
+        (("--fleet=static:a:1", "--fleet-server-cert=x"), "needs --fleet-server-key"),
+    ],
+)
+def test_wrong_options_of_a_fleet_are_refused_at_the_start(
+    nothing: Path, tmp_path: Path, flags: tuple[str, ...], reason: str
+) -> None:
+    short = tmp_path / "short"
+    short.write_text("short")
+    server = Serving(nothing, [each.format(short=short) for each in flags])
+    assert server.wait_ended() == 1
+    assert reason in server.text
+
+
+def test_a_replica_without_a_secret_listens_for_its_own_machine_only(models: Path) -> None:
+    flags = ("--fleet-address=0.0.0.0", "--fleet-port=0")
+    server = Serving(models, flags, command=("replica", "echo"))
+    assert server.wait_ended() == 1
+    assert "--fleet-address 0.0.0.0 needs --fleet-secret-file or --fleet-server-cert" in server.text
 
 
 def test_bytes_that_are_no_handshake_drop_the_connection(replicas: tuple[Serving, Serving]) -> None:

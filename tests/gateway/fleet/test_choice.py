@@ -102,6 +102,18 @@ def test_costs_within_a_millisecond_are_equal() -> None:
     assert chosen(Demand(tokens=1), near, far, replica("c", 0.002)) == {"a", "b"}
 
 
+def test_of_equal_costs_that_with_the_fewest_open_calls_is_chosen() -> None:
+    first, second = replica("a"), replica("b", 0.0009)
+    first.send(1, 0)
+    first.announce(load(seen=1))
+    assert chosen(Demand(tokens=1), first, second) == {"b"}
+    second.send(1, 0)
+    second.announce(load(seen=1))
+    assert chosen(Demand(tokens=1), first, second) == {"a", "b"}
+    first.end(1)
+    assert chosen(Demand(tokens=1), first, second) == {"a"}
+
+
 @pytest.mark.parametrize(
     ("own", "other", "secs"),
     [
