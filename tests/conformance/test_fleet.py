@@ -1,9 +1,11 @@
 """`sluice replica` and `--fleet static:...`: requests of a router for models that others host."""
 
+import random
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tests.serving import (
 
 SECRET = "0123456789abcdef" * 4
 STREAM = "/v2/models/repeat/generate_stream"
+CLIENTS, RANDOM_SECS = 12, 2.0
 ENDLESS = {"text_input": "x", "n": 100_000, "delay_us": 20_000}
 BATCHED = "max_batch_size: 4\ndynamic_batching { max_queue_delay_microseconds: 1000 }\n"
 
@@ -170,6 +173,48 @@ def test_requests_are_spread(router: Serving, replicas: tuple[Serving, Serving])
             lambda: [each.metric(IN_FLIGHT, "repeat") for each in replicas] == [2, 2],
             "each replica has half of the streams",
         )
+
+
+def test_random_clients_leave_nothing_at_a_router_and_its_replicas(
+    router: Serving, replicas: tuple[Serving, Serving]
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    every = (router, *replicas)
+    files = [each.open_files for each in every]
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        ends_at = time.monotonic() + RANDOM_SECS
+        storms = [
+            clients.submit(_storm, router, random.Random(seed + number), ends_at)
+            for number in range(CLIENTS)
+        ]
+    answered = sum(each.result() for each in storms)
+    assert answered > CLIENTS, f"seed {seed}"
+    for server in every:
+        for model in ("repeat", "text"):
+            server.wait_metric(IN_FLIGHT, model, 0)
+    wait_until(lambda: [each.open_files for each in every] <= files, f"no socket, seed {seed}")
+
+
+def _storm(router: Serving, chance: random.Random, ends_at: float) -> int:
+    """One client after the other, each of which leaves somehow; the number of whole answers."""
+    answered = 0
+    while time.monotonic() < ends_at:
+        with Connection(router.ports["http"]) as client:
+            size = chance.choice((1, 100, 5000))
+            body = {"text_input": "x" * size, "n": chance.randrange(1, 300)}
+            client.ask(STREAM, body | {"delay_us": chance.choice((0, 1000))})
+            match chance.randrange(4):
+                case 0:
+                    client.reset()
+                case 1:
+                    client.head()
+                case 2:
+                    client.head()
+                    client.chunk()
+                case _:
+                    assert client.answer().status == 200
+                    answered += 1
+    return answered
 
 
 class TestLosses:
