@@ -51,6 +51,13 @@ class AnsweredError(InferenceError):
     """
 
 
+class RefusedError(InferenceError):
+    """The refusal of a request by the process that hosts its model, before it is queued there.
+
+    Where that process is this one, such an error is raised before there is a stream.
+    """
+
+
 def exiting() -> InferenceError:
     """The refusal of a server that stops, with Triton's text."""
     return InferenceError(Code.UNAVAILABLE, "Server exiting")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
@@ -264,8 +264,11 @@ class FleetPort(Listeners):
         return write_offers(Offers(state, tuple(offer(model) for model in dataplane.models())))
 
     def infer(self, request: InferRequest) -> ResponseStream:
-        """Submit a request of a router; raises InferenceError if it is refused."""
-        return self._dataplane.infer(request)
+        """Submit a request of a router; raises RefusedError if it is not queued."""
+        try:
+            return self._dataplane.infer(request)
+        except InferenceError as error:
+            raise RefusedError(error.code, error.message) from None
 
     def _accept(self) -> asyncio.BaseProtocol:
         link = RouterLink(self)

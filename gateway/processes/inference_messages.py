@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.cuda_driver import DeviceMemory
-from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
 from gateway.messages import (
     MOST_OUTPUTS,
     NO_PARAMETERS,
@@ -101,6 +101,7 @@ class _Error(_Array):
     status: _Status = 0
     body: bytes = b""
     answered: bool = False
+    refused: bool = False
 
 
 class _Response(_Array):
@@ -374,11 +375,14 @@ def _written_error(error: InferenceError) -> _Error:
     message = error.message.encode("utf-8", "replace").decode()
     if isinstance(error, OpenAiRefusal):
         return _Error(error.code, message, error.status, error.body)
-    return _Error(error.code, message, answered=isinstance(error, AnsweredError))
+    answered, refused = isinstance(error, AnsweredError), isinstance(error, RefusedError)
+    return _Error(error.code, message, answered=answered, refused=refused)
 
 
 def _read_error(found: _Error) -> InferenceError:
     if found.status:
         return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
+    if found.refused:
+        return RefusedError(found.code, found.message)
     kind = AnsweredError if found.answered else InferenceError
     return kind(found.code, found.message)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.errors import InferenceError, unexpected
+from gateway.errors import InferenceError, RefusedError, unexpected
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected
 from gateway.messages import InferResponse, Parameter
@@ -236,7 +236,7 @@ class StreamRequest:
 class ResponseSender:
     """Sends the responses to the requests of one RPC.
 
-    In strict mode an error raises StrictModeError, else it is sent.
+    In strict mode an error raises StrictModeError, else it is sent. A refusal is always sent.
     """
 
     __slots__ = ("_outbox", "_strict", "unsent")
@@ -246,8 +246,8 @@ class ResponseSender:
         self._outbox = outbox
         self._strict = strict
 
-    async def answer(self, asked: StreamRequest) -> None:
-        """Send the responses to a request, and cancel it when this ends."""
+    async def answer(self, asked: StreamRequest) -> InferenceError | None:
+        """Send the responses to a request, and cancel it when this ends; its error, if any."""
         with asked.stream:
             try:
                 if asked.single:
@@ -256,6 +256,7 @@ class ResponseSender:
                     await self._forward(asked)
             except InferenceError as error:
                 await self._report(asked, error)
+                return error.again()
             except (StrictModeError, ClientDisconnected):
                 raise
             except Exception:
@@ -265,6 +266,7 @@ class ResponseSender:
             finally:
                 if asked.trace is not None:
                     asked.trace.sent()
+        return None
 
     async def refuse(self, refusal: bytes, position: OrderPosition | None) -> None:
         """Send the response to a refused request, in its place of the order."""
@@ -274,11 +276,10 @@ class ResponseSender:
             await self._outbox.put([refusal])
 
     async def _forward(self, asked: StreamRequest) -> None:
-        if asked.position is not None:
-            await asked.position.reached()
+        batch = await _first_batch(asked)
         encode = asked.encoder.encode_streamed
         complete = False
-        while batch := await asked.stream.batch():
+        while batch:
             complete = batch[-1].final and _is_sent(asked, batch[-1])
             shown, error = marked(asked.stream, batch), None
             if self._strict:
@@ -296,6 +297,7 @@ class ResponseSender:
                     await self._send(asked, messages)
             if error is not None:
                 raise StrictModeError(error)
+            batch = await asked.stream.batch()
         if not complete and asked.empty_final:
             await self._send(asked, [encode(InferResponse(final=True))])
 
@@ -317,7 +319,7 @@ class ResponseSender:
             await self._send(asked, messages)
 
     async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
-        if self._strict:
+        if self._strict and not isinstance(error, RefusedError):
             raise StrictModeError(error)
         message = asked.encoder.encode_streamed(InferResponse(error=error, final=True))
         await self._send(asked, [message])
@@ -329,6 +331,21 @@ class ResponseSender:
         await self._outbox.put(messages)
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_END")
+
+
+async def _first_batch(asked: StreamRequest) -> Sequence[InferResponse]:
+    """The first responses, once the position is reached; a refusal is raised at once."""
+    position = asked.position
+    if position is None:
+        return await asked.stream.batch()
+    try:
+        batch = await asked.stream.batch()
+    except InferenceError as error:
+        if not isinstance(error, RefusedError):
+            await position.reached()
+        raise
+    await position.reached()
+    return batch
 
 
 def _until_error(

@@ -310,9 +310,10 @@ class StreamInfer:
 
     async def _answer(self, asked: StreamRequest) -> None:
         with asked.position or nullcontext():
-            await self._responses.answer(asked)
+            error = await self._responses.answer(asked)
             self._owned.pop(asked.stream, None)
-            self._remember(asked.key)
+            if error is None or error.code is not Code.ALREADY_EXISTS:
+                self._remember(asked.key)
 
     def _remember(self, key: int | None) -> None:
         """Remember an ended request."""

@@ -13,11 +13,12 @@ from types import MappingProxyType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.errors import InferenceError, unexpected
+from gateway.errors import InferenceError, RefusedError, unexpected
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
     log_refusal,
+    refused,
     retry_after,
     status_of,
 )
@@ -91,8 +92,11 @@ def first_status(responses: Sequence[InferResponse]) -> int:
 def refused_stream(path: str, error: InferenceError) -> Response:
     """A stream of one event: an error in place of the model's first response.
 
-    Triton decides the status of a stream by its first response (generate extension).
+    Triton decides the status of a stream by its first response (generate extension). A request that
+    is refused before it is queued gets a JSON error.
     """
+    if isinstance(error, RefusedError):
+        return refused(path, error)
     log_refusal(path, error)
     headers = {**EVENT_STREAM_HEADERS, **retry_after(error)}
     return Response(event(error_body(error.message)), status_of(error, STATUS), headers)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
 from gateway.messages import (
     InferRequest,
     InferResponse,
@@ -177,6 +177,7 @@ def test_a_response(response: InferResponse) -> None:
 ERRORS = [
     InferenceError(Code.NOT_FOUND, "gone"),
     AnsweredError(Code.UNKNOWN, "the model's own"),
+    RefusedError(Code.UNAVAILABLE, "full"),
     OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}"),
 ]
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.errors import Code, RefusedError
 from gateway.frontends.grpc.outbox import StrictModeError
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
@@ -263,3 +264,75 @@ async def test_a_turn_answers_after_the_last_answer_of_the_turn_before_it(serve:
         call.half_close()
         await call.ended()
         assert call.silent
+
+
+# Models that replicas host: a refusal arrives as an answer.
+
+REFUSED = RefusedError(Code.ALREADY_EXISTS, "the turn 'a' has not ended")
+
+
+@pytest.fixture
+async def hosted(serve: Serve) -> tuple[Model, ScriptedInstance]:
+    """A model with conversations, which are kept elsewhere."""
+    instance = ScriptedInstance()
+    model = serve(instance, config=CHAT)
+    model.of_fleet = True
+    return model, instance
+
+
+async def test_a_refusal_by_a_replica_waits_for_no_other_turn(
+    hosted: tuple[Model, ScriptedInstance],
+) -> None:
+    model, instance = hosted
+    async with StreamClient(model) as call:
+        call.say("chat", "count", "a", start=True)
+        call.say("chat", "again", "a")
+        first, second = await begun(instance, 2)
+        second.crash(REFUSED)
+        assert (await call.answer()).error_message == REFUSED.message
+        first.finish("one")
+        assert await call.said() == ("a", "one")
+
+
+async def test_an_error_of_a_model_waits_for_earlier_turns(
+    hosted: tuple[Model, ScriptedInstance],
+) -> None:
+    model, instance = hosted
+    async with StreamClient(model) as call:
+        call.say("chat", "count", "a", start=True)
+        call.say("chat", "again", "b")
+        first, second = await begun(instance, 2)
+        second.crash(BROKEN)
+        await soon(second.stopped.wait())
+        await settle()
+        assert call.silent
+        first.finish("one")
+        assert await call.said() == ("a", "one")
+        assert (await call.answer()).error_message == BROKEN.message
+
+
+async def test_an_id_that_a_replica_refused_cancels_the_request_of_another_rpc(
+    hosted: tuple[Model, ScriptedInstance],
+) -> None:
+    model, instance = hosted
+    async with StreamClient(model) as other, StreamClient(model) as mine:
+        other.say("chat", "count", "a", start=True)
+        first = await instance.begun()
+        mine.say("chat", "again", "a")
+        (await instance.begun()).crash(REFUSED)
+        assert (await mine.answer()).error_message == REFUSED.message
+        mine.cancel_request("chat", "a")
+        assert (await other.answer()).infer_response.parameters["cancelled"].bool_param
+        await soon(first.stopped.wait())
+
+
+async def test_in_strict_mode_a_refusal_by_a_replica_is_a_message_still(
+    hosted: tuple[Model, ScriptedInstance],
+) -> None:
+    model, instance = hosted
+    async with StreamClient(model, strict=True) as call:
+        call.say("chat", "count", "a")
+        (await instance.begun()).crash(REFUSED)
+        assert (await call.answer()).error_message == REFUSED.message
+        call.half_close()
+        await call.ended()

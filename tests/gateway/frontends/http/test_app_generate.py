@@ -10,7 +10,7 @@ import pytest
 from backends.repeat import RepeatBackend, RepeatInstance
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RefusedError
 from gateway.frontends.http.app import build_app
 from gateway.messages import InferResponse
 from gateway.stream import DEFAULT_LIMIT
@@ -117,6 +117,19 @@ async def test_an_error_in_place_of_the_first_response_decides_the_status(
             assert headers["content-type"] == "application/json"
         assert found == status
         assert orjson.loads(body) == {"error": message}
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+async def test_the_refusal_of_a_request_by_its_replica_is_a_json_error(
+    serve: Serve, verb: str
+) -> None:
+    instance = ScriptedInstance()
+    async with generate(app_of(serve(instance)), "text", verb) as exchange:
+        (await instance.begun()).crash(RefusedError(Code.UNAVAILABLE, "its queue is full"))
+        status, headers = await exchange.start()
+        assert (status, headers["content-type"]) == (503, "application/json")
+        assert headers["retry-after"] == "1"
+        assert orjson.loads(await exchange.rest()) == {"error": "its queue is full"}
 
 
 # Many answers.
