@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +29,7 @@ from gateway.tls.certificates import client_context
 log = logging.getLogger("sluice.fleet")
 
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.1, 2.0
-"""Pause before the next connection; doubled after each that fails."""
+"""Pause before the next connection; doubled after each that fails, or is lost within that time."""
 PING_SECS = 1.0
 SILENT_SECS = 3.0
 """A replica that sends nothing for this time gets no new requests."""
@@ -68,24 +69,27 @@ class ReplicaConnection:
         self._channel: Channel | None = None
         self._handshake: Handshake | None = None
         self._agreed: asyncio.Future[None] | None = None
+        self._fault = ""
         self._heard_at = 0.0
 
     async def run(self) -> None:
-        """Connect, and connect again, until cancelled."""
-        pause, reason = FIRST_PAUSE_SECS, ""
+        """Connect, and connect again, until cancelled; one line is logged for equal failures."""
+        pause, logged, time = FIRST_PAUSE_SECS, "", asyncio.get_running_loop().time
         while True:
+            connected_at = math.inf
             try:
                 await self._connect()
-                pause, reason = FIRST_PAUSE_SECS, ""
-                self.trouble = await self._follow()
-                log.warning("replica lost", extra=self._about())
+                connected_at = time()
+                event, self.trouble = "replica lost", await self._follow()
             except (HandshakeError, OSError, TimeoutError) as error:
-                self.trouble = _reason(error)
-                if self.trouble != reason:
-                    log.warning("replica not reached", extra=self._about())
-                reason = self.trouble
+                event, self.trouble = "replica not reached", _reason(error)
             finally:
                 self._lose()
+            if time() - connected_at > LONGEST_PAUSE_SECS:
+                pause, logged = FIRST_PAUSE_SECS, ""
+            if self.trouble != logged:
+                log.warning(event, extra=self._about())
+            logged = self.trouble
             self.attempted.set()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECS)
@@ -118,7 +122,7 @@ class ReplicaConnection:
                 context = await asyncio.to_thread(client_context, self._tls)
             await loop.create_connection(lambda: channel, *self._place, ssl=context)
         self._channel, self._agreed = channel, loop.create_future()
-        self._handshake = Handshake(self._identity)
+        self._handshake, self._fault = Handshake(self._identity), ""
         channel.send(FleetKind.HELLO, NO_CALL, self._handshake.hello())
         lost = asyncio.ensure_future(channel.lost())
         try:
@@ -142,7 +146,7 @@ class ReplicaConnection:
                     await channel.lost()
             if time() - self._heard_at > GONE_SECS:
                 return f"it has sent nothing for {GONE_SECS:g} s"
-        return "it has disconnected"
+        return self._fault or "it has disconnected"
 
     def _lose(self) -> None:
         """Disconnect: open calls end, and no more begin."""
@@ -163,8 +167,7 @@ class ReplicaConnection:
             elif frame.kind == FleetKind.LOAD:
                 self._take_load(*read_load(frame.payload))
         except (msgspec.DecodeError, ValueError) as error:
-            self.trouble = f"its announcements cannot be used: {error}"
-            log.warning("replica dropped", extra=self._about())
+            self._fault = f"its announcements cannot be used: {error}"
             if self._channel is not None:
                 self._channel.abort()
 

@@ -1,0 +1,218 @@
+"""A router's connection to a replica that is silent, announces nonsense, or goes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gateway.fleet import connection
+from gateway.fleet.choice import ReplicaState
+from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.handshake import FleetKind, Identity, Role
+from gateway.fleet.offers import Key, first_load, write_load
+from tests.builders import TEXT, soon, text_request
+from tests.conftest import tasks_left
+from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
+
+KEY: Key = ("text", 1)
+OFFER = offered(TEXT)
+SILENT_SECS, GONE_SECS = 0.1, 0.25
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, secs in (
+        ("PING_SECS", 0.01),
+        ("SILENT_SECS", SILENT_SECS),
+        ("GONE_SECS", GONE_SECS),
+        ("FIRST_PAUSE_SECS", 0.01),
+    ):
+        monkeypatch.setattr(connection, name, secs)
+
+
+@pytest.fixture(autouse=True)
+async def _no_task_is_left() -> AsyncIterator[None]:
+    yield
+    assert tasks_left() == []
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[FakeReplica]:
+    async with listening() as found:
+        found.offer(OFFER)
+        yield found
+
+
+@asynccontextmanager
+async def connecting(port: int) -> AsyncIterator[ReplicaConnection]:
+    """A connection to a port for the length of the block."""
+    found = ReplicaConnection("127.0.0.1", port, Identity("sluice", Role.ROUTER), lambda: None)
+    task = asyncio.create_task(found.run())
+    try:
+        yield found
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def router(replica: FakeReplica) -> AsyncIterator[ReplicaConnection]:
+    async with connecting(replica.port) as found:
+        await until(lambda: found.serves(KEY))
+        yield found
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The logged warnings about replicas, with their reasons."""
+    caplog.set_level(logging.WARNING, "sluice.fleet")
+    return lambda: [f"{each.message}: {vars(each)['reason']}" for each in caplog.records]
+
+
+async def test_a_replica_that_answers_pings_stays(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    await asyncio.sleep(GONE_SECS + 0.05)
+    assert router.serves(KEY)
+    assert len(replica.links) == 1
+
+
+async def test_a_silent_replica_gets_nothing_new_and_then_is_lost(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    replica.silent = True
+    await until(lambda: not router.serves(KEY))
+    assert router.state is ReplicaState.READY
+    await until(lambda: router.state is None)
+    assert router.trouble == f"it has sent nothing for {GONE_SECS:g} s"
+
+
+async def test_a_silent_replica_that_answers_again_gets_requests_again(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    replica.silent = True
+    await until(lambda: not router.serves(KEY))
+    replica.silent = False
+    await until(lambda: router.serves(KEY))
+    assert len(replica.links) == 1
+
+
+async def test_a_lost_replica_is_connected_again(
+    replica: FakeReplica, router: ReplicaConnection, lines: Callable[[], list[str]]
+) -> None:
+    replica.links[-1].abort()
+    await until(lambda: router.state is None)
+    await until(lambda: router.serves(KEY))
+    assert lines() == ["replica lost: it has disconnected"]
+
+
+LOAD = first_load(OFFER)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (FleetKind.OFFERS, b""),
+        (FleetKind.OFFERS, b"\xc1"),
+        (FleetKind.OFFERS, b"\x92\xa4GONE\x90"),
+        (FleetKind.OFFERS, b"\x92\xa5READY\x91\x91\x01"),
+        (FleetKind.LOAD, b""),
+        (FleetKind.LOAD, write_load(KEY, LOAD)[:-1]),
+        (FleetKind.LOAD, msgspec.msgpack.encode([*KEY, 0, 0, 0, -1, 0.0, 0.05, 0.0, 5])),
+        (FleetKind.LOAD, write_load(KEY, replace(LOAD, seen=7))),
+    ],
+    ids=[
+        *("no offers", "no MessagePack", "another state", "no offer"),
+        *("no load", "half a load", "negative load", "foreign call"),
+    ],
+)
+async def test_nonsense_drops_the_connection_and_it_is_made_again(
+    replica: FakeReplica,
+    router: ReplicaConnection,
+    lines: Callable[[], list[str]],
+    kind: int,
+    payload: bytes,
+) -> None:
+    replica.send(kind, payload)
+    await until(lambda: len(replica.links) == 2)
+    await until(lambda: router.serves(KEY))
+    (line,) = lines()
+    assert line.startswith("replica lost: its announcements cannot be used: ")
+
+
+async def test_the_same_nonsense_of_each_connection_is_logged_once(
+    replica: FakeReplica, router: ReplicaConnection, lines: Callable[[], list[str]]
+) -> None:
+    for count in (2, 3, 4):
+        replica.send(FleetKind.OFFERS, b"")
+        await until(lambda count=count: len(replica.links) == count)
+    assert len(lines()) == 1
+
+
+async def test_a_load_of_an_unknown_model_is_ignored(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    replica.send(FleetKind.LOAD, write_load(("other", 1), LOAD))
+    replica.send(FleetKind.LOAD, write_load(KEY, replace(LOAD, queued=3)))
+    await until(lambda: router.loads[KEY].load.queued == 3)
+    assert len(replica.links) == 1
+
+
+async def test_a_load_counts_the_calls_that_it_has_seen(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    with router.call(KEY, text_request()), router.call(KEY, text_request()):
+        assert router.loads[KEY].ahead == 2
+        await until(lambda: len(replica.calls) == 2)
+        load = replace(LOAD, seen=replica.calls[0], queued=1)
+        replica.send(FleetKind.LOAD, write_load(KEY, load))
+        await until(lambda: router.loads[KEY].load.queued == 1)
+        assert router.loads[KEY].ahead == 2
+
+
+async def test_a_lost_replica_ends_its_calls(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    with router.call(KEY, text_request()) as call:
+        replica.links[-1].abort()
+        await until(lambda: call.is_lost)
+
+
+@pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING])
+async def test_a_replica_that_is_not_ready_gets_nothing_new(
+    replica: FakeReplica, router: ReplicaConnection, state: ReplicaState
+) -> None:
+    replica.offer(OFFER, state=state)
+    await until(lambda: not router.serves(KEY))
+    assert router.state is state
+
+
+async def test_a_model_that_is_not_ready_at_a_replica_gets_nothing_new(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    replica.offer(offered(TEXT, trouble="it restarts"))
+    await until(lambda: not router.serves(KEY))
+
+
+async def test_a_starting_replica_is_attempted_when_it_is_ready(replica: FakeReplica) -> None:
+    replica.offer(OFFER, state=ReplicaState.STARTING)
+    async with connecting(replica.port) as router:
+        await until(lambda: router.state is ReplicaState.STARTING)
+        assert not router.attempted.is_set()
+        replica.offer(OFFER)
+        await soon(router.attempted.wait())
+
+
+async def test_a_replica_that_cannot_be_reached_is_logged_once(
+    unused_tcp_port: int, lines: Callable[[], list[str]]
+) -> None:
+    async with connecting(unused_tcp_port) as router:
+        await soon(router.attempted.wait())
+        await asyncio.sleep(0.1)
+    (line,) = lines()
+    assert line.startswith("replica not reached: Connect call failed")
