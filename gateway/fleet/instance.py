@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
 from gateway.backend import Answer, Begun, Instance, Note, Reader
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.choice import Demand, ReplicaState, choose
 from gateway.fleet.connection import ReplicaCall, ReplicaConnection
 from gateway.fleet.offers import Key, ModelOffer
@@ -60,6 +60,11 @@ class FleetInstance(Instance):
         routed.begin()
         return routed
 
+    @property
+    def waits_for(self) -> Iterable[str]:
+        """Its model at a replica, which restarts stalled instances itself."""
+        return (f"{self.key[0]} at a replica",)
+
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         for index, request in enumerate(requests):
             answers = AnswerQueue()
@@ -88,7 +93,8 @@ class FleetInstance(Instance):
         if lost:
             return self._is_repeatable
         # A replica that is about to end refuses requests.
-        return error.code is Code.UNAVAILABLE and replica.state is not ReplicaState.READY
+        is_refused = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
+        return is_refused and replica.state is not ReplicaState.READY
 
     def lost(self, replica: ReplicaConnection, *, has_begun: bool) -> InferenceError:
         """The error of a request whose replica was lost."""

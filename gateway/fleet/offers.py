@@ -42,6 +42,11 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
         """Name and version."""
         return self.name, self.version
 
+    @property
+    def description(self) -> tuple[str, dict[str, tuple[str, ...]]]:
+        """The parts that every replica of the version has in common."""
+        return self.config, self.labels
+
 
 class Offers(msgspec.Struct, array_like=True, frozen=True):
     """The state of a replica, and every version that it has loaded."""

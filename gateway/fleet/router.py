@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 from gateway.config.pbtxt import parse
@@ -73,10 +74,10 @@ class Router:
         placed = self._placed.get(key)
         if placed is None:
             return not self._control.is_own(key[0])
-        if (placed.config, placed.labels) == (offer.config, offer.labels):
+        if placed.description == offer.description:
             return False
         others = [each for each in self.connections if each is not replica and key in each.models]
-        if any(each.models[key].config == placed.config for each in others):
+        if any(each.models[key].description == placed.description for each in others):
             self._refuse(replica, key)
             return False
         return True
@@ -107,18 +108,19 @@ class Router:
         model = FleetModel(config, version, statistics, [slot], offer.labels)
         model.further_names = tuple(dict.fromkeys((*model.further_names, *offer.adapters)))
         model.max_model_len = offer.max_model_len or None
+        model.loaded_at = time.time()
         self._control.place(model)
         self._placed[key] = offer
         log.info("model placed", extra={"model": name, "version": version})
 
     def _with(self, key: Key, offer: ModelOffer) -> Connections:
-        """The connections, without replicas that offer another configuration of the model."""
+        """The connections, without replicas that describe the model in another way."""
 
         def connections() -> list[ReplicaConnection]:
             return [
                 each
                 for each in self.connections
-                if each.models.get(key, offer).config == offer.config
+                if each.models.get(key, offer).description == offer.description
             ]
 
         return connections

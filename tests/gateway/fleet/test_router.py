@@ -1,0 +1,249 @@
+"""The models of a router: where they come from, how they change, and how they go."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from gateway.backend_loader import BackendLoader
+from gateway.config import ModelConfig
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError, RefusedError
+from gateway.fleet import connection
+from gateway.fleet.choice import ReplicaState
+from gateway.fleet.router import Router
+from gateway.messages import InferResponse
+from gateway.models.loaded_models import ProgressWatch
+from gateway.models.repository import ModelRepository
+from gateway.models.repository_control import RepositoryControl
+from gateway.settings import FleetSettings, ModelSettings
+from tests.builders import TEXT, add_model, soon, text_request
+from tests.conftest import tasks_left
+from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
+from tests.registries import no_infer
+
+CHANGED = replace(TEXT, parameters={"number": "2"})
+
+
+class Routed(NamedTuple):
+    """A router and its data plane."""
+
+    router: Router
+    dataplane: DataPlane
+
+    @property
+    def config(self) -> ModelConfig:
+        """The configuration of `text`."""
+        return self.dataplane.model("text").config
+
+
+@pytest.fixture(autouse=True)
+def _short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECS", 0.01)
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
+    """Two replicas of `text`."""
+    async with AsyncExitStack() as owner:
+        first, second = [await owner.enter_async_context(listening()) for _ in range(2)]
+        first.offer(offered(TEXT))
+        second.offer(offered(TEXT))
+        yield first, second
+
+
+@asynccontextmanager
+async def routing(repository: Path, *replicas: FakeReplica) -> AsyncIterator[Routed]:
+    """A router of these replicas for the length of the block."""
+    models = ModelSettings(repositories=(repository,))
+    control = RepositoryControl(ModelRepository((repository,)), models, BackendLoader())
+    places = tuple(("127.0.0.1", each.port) for each in replicas)
+    router = Router(FleetSettings(replicas=places), control, summaries=False)
+    tasks = [asyncio.create_task(control.run(no_infer)), asyncio.create_task(router.run())]
+    try:
+        await soon(router.attempted())
+        yield Routed(router, DataPlane(control))
+    finally:
+        for task in reversed(tasks):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await soon(task)
+    assert tasks_left() == []
+
+
+@pytest.fixture
+async def routed(
+    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+) -> AsyncIterator[Routed]:
+    async with routing(tmp_path, *replicas) as found:
+        yield found
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], int]:
+    """The number of logged lines of a text."""
+    caplog.set_level(logging.INFO, "sluice.fleet")
+    return lambda text: sum(each.message == text for each in caplog.records)
+
+
+async def calls(*replicas: FakeReplica) -> list[FakeReplica]:
+    """Wait for a request; the replicas that have one."""
+    await until(lambda: any(each.calls for each in replicas))
+    return [each for each in replicas if each.calls]
+
+
+def text(response: InferResponse) -> bytes:
+    return bytes(response.outputs[0].elements()[0])
+
+
+async def answered(routed: Routed, *replicas: FakeReplica) -> FakeReplica:
+    """The replica that gets a request; it answers."""
+    with routed.dataplane.infer(text_request()) as stream:
+        (found,) = await calls(*replicas)
+        found.answer(found.calls.pop(), "hello")
+        assert text(await soon(stream.only())) == b"hello"
+    return found
+
+
+async def test_a_model_of_replicas_is_served(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    assert routed.config == TEXT
+    assert await answered(routed, *replicas) in replicas
+    await routed.dataplane.model("text").check_ready()
+
+
+async def test_a_replica_with_another_configuration_is_refused_and_logged_once(
+    routed: Routed,
+    replicas: tuple[FakeReplica, FakeReplica],
+    lines: Callable[[str], int],
+) -> None:
+    kept, other = replicas
+    refused = "replica with another configuration refused"
+    other.offer(offered(CHANGED))
+    await until(lambda: lines(refused) == 1)
+    for count in (2, 3):
+        other.links[-1].abort()
+        await until(lambda count=count: len(other.links) == count)
+        other.offer(offered(CHANGED))
+    for _ in range(5):
+        assert await answered(routed, *replicas) is kept
+    assert routed.config == TEXT
+    assert lines(refused) == 1
+
+
+async def test_a_model_of_the_routers_own_repository_is_preferred(
+    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    add_model(tmp_path, "text", 'backend: "nothing"')
+    replicas[0].offer(offered(TEXT), offered(replace(TEXT, name="other")))
+    async with routing(tmp_path, *replicas) as routed:
+        assert routed.dataplane.model("other").config.name == "other"
+        with pytest.raises(InferenceError, match="no available versions"):
+            routed.dataplane.model("text")
+
+
+async def test_a_changed_configuration_of_all_replicas_replaces_the_model(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    before = routed.dataplane.model("text")
+    with routed.dataplane.infer(text_request()) as stream:
+        (found,) = await calls(*replicas)
+        call = found.calls.pop()
+        replicas[0].offer(offered(CHANGED))
+        replicas[1].offer(offered(CHANGED))
+        await until(lambda: routed.config == CHANGED)
+        assert before.retired
+        assert len(before.requests) == 1
+        found.answer(call, "of the old one")
+        assert text(await soon(stream.only())) == b"of the old one"
+    await until(lambda: not before.requests)
+    assert len(routed.dataplane.ready_versions("text")) == 1
+
+
+async def test_both_replicas_serve_a_replaced_model(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    for each in replicas:
+        each.offer(offered(CHANGED))
+    await until(lambda: routed.config == CHANGED)
+    found = {await answered(routed, *replicas) for _ in range(30)}
+    assert found == set(replicas)
+
+
+async def test_changed_labels_replace_the_model(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    for each in replicas:
+        each.offer(msgspec.structs.replace(offered(TEXT), labels={"text_output": ("a",)}))
+    await until(lambda: routed.dataplane.model("text").labels == {"text_output": ("a",)})
+
+
+async def test_a_request_that_takes_long_at_its_replica_is_not_stopped_by_the_router(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    model = routed.dataplane.model("text")
+    with routed.dataplane.infer(text_request()) as stream:
+        (found,) = await calls(*replicas)
+        ProgressWatch(stall_secs=1).look([model], time.perf_counter_ns() + 10**12)
+        found.answer(found.calls.pop(), "late")
+        assert text(await soon(stream.only())) == b"late"
+    assert model.statistics.stalls == 0
+
+
+EXITING = RefusedError(Code.UNAVAILABLE, "Server exiting")
+STOPPED = InferenceError(Code.UNAVAILABLE, "the server stopped this execution")
+
+
+async def test_a_request_that_a_draining_replica_refuses_is_sent_to_another(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    with routed.dataplane.infer(text_request()) as stream:
+        (draining,) = await calls(*replicas)
+        draining.offer(offered(TEXT), state=ReplicaState.DRAINING)
+        draining.fail(draining.calls.pop(), EXITING)
+        (other,) = await calls(*replicas)
+        assert other is not draining
+        other.answer(other.calls.pop(), "hello")
+        assert text(await soon(stream.only())) == b"hello"
+
+
+async def test_a_request_that_a_draining_replica_stops_is_not_executed_again(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    with routed.dataplane.infer(text_request()) as stream:
+        (draining,) = await calls(*replicas)
+        draining.offer(offered(TEXT), state=ReplicaState.DRAINING)
+        draining.fail(draining.calls.pop(), STOPPED)
+        with pytest.raises(InferenceError, match="stopped this execution"):
+            await soon(stream.only())
+    assert not any(each.calls for each in replicas)
+
+
+async def test_a_model_that_all_replicas_have_dropped_is_not_ready(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    model = routed.dataplane.model("text")
+    replicas[0].offer()
+    await until(lambda: not routed.router.connections[0].models)
+    assert await answered(routed, *replicas) is replicas[1]
+    await model.check_ready()
+    replicas[1].offer()
+    await until(lambda: not routed.router.connections[1].models)
+    with pytest.raises(InferenceError, match="it does not host the model") as caught:
+        await model.check_ready()
+    assert caught.value.code is Code.UNAVAILABLE
+    with routed.dataplane.infer(text_request()) as stream, pytest.raises(InferenceError) as refused:
+        await soon(stream.only())
+    assert refused.value.message == caught.value.message
+    assert routed.dataplane.ready
+    replicas[0].offer(offered(TEXT))
+    await until(lambda: bool(routed.router.connections[0].models))
+    assert await answered(routed, *replicas) is replicas[0]
