@@ -52,6 +52,9 @@ tested = $(1) -o cache_dir=.pytest_cache/$@ $(3) $(2) || { [ $$? -eq 5 ] && $(if
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
+# These tests choose the fleet themselves, or have the wires of any server as their subject.
+NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tls http_time_limits python_environments policy \
+  policy_admin policy_audit policy_browsers policy_certificates policy_changes policy_files policy_jwt policy_key_file)
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -130,11 +133,12 @@ test-tensorflow: $(TENSORFLOW_READY)
 test-alone: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
 
-# Before a release, for hours: every conformance test on each transport and with frontend processes, every test without an
-# engine on both Pythons, and every step of the sweeps.
+# Before a release, for hours: every conformance test on each transport, with frontend processes and with replicas, every test
+# without an engine on both Pythons, and every step of the sweeps.
 test-all: test
 	$(BIN)/pytest -n $(WORKERS) --grpc-transport=grpcio tests/conformance tests/interop
 	$(BIN)/pytest -n $(WORKERS) --frontends=2 $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
+	$(BIN)/pytest -n $(WORKERS) --fleet=2 $(filter-out $(NO_FLEET),$(wildcard tests/conformance/test_*.py))
 	$(BIN)/pytest -n $(WORKERS) -m "$(ON_OLDEST)"
 	$(BIN)/pytest -n $(WORKERS) -m release
 	@$(FIND_OLDEST); $$python -m pytest -n $(WORKERS) tests/sweep

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterable
 from typing import NoReturn
 
 import pytest
@@ -16,6 +17,16 @@ def lacking(what: str, fix: str) -> NoReturn:
     if IN_CI:
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def skip_own_models(items: Iterable[pytest.Item]) -> None:
+    """Skip the tests marked `own_models`, by the subject that a router does not have."""
+    for item in items:
+        marker = item.get_closest_marker("own_models")
+        if marker is not None:
+            (what,) = marker.args
+            reason = f"{PREFIX}{what} in the server itself: run it without --fleet"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def folded(report: pytest.TestReport) -> pytest.TestReport:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -39,7 +40,7 @@ LISTENING = re.compile(rf"listening for=({PORTS}) port=(\d+)")
 
 
 class Serving:
-    """A running server; `log` holds what it has written so far."""
+    """A running server; `log` holds what it has written so far. `hosts` are a router's replicas."""
 
     def __init__(
         self,
@@ -49,11 +50,13 @@ class Serving:
         command: Sequence[str] = ("serve",),
     ) -> None:
         self.log: list[str] = []
+        self.hosts: Sequence[Serving] = ()
         self.ports: dict[str, int] = {}
         self._announced: set[str] = set()
         self._may_stall = any(flag.startswith(STALL_FLAG) for flag in flags)
         self._listening = threading.Event()
         self._ready = threading.Event()
+        self._is_over = False
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "gateway", *command, f"--model-repository={repository}"),
@@ -89,6 +92,11 @@ class Serving:
         return "\n".join(self.log)
 
     @property
+    def every_line(self) -> Iterator[str]:
+        """The lines that it and its replicas have written so far."""
+        return chain(self.log, *(each.log for each in self.hosts))
+
+    @property
     def resident_bytes(self) -> int:
         """Memory of the process that is in RAM."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -108,8 +116,9 @@ class Serving:
         return self._wait(self._ready)
 
     def wait_logged(self, text: str, within: float = WAIT_SECS) -> None:
-        """Wait until a line of the log holds the text."""
-        wait_until(lambda: any(text in line for line in self.log), f"log says {text!r}", within)
+        """Wait until a line of the log, or of that of a replica, holds the text."""
+        said = f"log says {text!r}"
+        wait_until(lambda: any(text in line for line in self.every_line), said, within)
 
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page: `name{labels}` to value."""
@@ -154,7 +163,7 @@ class Serving:
         return status
 
     def _wait(self, event: threading.Event) -> Self:
-        if not event.wait(START_SECS) or not self.ports or self.process.poll() is not None:
+        if not event.wait(START_SECS) or not self.ports or self._is_over:
             self.stop()
             raise AssertionError(f"the server did not start:\n{self.text}")
         return self
@@ -165,6 +174,7 @@ class Serving:
             for line in lines:
                 self.log.append(line.rstrip("\n"))
                 self._notice(line)
+        self._is_over = True
         self._listening.set()
         self._ready.set()
 
@@ -219,7 +229,9 @@ def _fleet(
         ]
         nothing = owner.enter_context(TemporaryDirectory())
         of_router.append(static_fleet(*hosts))
-        yield owner.enter_context(running(Serving(Path(nothing), of_router, environment)))
+        router = Serving(Path(nothing), of_router, environment)
+        router.hosts = hosts
+        yield owner.enter_context(running(router))
 
 
 def static_fleet(*replicas: Serving) -> str:

@@ -40,11 +40,17 @@ def server(
     flags = getattr(request.module, "FLAGS", ())
     with serving(repository, *flags, environment=environment) as started:
         yield started
-    assert started.process.returncode == 0, started.log[-100:]
-    crashes = started.text.count('] "execution failed')
+    for each in (started, *started.hosts):
+        check_ended_well(each)
+
+
+def check_ended_well(server: Serving) -> None:
+    """A server has ended with success, and its log has no traceback but of failed executions."""
+    assert server.process.returncode == 0, server.log[-100:]
+    crashes = server.text.count('] "execution failed')
     tracebacks = [
-        started.log[number : number + 60]
-        for number, line in enumerate(started.log)
+        server.log[number : number + 60]
+        for number, line in enumerate(server.log)
         if "Traceback (most recent call last)" in line
     ]
     assert len(tracebacks) == crashes, tracebacks[0]

@@ -16,6 +16,8 @@ from tests.conformance.models import HOLD, NEVER_US, identity
 from tests.leaving import FAILURES, reached
 from tests.serving import Serving, held, series, write_model
 
+pytestmark = pytest.mark.own_models("the queue")
+
 WIRES = ("http.aio", "grpc.aio")
 
 

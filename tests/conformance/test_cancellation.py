@@ -70,6 +70,7 @@ def test_leaving_before_the_first_answer(server: Serving, way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
+@pytest.mark.own_models("the queue")
 def test_leaving_the_queue(server: Serving, way: Way) -> None:
     executed = server.metric("nv_inference_exec_count", "stuck")
     both = noticed(server, "stuck", NOTICED_SECS, canceled=2)

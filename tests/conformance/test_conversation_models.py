@@ -85,6 +85,7 @@ def test_a_python_model_converses_and_is_interrupted(server: Serving, stub: Any)
         assert whole(rpc) == f"count|{heard}|enough"
 
 
+@pytest.mark.own_models("the statistics of executions")
 def test_an_ensemble_is_cancelled_with_its_members(server: Serving, stub: Any) -> None:
     with noticed(server, "ensemble", 1), streaming(stub) as rpc:
         rpc.ask(infer_request("ensemble", "a", INPUT="x"))

@@ -142,10 +142,14 @@ def test_limits_of_a_conversation(rpc: StreamRpc) -> None:
         whole(rpc)
     rpc.ask(ask("x", "a", "limits", model=brief))
     assert "'conversation_max_turns'" in rpc.answer().error_message
-    for number in range(3):
-        rpc.ask(ask("x", "a", number + 1, model=brief, start=True))
+
+
+@pytest.mark.own_models("the only instance")
+def test_the_longest_idle_conversation_makes_room_for_another_one(rpc: StreamRpc) -> None:
+    for number in range(4):
+        rpc.ask(ask("x", "a", number + 1, model="chatting_briefly", start=True))
         whole(rpc)
-    rpc.ask(ask("x", "a", "limits", model=brief))
+    rpc.ask(ask("x", "a", 1, model="chatting_briefly"))
     assert "made room for another one" in rpc.answer().error_message
 
 
@@ -383,6 +387,7 @@ def test_a_cancel_of_a_refused_request_does_not_reach_that_of_another_client(stu
         assert said(others.answer())
 
 
+@pytest.mark.own_models("the turns of conversations")
 def test_a_turn_that_another_stream_has_under_way_can_be_cancelled_if_its_id_is_refused(
     stub: Any,
 ) -> None:
@@ -391,6 +396,16 @@ def test_a_turn_that_another_stream_has_under_way_can_be_cancelled_if_its_id_is_
         lost.answer()
         mine.ask(ask("again", "a", "twice"), stop("a"))
         assert "has a turn with the id 'a'" in mine.answer().error_message
+        assert flags(lost.rest()[-1]) == (True, True)
+
+
+def test_a_turn_of_another_stream_can_be_cancelled_after_the_refusal_of_its_id(stub: Any) -> None:
+    with streaming(stub) as lost, streaming(stub) as mine:
+        lost.ask(ask(LONG, "a", "again", start=True))
+        lost.answer()
+        mine.ask(ask("again", "a", "again"))
+        assert "has a turn with the id 'a'" in mine.answer().error_message
+        mine.ask(stop("a"))
         assert flags(lost.rest()[-1]) == (True, True)
 
 

@@ -142,6 +142,7 @@ def test_the_answer_says_where_in_its_sequence_the_request_is(http: httpx.Client
     assert "parameters" not in ask(http, "cached")[1]
 
 
+@pytest.mark.own_models("the statistics of executions")
 def test_steps_for_outputs_that_are_not_requested_do_not_run(http: httpx.Client) -> None:
     before = [counts(http, model)["executions"] for model in ("b", "any")]
     status, answer = ask(http, "two_out", **body(outputs=[{"name": "Z"}]))
@@ -249,6 +250,7 @@ async def test_the_error_of_a_step_is_the_ensemble_s(
     assert (await infer(client, "ok", 5, 6)).as_numpy("Y").tolist() == [5, 6]
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_bad_ensembles_say_why_and_the_others_serve(client: Client) -> None:
     index = await client.call("get_model_repository_index")
     rows = index if client.over_http else [json_row(row) for row in index.models]
@@ -271,6 +273,7 @@ PROBLEMS = UNFIT | UNLOADED
 
 
 @pytest.mark.parametrize("name", [*PROBLEMS, "x_loop"])
+@pytest.mark.own_models("loads and unloads")
 def test_a_load_that_fails_says_why(http: httpx.Client, name: str) -> None:
     status, message = load(http, name)
     if name in PROBLEMS:
@@ -380,6 +383,7 @@ def every(count: int, **others: Any) -> dict[str, Any]:
     return {**served, **failed, **whole, **others}
 
 
+@pytest.mark.own_models("the statistics of executions")
 def test_an_ensemble_counts_requests_and_its_members_their_executions(fresh: Serving) -> None:
     with httpx.Client(base_url=fresh.http, timeout=WAIT_SECS) as http:
         for _ in range(2):
@@ -413,6 +417,7 @@ def test_an_ensemble_counts_requests_and_its_members_their_executions(fresh: Ser
         assert line in page
 
 
+@pytest.mark.own_models("the traces of executions")
 def test_the_trace_of_an_ensemble_has_those_of_its_steps(fresh: Serving, tmp_path: Path) -> None:
     with httpx.Client(base_url=fresh.http, timeout=WAIT_SECS) as http:
         settings = {"trace_count": "2", "trace_level": ["TIMESTAMPS"]}
@@ -451,6 +456,7 @@ def state(http: httpx.Client, name: str) -> str:
     return next(f"{row['state']} {row.get('reason', '')}" for row in rows if row["name"] == name)
 
 
+@pytest.mark.own_models("loads and unloads")
 def test_an_ensemble_goes_and_comes_with_its_members(fresh: Serving) -> None:
     with httpx.Client(base_url=fresh.http, timeout=WAIT_SECS) as http:
         assert load(http, "ok") == (200, "")
@@ -473,6 +479,7 @@ def test_an_ensemble_goes_and_comes_with_its_members(fresh: Serving) -> None:
         assert [ask(http, name)[0] for name in ("ok", "nested")] == [200, 200]
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_no_request_is_lost_while_members_are_loaded_again(fresh: Serving) -> None:
     asked = 0
     over = asyncio.Event()
@@ -497,6 +504,7 @@ async def test_no_request_is_lost_while_members_are_loaded_again(fresh: Serving)
     assert asked > 20
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_steps_run_side_by_side_and_stop_when_the_client_leaves(fresh: Serving) -> None:
     def running() -> bool:
         page = http_get(fresh.ports["metrics"], "/metrics")[1].decode()

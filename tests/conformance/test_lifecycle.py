@@ -227,6 +227,7 @@ def test_a_bad_model_ends_the_server_which_names_it_and_says_why(
 
 
 @pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.own_models("loads and unloads")
 def test_a_bad_model_leaves_the_others_alone_if_it_may(
     models: Path, environment: dict[str, str], strict: bool
 ) -> None:

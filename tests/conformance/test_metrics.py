@@ -103,6 +103,7 @@ def test_a_summary_has_the_quantiles_that_were_asked_for(page: list[str]) -> Non
     assert found == ["0.5"]
 
 
+@pytest.mark.own_models("loads and unloads")
 def test_the_time_of_a_load_is_a_metric(page: list[str]) -> None:
     (line,) = [line for line in page if line.startswith(f"nv_model_load_duration_secs{{{OWN}")]
     assert 0 < float(line.rpartition(" ")[2]) < 60

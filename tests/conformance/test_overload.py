@@ -114,6 +114,7 @@ def test_one_too_many_is_refused_at_once_over_grpc(server: Serving, stub: Any) -
     server.wait_metric(IN_FLIGHT, "two_single", 0)
 
 
+@pytest.mark.own_models("the queue")
 def test_the_queue_counts_towards_the_limit(server: Serving, http: httpx.Client) -> None:
     with ExitStack() as stack:
         for _ in range(LIMIT):

@@ -140,6 +140,7 @@ def test_settings_are_read_by_observers_and_changed_by_administrators(server: Se
 
 
 @OVER_HTTP
+@pytest.mark.own_models("loads and unloads")
 def test_an_administrator_may_be_on_another_machine_but_is_no_foreign_page(
     http: httpx.Client,
 ) -> None:

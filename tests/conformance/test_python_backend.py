@@ -19,6 +19,8 @@ from tests.conformance.clients import Client, connect
 from tests.conformance.models import with_parameters
 from tests.serving import Serving, http_get, serving, wait_until
 
+pytestmark = pytest.mark.own_models("loads and unloads")
+
 FLAGS = ("--model-control-mode=explicit", "--load-model=neighbour", "--strict-readiness=false")
 TEXT_TO_TEXT = """
 backend: "python"

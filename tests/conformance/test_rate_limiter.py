@@ -16,6 +16,8 @@ from tests.conformance.models import NEVER_US, identity
 from tests.leaving import IN_FLIGHT, PENDING
 from tests.serving import Serving, series, serving, wait_until, write_model
 
+pytestmark = pytest.mark.own_models("the rate limiter")
+
 FLAGS = (
     *("--rate-limit=execution_count", "--rate-limit-resource=license:1"),
     *("--exit-on-error=false", "--strict-readiness=false"),

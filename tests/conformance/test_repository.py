@@ -24,6 +24,8 @@ from tests.conformance.models import EVERY_VERSION, identity, scripted, with_par
 from tests.rpc import connected
 from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
 
+pytestmark = pytest.mark.own_models("loads and unloads")
+
 FLAGS = ("--model-control-mode=explicit", "--load-model=add", "--strict-readiness=false")
 ADD = identity("FP32", "1")
 UNREAD = "failed to load '{0}', failed to poll from model repository: "

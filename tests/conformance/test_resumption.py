@@ -277,6 +277,7 @@ def test_a_resumed_stream_is_cancelled_by_its_new_id(server: Serving) -> None:
         assert others.answer().error_message == ""
 
 
+@pytest.mark.own_models("loads and unloads")
 def test_a_stream_is_resumed_while_its_model_is_being_unloaded(models: Path) -> None:
     with serving(models, *EXPLICIT) as server, connected(server.grpc) as stub:
         with streaming(stub) as rpc:

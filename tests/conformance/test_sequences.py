@@ -348,6 +348,7 @@ async def test_a_sequence_from_its_start_to_its_end(client: Client) -> None:
     )
 
 
+@pytest.mark.own_models("the only instance")
 async def test_rows_of_slots_without_a_request_are_in_the_batch_and_not_counted(
     client: Client,
 ) -> None:
@@ -488,6 +489,7 @@ def requested(client: Client, name: str) -> Any:
     return library.InferRequestedOutput(name)
 
 
+@pytest.mark.own_models("the statistics of executions")
 async def test_a_warm_up_gives_the_states_by_their_names(client: Client) -> None:
     sequence = WIRES.index(client.wire) + 1
     assert await added(client, "warm", sequence, 5, "start end") == 5
@@ -532,6 +534,7 @@ async def test_a_state_may_be_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.own_models("loads and unloads")
 async def test_a_model_whose_sequences_cannot_be_is_not_loaded(client: Client, name: str) -> None:
     found = await client.refusal("load_model", name)
     assert BROKEN[name][1] in found[1]
@@ -541,6 +544,7 @@ async def test_a_model_whose_sequences_cannot_be_is_not_loaded(client: Client, n
 # Backlog, timeouts, and disconnects.
 
 
+@pytest.mark.own_models("the queue")
 async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
     server: Serving, client: Client
 ) -> None:
@@ -563,6 +567,7 @@ async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
 
 
 @pytest.mark.parametrize("strategy", ["slots", "oldest"])
+@pytest.mark.own_models("the queue")
 async def test_with_a_client_that_leaves_go_the_queued_requests_of_its_sequence(
     server: Serving, repository: Path, client: Client, strategy: str
 ) -> None:
@@ -584,6 +589,7 @@ async def test_with_a_client_that_leaves_go_the_queued_requests_of_its_sequence(
     assert (await refusal(client, name, 21))[1].endswith(STARTED)
 
 
+@pytest.mark.own_models("the queue")
 def test_a_stream_that_vanishes_leaves_its_slot_to_the_next(
     server: Serving, repository: Path, stub: Any
 ) -> None:
@@ -599,6 +605,7 @@ def test_a_stream_that_vanishes_leaves_its_slot_to_the_next(
         assert sum_of(rpc.rest()[0]) == 7
 
 
+@pytest.mark.own_models("the only instance")
 async def test_an_idle_sequence_is_forgotten_without_a_word(
     server: Serving, client: Client
 ) -> None:
@@ -612,6 +619,7 @@ async def test_an_idle_sequence_is_forgotten_without_a_word(
 # Reloads.
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_a_sequence_survives_the_reload_of_another_model(client: Client) -> None:
     sequence = 50 + WIRES.index(client.wire)
     assert await added(client, "adding", sequence, 1, "start") == 1
@@ -621,6 +629,7 @@ async def test_a_sequence_survives_the_reload_of_another_model(client: Client) -
     assert await added(client, "adding", sequence, 2, "end") == 3
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_a_reload_of_its_own_model_ends_a_sequence_after_what_it_has_queued(
     server: Serving, repository: Path, client: Client
 ) -> None:
@@ -671,6 +680,7 @@ async def test_a_step_of_an_ensemble_belongs_to_the_sequence_of_its_request(clie
 # The end of the server.
 
 
+@pytest.mark.own_models("open sequences")
 async def test_a_sequence_that_has_begun_may_end_while_the_server_drains(tmp_path: Path) -> None:
     write(tmp_path, "adding", adding(), adding_config(ZERO))
     with serving(tmp_path) as server:
@@ -695,6 +705,7 @@ async def test_a_sequence_that_has_begun_may_end_while_the_server_drains(tmp_pat
     assert not any("drain over" in line for line in server.log)
 
 
+@pytest.mark.own_models("open sequences")
 async def test_a_sequence_without_an_end_blocks_shutdown_until_the_limit(tmp_path: Path) -> None:
     write(tmp_path, "adding", adding(), adding_config(ZERO))
     with serving(tmp_path, "--exit-timeout-secs=1") as server:

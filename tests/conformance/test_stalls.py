@@ -67,6 +67,7 @@ def infer(server: Serving, model: str, value: float) -> httpx.Response:
 
 
 @pytest.mark.parametrize("model", ["hangs", "calls"])
+@pytest.mark.own_models("the watch for stalls")
 def test_a_hung_worker_is_replaced_and_what_waits_for_it_is_served(
     server: Serving, model: str
 ) -> None:

@@ -80,6 +80,7 @@ async def test_a_warm_model_is_ready(client: Client) -> None:
     assert {name for name, (state, _) in found.items() if state == "READY"} == WARM.keys()
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_a_model_whose_warmup_failed_has_a_reason(client: Client) -> None:
     found = await index(client)
     anonymous = "Invalid argument: [request id: <id_unknown>] "
@@ -116,6 +117,7 @@ async def test_a_model_whose_warmup_failed_has_a_reason(client: Client) -> None:
         ("decoupled", 1, 1, {1: 1}),
     ],
 )
+@pytest.mark.own_models("the statistics of executions")
 async def test_the_requests_of_a_warm_up_count(
     client: Client,
     server: Serving,
@@ -136,6 +138,7 @@ async def test_the_requests_of_a_warm_up_count(
     assert page[series("nv_inference_pending_request_count", model)] == 0
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_each_iteration_is_a_verbose_line(server: Serving) -> None:
     for number in (1, 2, 3):
         line = f"model 'ok' instance ok_0 is running warmup sample 's' for iteration {number}"
