@@ -168,7 +168,12 @@ class LoadMeter:
         )
 
     def _step_secs(self, model: Model) -> float:
-        """The mean duration of the requests that ended within the window, without their waits."""
+        """The mean duration of the requests that ended within the window, without their waits.
+
+        The same for all replicas of an engine: lengths of answers say nothing about its speed.
+        """
+        if any(instance.concurrency is None for instance in model.instances):
+            return FIRST_STEP_SECS
         now, statistics = self._clock(), model.statistics
         ns = statistics.success.ns - statistics.queue.ns
         self._ended.append((now, statistics.success.count, ns))

@@ -167,18 +167,6 @@ def test_a_slow_reader_holds_back_its_replica(
         assert sum(each.metric(IN_FLIGHT, "repeat") for each in replicas) == 1
 
 
-def test_requests_are_spread(router: Serving, replicas: tuple[Serving, Serving]) -> None:
-    with ExitStack() as clients:
-        for _ in range(4):
-            client = clients.enter_context(Connection(router.ports["http"]))
-            client.ask(STREAM, ENDLESS)
-            client.head()
-        wait_until(
-            lambda: [each.metric(IN_FLIGHT, "repeat") for each in replicas] == [2, 2],
-            "each replica has half of the streams",
-        )
-
-
 def test_random_clients_leave_nothing_at_a_router_and_its_replicas(
     router: Serving, replicas: tuple[Serving, Serving]
 ) -> None:

@@ -8,7 +8,7 @@ from gateway.config import ModelConfig
 from gateway.config.pbtxt import to_text
 from gateway.errors import InferenceError
 from gateway.fleet.choice import ReplicaState
-from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, Handshake, Identity, Role
+from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Handshake, Identity
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
 from gateway.messages import InferResponse
 from gateway.processes.channel import NO_CALL, Channel, Frame
@@ -33,7 +33,7 @@ class FakeReplica:
         self.links: list[Channel] = []
         self.calls: list[int] = []
         self.port = 0
-        self._identity = Identity("sluice", Role.REPLICA)
+        self._identity = Identity("sluice", FleetRole.REPLICA)
 
     def accept(self) -> asyncio.Protocol:
         """The protocol of a new connection."""

@@ -9,10 +9,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from gateway.errors import InferenceError
 from gateway.fleet import connection
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.connection import ReplicaConnection
-from gateway.fleet.handshake import FleetKind, Identity, Role
+from gateway.fleet.handshake import FleetKind, FleetRole, Identity
 from gateway.fleet.offers import Key, first_load, write_load
 from tests.builders import TEXT, soon, text_request
 from tests.conftest import tasks_left
@@ -50,7 +51,7 @@ async def replica() -> AsyncIterator[FakeReplica]:
 @asynccontextmanager
 async def connecting(port: int) -> AsyncIterator[ReplicaConnection]:
     """A connection to a port for the length of the block."""
-    found = ReplicaConnection("127.0.0.1", port, Identity("sluice", Role.ROUTER), lambda: None)
+    found = ReplicaConnection("127.0.0.1", port, Identity("sluice", FleetRole.ROUTER), lambda: None)
     task = asyncio.create_task(found.run())
     try:
         yield found
@@ -163,24 +164,35 @@ async def test_a_load_of_an_unknown_model_is_ignored(
     assert len(replica.links) == 1
 
 
+def unheard() -> None:
+    """News of a call that nothing reads."""
+
+
 async def test_a_load_counts_the_calls_that_it_has_seen(
     replica: FakeReplica, router: ReplicaConnection
 ) -> None:
-    with router.call(KEY, text_request()), router.call(KEY, text_request()):
-        assert router.loads[KEY].ahead == 2
-        await until(lambda: len(replica.calls) == 2)
-        load = replace(LOAD, seen=replica.calls[0], queued=1)
-        replica.send(FleetKind.LOAD, write_load(KEY, load))
-        await until(lambda: router.loads[KEY].load.queued == 1)
-        assert router.loads[KEY].ahead == 2
+    calls = [router.call(KEY, text_request(), unheard) for _ in range(2)]
+    assert router.loads[KEY].ahead == 2
+    await until(lambda: len(replica.calls) == 2)
+    load = replace(LOAD, seen=replica.calls[0], queued=1)
+    replica.send(FleetKind.LOAD, write_load(KEY, load))
+    await until(lambda: router.loads[KEY].load.queued == 1)
+    assert router.loads[KEY].ahead == 2
+    for each in calls:
+        each.leave()
+    assert (router.loads[KEY].ahead, router.loads[KEY].open_calls) == (1, set())
 
 
 async def test_a_lost_replica_ends_its_calls(
     replica: FakeReplica, router: ReplicaConnection
 ) -> None:
-    with router.call(KEY, text_request()) as call:
-        replica.links[-1].abort()
-        await until(lambda: call.is_lost)
+    news: list[bool] = []
+    call = router.call(KEY, text_request(), lambda: news.append(True))
+    replica.links[-1].abort()
+    await until(lambda: call.is_lost)
+    assert news == [True]
+    with pytest.raises(InferenceError, match="its replica has stopped"):
+        call.take()
 
 
 @pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING])
