@@ -200,6 +200,11 @@ class DataPlane:
         return not any(await asyncio.gather(*checks, return_exceptions=True))
 
     @property
+    def settled(self) -> bool:
+        """Whether each start-up model has been loaded or has failed."""
+        return self._registry.settled
+
+    @property
     def exiting(self) -> bool:
         """Whether the server refuses requests, except those of open sequences."""
         return self._exiting

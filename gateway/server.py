@@ -261,9 +261,9 @@ async def _no_listeners(server: Server) -> Listeners:
 async def _with_fleet_port(
     made: Callable[[Server], Awaitable[Listeners]], fleet: FleetSettings, server: Server
 ) -> Listeners:
-    found: Listeners = import_module("gateway.fleet.replica").FleetPort(
-        server, await made(server), fleet
-    )
+    port = import_module("gateway.fleet.replica").FleetPort(server, await made(server), fleet)
+    await port.bind()
+    found: Listeners = port
     return found
 
 

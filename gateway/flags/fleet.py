@@ -8,7 +8,7 @@ from gateway.errors import Code, InferenceError
 from gateway.flags.tls import add_files, mutual_settings
 from gateway.flags.values import address, port
 from gateway.policy.caller import is_this_machine
-from gateway.settings import FleetSettings
+from gateway.settings import UNIX, FleetSettings
 
 STATIC = "static:"
 LEAST_SECRET_BYTES = 32
@@ -95,7 +95,7 @@ def _place(text: str) -> tuple[str, int]:
         found = port(number)
     except argparse.ArgumentTypeError:
         found = 0
-    if not (host and colon and found):
+    if not (host and colon and found) or text.strip().startswith(UNIX):
         raise _invalid(f"--fleet names the replica '{text}', expected HOST:PORT")
     return address("--fleet", host), found
 

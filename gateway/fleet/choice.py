@@ -161,6 +161,11 @@ class KnownReplica:
         self.load = load
         self._count()
 
+    def resize(self, concurrency: int) -> None:
+        """Change the number of concurrent executions."""
+        self.concurrency = concurrency
+        self._count()
+
     def send(self, call: int, tokens: int) -> None:
         """Count a call with its tokens to compute, until a load includes it."""
         self.open_calls.add(call)

@@ -43,7 +43,7 @@ class ReplicaConnection:
 
     `state` and `models` are the last offers of the replica, None and empty without a connection.
     `on_change` is called after each change of them. `loads` has what the choice needs of each
-    model; `attempted` is set after the first attempt to connect.
+    model, `digests` those of their descriptions; `attempted` is set after the first attempt.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class ReplicaConnection:
         self._handshake: Handshake | None = None
         self._agreed: asyncio.Future[None] | None = None
         self._fault = ""
-        self._heard_at = 0.0
+        self._known: dict[Key, KnownReplica] = {}
+        self.digests: dict[Key, bytes] = {}
 
     async def run(self) -> None:
         """Connect, and connect again, until cancelled; one line is logged for equal failures."""
@@ -81,7 +82,10 @@ class ReplicaConnection:
                 await self._connect()
                 connected_at = time()
                 event, self.trouble = "replica lost", await self._follow()
-            except (HandshakeError, OSError, TimeoutError) as error:
+            except asyncio.CancelledError:
+                self._on_change = _nothing  # the router ends
+                raise
+            except (HandshakeError, OSError, TimeoutError, UnicodeError) as error:
                 event, self.trouble = "replica not reached", _reason(error)
             finally:
                 self._lose()
@@ -96,9 +100,14 @@ class ReplicaConnection:
 
     def serves(self, key: Key) -> bool:
         """Whether it takes new requests of a model."""
-        offer = self.models.get(key)
-        is_open = self.state is ReplicaState.READY and not self._is_silent
-        return is_open and offer is not None and not offer.trouble
+        return self.state is ReplicaState.READY and self.continues(key)
+
+    def continues(self, key: Key) -> bool:
+        """Whether it takes requests of sequences that are open there; a draining one does."""
+        channel, offer = self._channel, self.models.get(key)
+        if channel is None or channel.is_lost or offer is None or offer.trouble:
+            return False
+        return asyncio.get_running_loop().time() - channel.heard_at <= SILENT_SECS
 
     def call(self, key: Key, request: InferRequest, on_news: Callable[[], None]) -> "ReplicaCall":
         """Send a request to a model; raises InferenceError if it cannot be encoded."""
@@ -106,10 +115,6 @@ class ReplicaConnection:
         if channel is None or known is None:
             raise InferenceError(Code.UNAVAILABLE, f"replica {self.id} is disconnected")
         return ReplicaCall(channel, next(self._numbers), request, known, on_news)
-
-    @property
-    def _is_silent(self) -> bool:
-        return asyncio.get_running_loop().time() - self._heard_at > SILENT_SECS
 
     async def _connect(self) -> None:
         """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""
@@ -144,20 +149,20 @@ class ReplicaConnection:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PING_SECS):
                     await channel.lost()
-            if time() - self._heard_at > GONE_SECS:
+            if time() - channel.heard_at > GONE_SECS:
                 return f"it has sent nothing for {GONE_SECS:g} s"
         return self._fault or "it has disconnected"
 
     def _lose(self) -> None:
         """Disconnect: open calls end, and no more begin."""
         channel, self._channel = self._channel, None
-        self.state, self.models, self.loads, self._handshake = None, {}, {}, None
+        self.state, self._handshake = None, None
+        self.models, self.loads, self.digests, self._known = {}, {}, {}, {}
         if channel is not None:
             channel.abort()
             self._on_change()
 
     def _on_frame(self, frame: Frame) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
         if self._agreed is not None and not self._agreed.done():
             self._agree(frame, self._agreed)
             return
@@ -179,6 +184,7 @@ class ReplicaConnection:
             proof = handshake.take(frame)
         except HandshakeError as error:
             channel.send(FleetKind.REFUSAL, NO_CALL, str(error).encode())
+            channel.close()
             agreed.set_exception(error)
             return
         if proof is not None:
@@ -192,20 +198,22 @@ class ReplicaConnection:
         self.state = offers.state
         self.models = {each.key: each for each in offers.models}
         self.loads = {key: self._load_of(each) for key, each in self.models.items()}
+        self.digests = {key: each.digest for key, each in self.models.items()}
         if offers.state is not ReplicaState.STARTING:
             self.attempted.set()
         self._on_change()
 
     def _load_of(self, offer: ModelOffer) -> KnownReplica:
-        """The load of an offered model: the present one, or that of a replica without requests."""
-        known = self.loads.get(offer.key)
-        if known is not None and known.concurrency == offer.concurrency:
-            return known
-        concurrency = offer.concurrency
-        return KnownReplica(self.id, first_load(offer), distance_secs=0.0, concurrency=concurrency)
+        """The load of an offered model; it outlasts offers without the model, as the calls do."""
+        known = self._known.get(offer.key)
+        if known is None:
+            known = KnownReplica(self.id, first_load(offer), distance_secs=0.0)
+            self._known[offer.key] = known
+        known.resize(offer.concurrency)
+        return known
 
     def _take_load(self, key: Key, load: Load) -> None:
-        known = self.loads.get(key)
+        known = self._known.get(key)
         if known is not None:
             known.announce(load)
 
@@ -231,6 +239,10 @@ class ReplicaCall(RequestingEnd):
     def leave(self) -> int:
         self._known.end(self._call)
         return super().leave()
+
+
+def _nothing() -> None:
+    """A change that no router needs to know."""
 
 
 def _reason(error: Exception) -> str:

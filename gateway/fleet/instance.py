@@ -2,24 +2,27 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
 from gateway.backend import Answer, Begun, Instance, Note, Reader
+from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.choice import Demand, ReplicaState, choose
 from gateway.fleet.connection import ReplicaCall, ReplicaConnection
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.prefixes import rendezvous
-from gateway.messages import InferRequest, InferResponse, SequenceTag, Sink
+from gateway.messages import InferRequest, InferResponse, SequenceKey, SequenceTag, Sink
 
 log = logging.getLogger("sluice.fleet")
 
 REPLAY = "replay"
 """The parameter of a model whose requests may be executed twice."""
+MOST_SEQUENCES = 65_536
+"""Open sequences whose replicas are known; older ones are found by their hashes."""
 WITH_EFFECTS = frozenset({"python", "ensemble"})
 """Backends whose executions may have effects besides their responses."""
 
@@ -48,6 +51,7 @@ class FleetInstance(Instance):
         self._connections = connections
         self._is_repeatable = _is_repeatable(config)
         self._random = Random()
+        self._open_sequences: OrderedDict[SequenceKey, ReplicaConnection] = OrderedDict()
         self.singles = self
 
     def accepts(self, request: InferRequest) -> bool:
@@ -130,11 +134,20 @@ class FleetInstance(Instance):
         found: Collection[ReplicaConnection],
         tried: Collection[ReplicaConnection],
     ) -> ReplicaConnection | None:
-        """The replica of a sequence, which every router finds."""
-        pin = repr((self.key, sequence.key)).encode()
-        by_id = {each.id: each for each in found}
-        chosen = next((by_id[each] for each in rendezvous(pin, by_id)), None)
-        return None if chosen in tried else chosen
+        """The replica of a sequence: that of its earlier requests, else the one of its hash."""
+        chosen = None if sequence.start else self._open_sequences.get(sequence.key)
+        if chosen is None or not chosen.continues(self.key):
+            pin = repr((self.key, sequence.key)).encode()
+            by_id = {each.id: each for each in found}
+            chosen = next((by_id[each] for each in rendezvous(pin, by_id)), None)
+        if chosen is None or chosen in tried:
+            return None
+        self._open_sequences.pop(sequence.key, None)
+        if not sequence.end:
+            self._open_sequences[sequence.key] = chosen
+            if len(self._open_sequences) > MOST_SEQUENCES:
+                self._open_sequences.popitem(last=False)
+        return chosen
 
     def _nowhere(self) -> InferenceError:
         name, version = self.key
@@ -147,7 +160,7 @@ class FleetInstance(Instance):
 
     def _trouble(self, replica: ReplicaConnection) -> str:
         if replica.state is None:
-            return replica.trouble
+            return "it is not connected"  # the reason is in the log, with the address
         if replica.state is not ReplicaState.READY:
             return f"it is {replica.state}"
         offer = replica.models.get(self.key)
@@ -177,9 +190,13 @@ class RoutedRequest:
     def begin(self) -> None:
         """Send the request; an error goes to the reader."""
         try:
-            self._call = self._instance.send(self._request, self._tried, self._look)
+            self._send()
         except InferenceError as error:
             self._end(error)
+
+    def _send(self) -> None:
+        self._call = self._instance.send(self._request, self._tried, self._look)
+        self._look()  # the replica may have been lost meanwhile
 
     def abandon(self) -> None:
         """See `Begun`."""
@@ -222,14 +239,18 @@ class RoutedRequest:
         replica, is_lost = self._tried[-1], call.is_lost
         call.leave()
         self._call = None
-        may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
-        if may_repeat and not self._has_begun and len(self._tried) == 1:
-            extra = {"model": self._request.model, "id": self._request.id, "at": replica.address}
-            log.warning("request repeated", extra=extra)
-            self.begin()
-            return
         found = self._instance.lost(replica, has_begun=self._has_begun) if is_lost else error
-        self._end(found)
+        may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
+        if not may_repeat or self._has_begun or len(self._tried) > 1:
+            self._end(found)
+            return
+        try:
+            self._send()
+        except InferenceError:  # no other replica takes it
+            self._end(found)
+            return
+        extra = {"model": self._request.model, "id": self._request.id, "lost": replica.address}
+        log.warning("request repeated", extra=extra)
 
     def _end(self, error: InferenceError | None) -> None:
         call, self._call = self._call, None
@@ -272,4 +293,5 @@ class AnswerQueue:
 
 def _is_repeatable(config: ModelConfig) -> bool:
     backend = "ensemble" if config.ensemble_scheduling is not None else config.backend
-    return backend not in WITH_EFFECTS or config.parameters.get(REPLAY) == "true"
+    has_effects = backend in WITH_EFFECTS or config.runtime == IN_PYTHON
+    return not has_effects or config.parameters.get(REPLAY) == "true"

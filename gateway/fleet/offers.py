@@ -3,17 +3,23 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from hashlib import blake2b
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gateway.config.pbtxt import to_text
-from gateway.fleet.choice import Load, ReplicaState
+from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
 from gateway.models.model import Model
 
 WINDOW_SECS = 10.0
 """The length of the time whose requests have their mean duration in a load."""
 FIRST_STEP_SECS = 0.05
 """The duration of a request of a model that has answered none."""
+
+_Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+_Natural = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 Key = tuple[str, int]
 """Name and version of a model."""
@@ -28,14 +34,14 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
     """
 
     name: str
-    version: int
+    version: _Positive
     config: str
     labels: dict[str, tuple[str, ...]]
     adapters: tuple[str, ...]
-    max_model_len: int
+    max_model_len: _Natural
     trouble: str
-    concurrency: int = 1
-    most_in_flight: int = 1024
+    concurrency: _Positive = 1
+    most_in_flight: _Natural = 1024
 
     @property
     def key(self) -> Key:
@@ -43,9 +49,10 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
         return self.name, self.version
 
     @property
-    def description(self) -> tuple[str, dict[str, tuple[str, ...]]]:
-        """The parts that every replica of the version has in common."""
-        return self.config, self.labels
+    def digest(self) -> bytes:
+        """The digest of the parts that every replica of the version has in common."""
+        described = _encode((self.config, sorted(self.labels.items())))
+        return blake2b(described, digest_size=16).digest()
 
 
 class Offers(msgspec.Struct, array_like=True, frozen=True):
@@ -100,7 +107,7 @@ def first_load(offered: ModelOffer) -> Load:
         prefill_rate=0.0,
         step_secs=FIRST_STEP_SECS,
         kv_used=0.0,
-        room=max(0, offered.most_in_flight),
+        room=min(MOST_REQUESTS, offered.most_in_flight),
         state=ReplicaState.READY,
     )
 
@@ -163,7 +170,7 @@ class LoadMeter:
             prefill_rate=0.0,
             step_secs=self._step_secs(model),
             kv_used=0.0,
-            room=max(0, model.most_in_flight - in_flight),
+            room=min(MOST_REQUESTS, max(0, model.most_in_flight - in_flight)),
             state=ReplicaState.READY,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError, RefusedError
+from gateway.errors import Code, InferenceError, RefusedError, unexpected
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
@@ -45,15 +45,16 @@ SILENT_SECS = 10.0
 class RouterLink:
     """The connection of one router: its handshake, then its requests.
 
-    `seen` has the number of the latest call of each model.
+    `seen` has the number of the latest call of each model. `answers` are those under way.
     """
 
     def __init__(self, port: "FleetPort") -> None:
         self._port = port
         self._handshake: Handshake | None = Handshake(port.identity)
         self.seen: dict[Key, int] = {}
+        self.answers: set[RoutedAnswer] = set()
+        self._is_finishing = False
         loop = asyncio.get_running_loop()
-        self._heard_at = loop.time()
         self._expiry = loop.call_later(HANDSHAKE_SECS, self._expire)
         self.channel = Channel(self._on_frame, HANDSHAKE_BYTES)
         self._watch = port.tasks.create_task(self._until_lost())
@@ -65,32 +66,46 @@ class RouterLink:
 
     def close(self) -> None:
         """Disconnect; open calls are cancelled."""
-        self._expiry.cancel()
         self.channel.abort()
+        # TLS that fails or does not begin neither makes nor loses the connection.
         self._watch.cancel()
+        self._end()
+
+    def finish(self, grace_secs: float) -> None:
+        """Disconnect once the answers under way are sent, at the latest after the grace period."""
+        self._is_finishing = True
+        self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(grace_secs, self.close)
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._is_finishing and not self.answers:
+            self.channel.close()
 
     async def _until_lost(self) -> None:
         try:
             await self.channel.lost()
         finally:
-            self._expiry.cancel()
-            self._port.links.discard(self)
+            self._end()
+
+    def _end(self) -> None:
+        self._expiry.cancel()
+        self._port.links.discard(self)
 
     def _expire(self) -> None:
         """Disconnect a router that is late with its handshake, or silent."""
         loop = asyncio.get_running_loop()
-        silent_secs = loop.time() - self._heard_at
+        silent_secs = loop.time() - self.channel.heard_at
         if self._handshake is not None:
             log.warning("router dropped", extra={"reason": "no handshake in time"})
-            self.channel.abort()
+            self.close()
         elif silent_secs >= SILENT_SECS:
             log.warning("router dropped", extra={"reason": f"silent for {silent_secs:.0f} s"})
-            self.channel.abort()
+            self.close()
         else:
             self._expiry = loop.call_later(SILENT_SECS - silent_secs, self._expire)
 
     def _on_frame(self, frame: Frame) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
         if self._handshake is not None:
             self._agree(frame, self._handshake)
         elif frame.kind == InferenceKind.REQUEST:
@@ -120,11 +135,19 @@ class RouterLink:
         try:
             request = read_request(frame.payload)
             key = request.model, _number(request)
-            self.seen[key] = frame.call
-            answer.begin(self._port.infer(request), partial(self._port.change_load, key))
-            self._port.change_load(key)
+            stream = self._port.infer(request)
         except InferenceError as error:
             answer.refuse(error)
+            return
+        self.seen[key] = frame.call
+        self._port.change_load(key)
+        self.answers.add(answer)
+        answer.begin(stream, partial(self._ended, answer, key))
+
+    def _ended(self, answer: "RoutedAnswer", key: Key) -> None:
+        self.answers.discard(answer)
+        self._port.change_load(key)
+        self._finish()
 
 
 class RoutedAnswer(ChannelCall):
@@ -167,16 +190,23 @@ class RoutedAnswer(ChannelCall):
             try:
                 responses = stream.take()
             except InferenceError as error:
-                self._close()
                 self.refuse(error)
+                self._close()
                 return
             if responses is None:
                 return
-            for response in responses:
-                self._send_data(write_response(response))
-            if not responses:
+            try:
+                for response in responses:
+                    self._send_data(write_response(response))
+            except Exception:
+                # Around one request: its model has made a value that no message can have.
+                log.exception("response not sent")
+                self.refuse(unexpected())
                 self._close()
+                return
+            if not responses:
                 self._channel.send(InferenceKind.END, self._call)
+                self._close()
 
     def _close(self) -> None:
         stream, self._stream = self._stream, None
@@ -223,19 +253,26 @@ class FleetPort(Listeners):
         own = {"fleet": sockets[0].getsockname()[1]} if sockets else {}
         return {**self._inner.ports, **own}
 
-    async def open(self, tasks: asyncio.TaskGroup) -> None:
-        self.tasks = tasks
-        await self._inner.open(tasks)
+    async def bind(self) -> None:
+        """Bind the port, without answering; StartFailed if it or a certificate cannot be used."""
         loop = asyncio.get_running_loop()
         place, tls = (self._settings.address, self._settings.port or 0), self._settings.tls
         try:
             context: ssl.SSLContext | None = None
             if tls is not None:
                 context = (await asyncio.to_thread(read_certificates, tls)).context
-            self._server = await loop.create_server(self._accept, *place, ssl=context)
+            self._server = await loop.create_server(
+                self._accept, *place, ssl=context, start_serving=False
+            )
         except OSError as error:
             reason = error.strerror or str(error)
             raise StartFailed(f"cannot listen on {netloc(*place)} for fleet: {reason}") from None
+
+    async def open(self, tasks: asyncio.TaskGroup) -> None:
+        self.tasks = tasks
+        await self._inner.open(tasks)
+        if self._server is not None:
+            await self._server.start_serving()
         log.info("listening", extra={"for": "fleet", "port": self.ports["fleet"]})
         self._announcing = tasks.create_task(self._announce())
 
@@ -251,7 +288,7 @@ class FleetPort(Listeners):
         if self._sending is not None:
             self._sending.cancel()
         for link in tuple(self.links):
-            link.close()
+            link.finish(grace_secs)
         self._inner.stop_waiting(tasks, grace_secs)
 
     def offers(self) -> bytes:
@@ -260,7 +297,8 @@ class FleetPort(Listeners):
         if dataplane.exiting:
             state = ReplicaState.DRAINING
         else:
-            state = ReplicaState.READY if dataplane.ready else ReplicaState.STARTING
+            # A model that is not ready says so in its offer, and leaves the others in service.
+            state = ReplicaState.READY if dataplane.settled else ReplicaState.STARTING
         return write_offers(Offers(state, tuple(offer(model) for model in dataplane.models())))
 
     def infer(self, request: InferRequest) -> ResponseStream:
@@ -275,7 +313,7 @@ class FleetPort(Listeners):
         self.links.add(link)
         if len(self.links) > MOST_ROUTERS:
             log.warning("router refused", extra={"reason": f"{MOST_ROUTERS} are connected"})
-            asyncio.get_running_loop().call_soon(link.close)
+            link.close()
         return link.channel
 
     async def _announce(self) -> None:

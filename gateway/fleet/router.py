@@ -6,19 +6,26 @@ import time
 from pathlib import Path
 
 from gateway.config.pbtxt import parse
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.instance import Connections, FleetInstance
 from gateway.fleet.offers import Key, ModelOffer
+from gateway.messages import InferRequest
 from gateway.models.instances import InstanceSlot
-from gateway.models.model import Model
+from gateway.models.model import Interceptor, Model
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
+from gateway.observability.trace import Trace
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.settings import FleetSettings
+from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.fleet")
+
+
+MOST_REFUSED = 10_000
+"""Offers that are refused without a further line."""
 
 
 class FleetModel(Model):
@@ -28,6 +35,17 @@ class FleetModel(Model):
 
     def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
         return DirectScheduler(statistics)
+
+    def submit(
+        self,
+        request: InferRequest,
+        trace: Trace | None = None,
+        interceptor: Interceptor | None = None,
+        *,
+        limited: bool = True,
+    ) -> ResponseStream:
+        # Each replica has the limit of the configuration, and announces its room.
+        return super().submit(request, trace, interceptor, limited=False)
 
 
 class Router:
@@ -42,8 +60,9 @@ class Router:
     ) -> None:
         self._control = control
         self._summaries = summaries
-        self._placed: dict[Key, ModelOffer] = {}
-        self._refused: set[tuple[str, Key]] = set()
+        self._placed: dict[Key, bytes] = {}
+        self._unusable: set[tuple[Key, bytes]] = set()
+        self._logged: set[tuple[str, Key, bytes]] = set()
         identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
         self.connections = [
             ReplicaConnection(*each, identity, self._place, settings.tls)
@@ -66,40 +85,62 @@ class Router:
         """Serve the models that replicas offer, and look for ready ones again."""
         for replica in self.connections:
             for key, offer in replica.models.items():
-                if self._is_new(replica, key, offer):
-                    self._serve(key, offer)
+                if self._is_new(replica, key):
+                    self._serve_or_refuse(replica, key, offer)
+        for key in [each for each in self._placed if self._is_replaced(each)]:
+            del self._placed[key]
+            self._control.displace(*key)
         self._control.registry.notify()
 
-    def _is_new(self, replica: ReplicaConnection, key: Key, offer: ModelOffer) -> bool:
-        placed = self._placed.get(key)
+    def _is_new(self, replica: ReplicaConnection, key: Key) -> bool:
+        placed, digest = self._placed.get(key), replica.digests[key]
+        if placed == digest or (key, digest) in self._unusable:
+            return False
         if placed is None:
             return not self._control.is_own(key[0])
-        if placed.description == offer.description:
-            return False
-        others = [each for each in self.connections if each is not replica and key in each.models]
-        if any(each.models[key].description == placed.description for each in others):
-            self._refuse(replica, key)
+        if any(each.digests.get(key) == placed for each in self.connections):
+            self._refuse(replica, key, "its configuration is not that of the other replicas")
             return False
         return True
 
-    def _refuse(self, replica: ReplicaConnection, key: Key) -> None:
-        """Log a replica whose configuration differs from that of the others."""
-        if (replica.id, key) not in self._refused:
-            self._refused.add((replica.id, key))
-            about = {"model": key[0], "version": key[1], "address": replica.address}
-            log.error("replica with another configuration refused", extra=about)
+    def _is_replaced(self, key: Key) -> bool:
+        """Whether replicas offer other versions of a model, and none offers this one."""
+        offered = [other for each in self.connections for other in each.models]
+        return key not in offered and any(other[0] == key[0] for other in offered)
 
-    def _serve(self, key: Key, offer: ModelOffer) -> None:
-        name, version = key
-        try:
-            config = parse(offer.config, f"{name}/config.pbtxt of a replica")
-        except InferenceError as error:
-            log.error("offer refused", extra={"model": name, "reason": error.message})
+    def _refuse(self, replica: ReplicaConnection, key: Key, reason: str) -> None:
+        """Log an offer that is not used, once for each replica and description."""
+        offered = replica.id, key, replica.digests[key]
+        if offered in self._logged:
             return
+        if len(self._logged) < MOST_REFUSED:
+            self._logged.add(offered)
+        about = {"model": key[0], "version": key[1], "address": replica.address, "reason": reason}
+        log.error("offer refused", extra=about)
+
+    def _serve_or_refuse(self, replica: ReplicaConnection, key: Key, offer: ModelOffer) -> None:
+        try:
+            self._serve(key, offer, replica.digests[key])
+            return
+        except InferenceError as error:
+            reason = error.message
+        except Exception:
+            # Around one offer: the models of others stay in service.
+            log.exception("offer not used", extra={"model": key[0], "address": replica.address})
+            reason = "it cannot be used"
+        self._unusable.add((key, replica.digests[key]))
+        self._refuse(replica, key, reason)
+
+    def _serve(self, key: Key, offer: ModelOffer, digest: bytes) -> None:
+        name, version = key
+        config = parse(offer.config, f"{name}/config.pbtxt of a replica")
+        if config.name != name:
+            text = f"its configuration has the name '{config.name}', expected '{name}'"
+            raise InferenceError(Code.INVALID_ARG, text)
         statistics = ModelStatistics.of(config, summaries=self._summaries)
 
         def instance() -> FleetInstance:
-            return FleetInstance(config, offer, self._with(key, offer))
+            return FleetInstance(config, offer, self._with(key, digest))
 
         async def load() -> FleetInstance:
             return instance()
@@ -110,17 +151,13 @@ class Router:
         model.max_model_len = offer.max_model_len or None
         model.loaded_at = time.time()
         self._control.place(model)
-        self._placed[key] = offer
+        self._placed[key] = digest
         log.info("model placed", extra={"model": name, "version": version})
 
-    def _with(self, key: Key, offer: ModelOffer) -> Connections:
+    def _with(self, key: Key, digest: bytes) -> Connections:
         """The connections, without replicas that describe the model in another way."""
 
         def connections() -> list[ReplicaConnection]:
-            return [
-                each
-                for each in self.connections
-                if each.models.get(key, offer).description == offer.description
-            ]
+            return [each for each in self.connections if each.digests.get(key, digest) == digest]
 
         return connections

@@ -59,7 +59,6 @@ class KnownModel:
 
     Of an ensemble, `members` are the names of its models and `bound` the versions that it was
     loaded with. `suspended` is the source for its next load while its members do not suit it.
-    A model `of_fleet` is hosted by replicas, and is in no repository of this server.
     """
 
     id: ModelId
@@ -75,12 +74,21 @@ class KnownModel:
     members: tuple[str, ...] = ()
     bound: frozenset[Model] = frozenset()
     suspended: LoadSource | None = None
-    of_fleet: bool = False
 
     @property
     def models(self) -> list[Model]:
         """The loaded versions, ascending."""
         return [status.model for status in self.versions.values() if status.model is not None]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a version should serve requests."""
+        return any(status.wanted for status in self.versions.values())
+
+    @property
+    def of_fleet(self) -> bool:
+        """Whether replicas host it: it is in no repository of this server."""
+        return bool(self.models) and all(model.of_fleet for model in self.models)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:

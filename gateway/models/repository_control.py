@@ -132,6 +132,8 @@ class RepositoryControl:
         """
         self._require_explicit()
         for known in tuple(self.registry):
+            if known.id.name == name and known.of_fleet:
+                raise InferenceError(Code.UNAVAILABLE, f"model '{name}' is hosted by replicas")
             if known.id.name == name:
                 unload = self._running_lifecycle.unload(
                     known.id, unload_dependents=unload_dependents
@@ -179,12 +181,7 @@ class RepositoryControl:
         return [
             known.id
             for known in self.registry
-            if not known.of_fleet
-            and (
-                known.trouble
-                or known.suspended is not None
-                or any(status.wanted for status in known.versions.values())
-            )
+            if not known.of_fleet and (known.trouble or known.suspended is not None or known.wanted)
         ]
 
     @property
@@ -214,23 +211,31 @@ class RepositoryControl:
             # The traceback of the error refers to this frame: a cycle with the files of a load.
             del task, error
 
-    # Models of a fleet.
-
     def is_own(self, name: str) -> bool:
         """Whether a repository of this server has a model of that name."""
-        return any(not known.of_fleet for known in self.registry.named(name))
+        known = self.registry.get(ModelId(name))
+        found = [*self.registry.named(name), *([] if known is None else [known])]
+        return any(not each.of_fleet for each in found)
 
     def place(self, model: Model) -> None:
         """Serve a model that replicas host, instead of the present one of its version."""
         known, number = self.registry.get_or_add(ModelId(model.name)), int(model.version)
         before = known.versions.get(number)
-        known.of_fleet = True
         known.versions[number] = VersionStatus(VersionState.READY, model=model)
         known.versions = dict(sorted(known.versions.items()))
         self.loaded.start(model, _nothing)
         if before is not None and before.model is not None:
             self.loaded.retire(before.model, _nothing)
         self.registry.notify()
+
+    def displace(self, name: str, version: int) -> None:
+        """End a version that no replica hosts any more, after its last request."""
+        known = self.registry.get_or_add(ModelId(name))
+        status = known.versions.pop(version, None)
+        if status is not None and status.model is not None:
+            self.loaded.retire(status.model, _nothing)
+        if not known.versions:
+            self.registry.remove(known.id)
 
     # Life cycle.
 

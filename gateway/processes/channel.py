@@ -155,7 +155,8 @@ class Channel(asyncio.Protocol):
 
     `on_frame` gets the frames of the processes, and of calls without a receiver, such as ended
     calls. Buffers are bounded by the windows of the calls. If handling a frame fails, ABORT ends
-    its call on both sides. A payload above `most_bytes` ends the connection.
+    its call on both sides. A payload above `most_bytes` ends the connection. `heard_at` is the time
+    of the last received bytes. After `close` and `abort` no frame is handled.
     """
 
     def __init__(self, on_frame: Callable[[Frame], None], most_bytes: int = MOST_BYTES) -> None:
@@ -166,6 +167,8 @@ class Channel(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._transport: Any = None
         self._lost = asyncio.Event()
+        self._is_ended = False
+        self.heard_at = self._loop.time()
 
     @property
     def is_lost(self) -> bool:
@@ -194,6 +197,7 @@ class Channel(asyncio.Protocol):
 
     def close(self) -> None:
         """Send the unsent frames and close the connection."""
+        self._is_ended = True
         self._flush()
         if self._transport is not None:
             self._transport.close()
@@ -203,17 +207,23 @@ class Channel(asyncio.Protocol):
         self._reader.most_bytes = most_bytes
 
     def abort(self) -> None:
-        """Close the connection without the unsent frames."""
+        """Close the connection without the unsent frames; also one that is not made yet."""
+        self._is_ended = True
         self._unsent.clear()
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        if self._is_ended:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self.heard_at = self._loop.time()
         try:
             for frame in self._reader.feed(data):
+                if self._is_ended:
+                    return
                 self._dispatch(frame)
         except FrameTooLong as error:
             log.warning("connection dropped", extra={"reason": str(error)})
@@ -281,7 +291,7 @@ class SendWindow:
 
     def taken(self, size: int) -> None:
         """Count bytes that the receiver has passed on, as `ReceiveWindow` reports them."""
-        self._unacknowledged -= size
+        self._unacknowledged = max(0, self._unacknowledged - size)
         self._wake()
 
     def close(self) -> None:

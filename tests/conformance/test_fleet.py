@@ -1,6 +1,7 @@
 """`sluice replica` and `--fleet static:...`: requests of a router for models that others host."""
 
 import random
+import shutil
 import signal
 import socket
 import time
@@ -42,6 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "echo", identity("FP32") + EVERY_VERSION, versions=(1, 3))
     write_model(folder, "text", identity("BYTES"))
     write_model(folder, "batched", identity("INT32", "2") + BATCHED)
+    write_model(folder, "slow", identity("BYTES", "1", delay_us=500_000))
     write_model(folder, "failing", identity("BYTES", "1", fail="the model says no"))
     return folder
 
@@ -245,6 +247,36 @@ class TestLosses:
             time.sleep(0.2)
             assert server.metric(IN_FLIGHT, "repeat") == 2
 
+    def test_a_draining_replica_answers_its_last_request_as_a_whole(
+        self, server: Serving, pair: list[Serving]
+    ) -> None:
+        pair[1].stop()
+        text = {"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x" * 5_000_000]}
+        with ThreadPoolExecutor(1) as clients:
+            url = f"{server.http}/v2/models/slow/infer"
+            asked = clients.submit(httpx.post, url, json={"inputs": [text]}, timeout=WAIT_SECS)
+            pair[0].wait_metric(IN_FLIGHT, "slow", 1)
+            assert pair[0].stop() == 0
+            answer = asked.result()
+        assert answer.status_code == 200
+        assert answer.json()["outputs"][0]["data"] == text["data"]
+
+    def test_a_replica_with_a_broken_model_serves_the_others(
+        self, models: Path, nothing: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "models"
+        shutil.copytree(models, folder)
+        write_model(folder, "broken", identity("FP32", load_fails="no such weights"))
+        with (
+            replica(folder, "*", "--exit-on-error=false") as host,
+            serving(nothing, static_fleet(host)) as server,
+            httpx.Client(base_url=server.http, timeout=WAIT_SECS) as http,
+        ):
+            assert http.post("/v2/models/echo/infer", json=numbers(1)).status_code == 200
+            assert http.get("/v2/models/broken/ready").status_code == 404
+            unload = http.post("/v2/repository/models/echo/unload")
+            assert unload.status_code == 503
+
     def test_without_replicas_a_model_is_not_ready_and_says_so(
         self, server: Serving, pair: list[Serving]
     ) -> None:
@@ -271,7 +303,8 @@ class TestLosses:
                 for each in pair:
                     each.begin_stop()
                 events = [line for line in lines if line.startswith("data:")]
-            assert len(events) >= 49
+            assert len(events) == 49
+            assert not any("error" in line for line in events)
             assert [each.wait_ended() for each in pair] == [0, 0]
 
 
@@ -344,6 +377,16 @@ def test_a_replica_without_a_secret_listens_for_its_own_machine_only(models: Pat
     server = Serving(models, flags, command=("replica", "echo"))
     assert server.wait_ended() == 1
     assert "--fleet-address 0.0.0.0 needs --fleet-secret-file or --fleet-server-cert" in server.text
+
+
+def test_a_port_in_use_ends_the_start_of_a_replica_with_a_line(
+    models: Path, replicas: tuple[Serving, Serving]
+) -> None:
+    taken = f"--fleet-port={replicas[0].ports['fleet']}"
+    server = Serving(models, (taken,), command=("replica", "echo"))
+    assert server.wait_ended() == 1
+    assert "for fleet: " in server.text
+    assert "Traceback" not in server.text
 
 
 def test_bytes_that_are_no_handshake_drop_the_connection(replicas: tuple[Serving, Serving]) -> None:

@@ -19,7 +19,7 @@ from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.router import Router
-from gateway.messages import InferResponse
+from gateway.messages import InferResponse, SequenceTag
 from gateway.models.loaded_models import ProgressWatch
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
@@ -126,7 +126,7 @@ async def test_a_replica_with_another_configuration_is_refused_and_logged_once(
     lines: Callable[[str], int],
 ) -> None:
     kept, other = replicas
-    refused = "replica with another configuration refused"
+    refused = "offer refused"
     other.offer(offered(CHANGED))
     await until(lambda: lines(refused) == 1)
     for count in (2, 3):
@@ -247,3 +247,91 @@ async def test_a_model_that_all_replicas_have_dropped_is_not_ready(
     replicas[0].offer(offered(TEXT))
     await until(lambda: bool(routed.router.connections[0].models))
     assert await answered(routed, *replicas) is replicas[0]
+
+
+async def test_an_offer_that_cannot_be_used_leaves_the_others_and_the_router_in_service(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica], lines: Callable[[str], int]
+) -> None:
+    first, second = replicas
+    bad = replace(TEXT, name="bad", parameters={"max_in_flight": "many"})
+    renamed = msgspec.structs.replace(offered(TEXT), name="renamed")
+    first.offer(offered(bad), renamed, offered(replace(TEXT, name="later")), offered(TEXT))
+    await until(lambda: lines("offer refused") == 2)
+    assert routed.dataplane.model("later").ready
+    for name in ("bad", "renamed"):
+        with pytest.raises(InferenceError, match="is not found"):
+            routed.dataplane.model(name)
+    second.links[-1].abort()
+    await until(lambda: len(second.links) == 2)
+    assert await answered(routed, first, second) in replicas
+    assert lines("offer refused") == 2
+
+
+async def test_a_version_that_no_replica_hosts_any_more_leaves_the_requests_to_the_others(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    for each in replicas:
+        each.offer(offered(TEXT, 1), offered(TEXT, 2))
+    await until(lambda: len(routed.dataplane.ready_versions("text")) == 2)
+    assert routed.dataplane.model("text").version == "2"
+    for each in replicas:
+        each.offer(offered(TEXT, 1))
+    await until(lambda: len(routed.dataplane.ready_versions("text")) == 1)
+    assert routed.dataplane.model("text").version == "1"
+    replicas[0].offer(offered(TEXT, 1), offered(TEXT, 2))
+    await until(lambda: len(routed.dataplane.ready_versions("text")) == 2)
+
+
+async def test_a_model_of_one_instance_less_keeps_its_calls_and_its_connection(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    first, _ = replicas
+    (link, _) = routed.router.connections
+    for _ in range(3):
+        await answered(routed, *replicas)
+    known = link.loads["text", 1]
+    first.offer(msgspec.structs.replace(offered(TEXT), concurrency=4))
+    await until(lambda: known.concurrency == 4)
+    first.offer()
+    await until(lambda: not link.models)
+    first.offer(offered(TEXT))
+    await until(lambda: bool(link.models))
+    assert link.loads["text", 1] is known
+    assert len(first.links) == 1
+
+
+async def test_a_request_between_the_loss_and_its_notice_is_answered_by_another(
+    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    first, second = replicas
+    lost, _ = routed.router.connections
+    assert lost._channel is not None  # noqa: SLF001 - a loss that no task has noticed
+    lost._channel.connection_lost(None)  # noqa: SLF001
+    assert not lost.serves(("text", 1))
+    assert await answered(routed, first, second) is second
+
+
+async def test_a_sequence_stays_at_its_replica_when_others_come_and_while_it_drains(
+    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    first, second = replicas
+    second.offer()
+    async with routing(tmp_path, first, second) as routed:
+
+        async def place(number: int, *, start: bool = False) -> FakeReplica:
+            request = replace(text_request(), sequence=SequenceTag(number, start=start))
+            with routed.dataplane.infer(request) as stream:
+                (found,) = await calls(*replicas)
+                found.answer(found.calls.pop(), "hello")
+                await soon(stream.only())
+            return found
+
+        numbers = range(1, 9)
+        assert {await place(number, start=True) for number in numbers} == {first}
+        second.offer(offered(TEXT))
+        await until(lambda: all(each.serves(("text", 1)) for each in routed.router.connections))
+        assert {await place(number) for number in numbers} == {first}
+        first.offer(offered(TEXT), state=ReplicaState.DRAINING)
+        await until(lambda: not routed.router.connections[0].serves(("text", 1)))
+        assert {await place(number) for number in numbers} == {first}
+        assert {await place(number, start=True) for number in numbers} == {second}

@@ -1,0 +1,101 @@
+"""The port of a replica: connections of strangers, and their end."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.fleet import replica
+from gateway.fleet.replica import FleetPort
+from gateway.server import Listeners
+from gateway.settings import FleetSettings, TlsSettings
+from tests.certificates import Authority
+from tests.gateway.fleet.fake_replica import until
+
+
+@asynccontextmanager
+async def opened(tls: TlsSettings | None = None) -> AsyncIterator[FleetPort]:
+    """The open port of a replica whose models never change."""
+    changed = asyncio.Event()
+    server: Any = SimpleNamespace(dataplane=SimpleNamespace(changed=changed.wait))
+    found = FleetPort(server, Listeners(), FleetSettings(port=0, tls=tls))
+    await found.bind()
+    async with asyncio.TaskGroup() as tasks:
+        await found.open(tasks)
+        yield found
+        found.stop_accepting = lambda *_: None  # type: ignore[method-assign]
+        if found._server is not None:  # noqa: SLF001 - no data plane is asked for its offers
+            found._server.close()  # noqa: SLF001
+        found.stop_waiting(tasks, 0.01)
+
+
+def connected(port: FleetPort) -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port.ports["fleet"]))
+    found.setblocking(False)
+    return found
+
+
+async def test_a_connection_without_a_handshake_is_dropped_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica, "HANDSHAKE_SECS", 0.05)
+    async with opened() as port:
+        with connected(port):
+            await until(lambda: len(port.links) == 1)
+            await until(lambda: not port.links)
+
+
+async def test_a_connection_that_begins_no_tls_is_dropped_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "HANDSHAKE_SECS", 0.05)
+    authority = Authority(tmp_path / "authority")
+    own = authority.issue("own")
+    pem = TlsSettings(
+        wire="fleet",
+        cert=str(own.cert),
+        key=str(own.key),
+        root=str(authority.root),
+        mutual=True,
+    )
+    async with opened(pem) as port:
+        with connected(port):
+            await until(lambda: len(port.links) == 1)
+            await until(lambda: not port.links)
+
+
+async def test_connections_beyond_the_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "MOST_ROUTERS", 2)
+    async with opened() as port, AsyncExitStack() as owner:
+        kept = [owner.enter_context(connected(port)) for _ in range(2)]
+        await until(lambda: len(port.links) == 2)
+        with connected(port) as further:
+            ended = asyncio.get_running_loop().sock_recv(further, 1)
+            assert await asyncio.wait_for(_end_of(ended), 5) == b""
+        assert len(port.links) == len(kept)
+
+
+async def _end_of(received: Any) -> bytes:
+    """What a connection ends with, also if it is reset."""
+    try:
+        found: bytes = await received
+    except ConnectionResetError:
+        return b""
+    return found
+
+
+async def test_garbage_behind_a_refused_frame_is_not_handled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with opened() as port:
+        with connected(port) as stranger:
+            await asyncio.get_running_loop().sock_sendall(stranger, bytes(90_000))
+            await until(lambda: "router refused" in caplog.text)
+            await until(lambda: not port.links)
+    refused = [each for each in caplog.records if each.message == "router refused"]
+    assert len(refused) == 1
