@@ -14,8 +14,10 @@ import httpx
 import pytest
 
 from tests.certificates import Authority
+from tests.chatting import CHATTING
 from tests.conformance.clients import WIRES, connect
-from tests.conformance.models import EVERY_VERSION, REPEAT, identity
+from tests.conformance.models import DECOUPLED, EVERY_VERSION, REPEAT, identity
+from tests.conformance.turns import messages
 from tests.leaving import IN_FLIGHT
 from tests.raw import Connection
 from tests.rpc import connected, infer_request
@@ -44,6 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "text", identity("BYTES"))
     write_model(folder, "batched", identity("INT32", "2") + BATCHED)
     write_model(folder, "slow", identity("BYTES", "1", delay_us=500_000))
+    write_model(folder, "chatting", CHATTING + DECOUPLED)
     write_model(folder, "failing", identity("BYTES", "1", fail="the model says no"))
     return folder
 
@@ -55,8 +58,11 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def replicas(models: Path) -> Iterator[tuple[Serving, Serving]]:
-    with replica(models, "*") as first, replica(models, "*") as second:
+def replicas(models: Path, environment: dict[str, str]) -> Iterator[tuple[Serving, Serving]]:
+    with (
+        replica(models, "*", environment=environment) as first,
+        replica(models, "*", environment=environment) as second,
+    ):
         yield first, second
     for each in (first, second):
         assert each.process.returncode == 0, each.log[-50:]
@@ -131,6 +137,13 @@ def test_an_invalid_request_is_refused_by_the_router(http: httpx.Client) -> None
     answer = http.post("/v2/models/batched/infer", json=numbers(1))
     assert answer.status_code == 400
     assert "INPUT" in answer.json()["error"]
+
+
+def test_a_request_that_a_replica_refuses_is_refused_with_a_json_error(http: httpx.Client) -> None:
+    turn = {"messages": messages("hello"), "sequence_id": "never begun"}
+    answer = http.post("/v2/models/chatting/generate_stream", json=turn)
+    assert answer.status_code == 400
+    assert "is not open" in answer.json()["error"]
 
 
 def test_a_stream_arrives_as_a_whole(http: httpx.Client) -> None:
@@ -215,8 +228,11 @@ class TestLosses:
     """Replicas of their own, which end."""
 
     @pytest.fixture
-    def pair(self, models: Path) -> Iterator[list[Serving]]:
-        with replica(models, "*") as first, replica(models, "*") as second:
+    def pair(self, models: Path, environment: dict[str, str]) -> Iterator[list[Serving]]:
+        with (
+            replica(models, "*", environment=environment) as first,
+            replica(models, "*", environment=environment) as second,
+        ):
             yield [first, second]
 
     @pytest.fixture

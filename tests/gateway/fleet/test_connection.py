@@ -156,12 +156,13 @@ async def test_the_same_nonsense_of_each_connection_is_logged_once(
 
 
 async def test_a_load_of_an_unknown_model_is_ignored(
-    replica: FakeReplica, router: ReplicaConnection
+    replica: FakeReplica, router: ReplicaConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica.send(FleetKind.LOAD, write_load(("other", 1), LOAD))
     replica.send(FleetKind.LOAD, write_load(KEY, replace(LOAD, queued=3)))
     await until(lambda: router.loads[KEY].load.queued == 3)
     assert len(replica.links) == 1
+    assert "frame not handled" not in caplog.text
 
 
 def unheard() -> None:

@@ -117,7 +117,9 @@ async def test_a_model_of_replicas_is_served(
 ) -> None:
     assert routed.config == TEXT
     assert await answered(routed, *replicas) in replicas
-    await routed.dataplane.model("text").check_ready()
+    model = routed.dataplane.model("text")
+    await model.check_ready()
+    assert 0 <= time.time() - model.loaded_at < 60
 
 
 async def test_a_replica_with_another_configuration_is_refused_and_logged_once(
