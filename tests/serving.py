@@ -29,6 +29,7 @@ STALL_FLAG = "--stall-secs"
 STALL_SECS = 60.0
 """No instance may be without progress for so long; a server that restarts one fails its test."""
 
+SERVE = ("serve",)
 START_SECS = 180.0
 STOP_SECS = 60.0
 WAIT_SECS = 20.0
@@ -47,7 +48,7 @@ class Serving:
         repository: Path,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        command: Sequence[str] = ("serve",),
+        command: Sequence[str] = SERVE,
     ) -> None:
         self.log: list[str] = []
         self.hosts: Sequence[Serving] = ()
@@ -194,10 +195,10 @@ def serving(
     repository: Path,
     *flags: str,
     environment: Mapping[str, str] | None = None,
-    command: Sequence[str] = ("serve",),
+    command: Sequence[str] = SERVE,
 ) -> Iterator[Serving]:
-    """A ready server for the length of the block; with FLEET a router of replicas."""
-    if FLEET:
+    """A ready server for the length of the block; with FLEET `sluice serve` routes to replicas."""
+    if FLEET and command == SERVE:
         with _fleet(repository, flags, environment) as server:
             yield server
         return

@@ -31,6 +31,7 @@ def infer(server: Serving, name: str) -> tuple[int, str]:
     return answer.status_code, answer.json().get("model_version", "")
 
 
+@pytest.mark.own_models("loads and unloads")
 def test_a_polled_folder_is_the_model_of_the_variable_and_gets_new_versions(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, ADD + 'name: "named"\n')
     with serving(folder, *POLL, environment=SERVED) as server:
@@ -43,6 +44,7 @@ def test_a_polled_folder_is_the_model_of_the_variable_and_gets_new_versions(tmp_
     assert "field ignored model=served field=name" in server.text
 
 
+@pytest.mark.own_models("loads and unloads")
 def test_the_model_of_a_folder_is_loaded_and_unloaded_on_request(tmp_path: Path) -> None:
     with serving(folder_of(tmp_path), *EXPLICIT, "--strict-readiness=false") as server:
         assert index(server) == [("models", "1", "READY")]
