@@ -363,38 +363,6 @@ def test_certificates_of_one_authority_are_needed_at_both_ends(
                 assert httpx.get(f"{server.http}/v2/models/echo/ready").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("--fleet=host:1",), "--fleet is 'host:1', expected such as static:host1:8003"),
-        (("--fleet=static:host",), "names the replica 'host', expected HOST:PORT"),
-        (("--fleet=static:host:0",), "names the replica 'host:0', expected HOST:PORT"),
-        (("--fleet-secret-file=x",), "have no effect without --fleet"),
-        (
-            ("--fleet=static:a:1", "--fleet-secret-file={short}"),
-            "has 5 bytes, expected at least",
-        ),
-        (("--fleet=static:a:1", "--fleet-secret-file=/none"), "cannot be read: No such file"),
-        (("--fleet=static:a:1", "--fleet-server-cert=x"), "needs --fleet-server-key"),
-    ],
-)
-def test_wrong_options_of_a_fleet_are_refused_at_the_start(
-    nothing: Path, tmp_path: Path, flags: tuple[str, ...], reason: str
-) -> None:
-    short = tmp_path / "short"
-    short.write_text("short")
-    server = Serving(nothing, [each.format(short=short) for each in flags])
-    assert server.wait_ended() == 1
-    assert reason in server.text
-
-
-def test_a_replica_without_a_secret_listens_for_its_own_machine_only(models: Path) -> None:
-    flags = ("--fleet-address=0.0.0.0", "--fleet-port=0")
-    server = Serving(models, flags, command=("replica", "echo"))
-    assert server.wait_ended() == 1
-    assert "--fleet-address 0.0.0.0 needs --fleet-secret-file or --fleet-server-cert" in server.text
-
-
 def test_a_port_in_use_ends_the_start_of_a_replica_with_a_line(
     models: Path, replicas: tuple[Serving, Serving]
 ) -> None:
