@@ -81,7 +81,7 @@ async def test_connections_beyond_the_limit_are_dropped(monkeypatch: pytest.Monk
 
 
 async def _end_of(received: Any) -> bytes:
-    """What a connection ends with, also if it is reset."""
+    """The last bytes of a connection; none if it is reset."""
     try:
         found: bytes = await received
     except ConnectionResetError:
