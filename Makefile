@@ -39,8 +39,9 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or release)
 ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet or release)
 ALONE := quiet
+conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 # These tests without an engine run when those of the newest Python have ended, in two processes: both runs take as long then.
-REST := tests/gateway tests/conformance/test_python_backend.py
+REST := tests/gateway $(call conformance, python_backend http_time_limits)
 REST_WORKERS ?= 2
 OLDEST_TESTS ?=
 # The modules of those tests; a module that is not collected costs nothing.
@@ -49,7 +50,6 @@ NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_mark
 ALONE_TESTS = $(call marked,'mark\.quiet')
 # $(call tested,PYTEST,TESTS,PROCESSES). Status 5 of pytest: ARGS and MARKS choose no test.
 tested = $(1) -o cache_dir=.pytest_cache/$@ $(3) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }
-conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
 # These tests choose the fleet themselves, have the wires of any server as their subject, or need a router that decodes large
