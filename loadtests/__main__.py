@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Command] = {
     "frontends": Command("streams", "processor time of many streams at a steady rate"),
     "idle_streams": Command("idle_streams", "memory of waiting streams"),
     "grpc_soak": Command("grpc_soak", "memory in an hour of mixed gRPC load"),
+    "fleet": Command("fleet", "a router with a replica, and the same models in one server"),
     "routing": Command("routing.command", "rules for the choice of a replica, simulated"),
     "soak": Command("soak.soak", "random clients, reloads and kills"),
     "profile": Command("profile", "a flame graph of one hot path"),

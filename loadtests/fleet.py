@@ -1,0 +1,111 @@
+"""A router with a replica on this machine, and the same models in the server itself.
+
+The processor time is that of the router alone: the replica computes what the other server computes,
+too.
+"""
+
+import argparse
+import http.client
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from loadtests import streams
+from loadtests.support import rounds
+from loadtests.support.results import Line, Metric
+from loadtests.support.rounds import Report, Step
+from loadtests.support.servers import (
+    Launch,
+    LoadTestFailed,
+    Server,
+    free_ports,
+    gateway,
+    serving,
+    spending,
+)
+
+HERE = Path(__file__).parent
+INFER = "/v2/models/add_sub/infer"
+SIXTEEN = [float(number) for number in range(16)]
+REQUEST = json.dumps(
+    {
+        "inputs": [
+            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": SIXTEEN}
+            for name in ("INPUT0", "INPUT1")
+        ]
+    }
+).encode()
+
+
+def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Measure small inferences of one client, and streams, through a router and without one."""
+    parser.add_argument("--streams", type=rounds.positive_list, default=[1, 32], metavar="N,N")
+    parser.add_argument("--requests", type=rounds.positive, default=3000, metavar="N")
+    parser.add_argument("--secs", type=float, default=streams.SECS, metavar="SECS")
+    rounds.add_flags(parser)
+    rounds.run_test(parser, arguments, _fleet)
+
+
+def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
+    ports = free_ports()
+    hosted = Launch(
+        name="replica",
+        command=[
+            *(sys.executable, "-m", "gateway", "replica", "*"),
+            *("--model-repository", str(HERE / "models")),
+            *("--fleet-port", str(ports.grpc)),
+            *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
+        ],
+        ports=ports,
+        ready_path="/metrics",
+    )
+    (folder / "empty").mkdir()
+    contenders = [
+        gateway(HERE / "models"),
+        gateway(folder / "empty", "gateway, router", f"--fleet=static:127.0.0.1:{ports.grpc}"),
+    ]
+    steps: Sequence[Step] = [
+        ("add_sub, 1 client", partial(_latency, asked.requests)),
+        *(
+            (f"{name}, {count} streams", partial(_rate, kind, count, asked.secs))
+            for kind, name in streams.NAMES.items()
+            if kind in ("sse", "frames")
+            for count in asked.streams
+        ),
+    ]
+    with serving(hosted, asked.server_cpus):
+        title = "A router with a replica, and one server"
+        return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
+
+
+def _rate(kind: str, count: int, secs: float, server: Server) -> Mapping[Metric, float]:
+    return streams.rate(server, streams.NAMES[kind], kind, count, secs)
+
+
+def _latency(requests: int, server: Server) -> Mapping[Metric, float]:
+    """The median latency of one client, and the processor time of the server."""
+    client = http.client.HTTPConnection("127.0.0.1", server.ports.http)
+    took_us = []
+    with spending(server.pid) as spent:
+        began = time.perf_counter()
+        for _ in range(requests):
+            asked = time.perf_counter()
+            client.request("POST", INFER, REQUEST)
+            response = client.getresponse()
+            response.read()
+            took_us.append((time.perf_counter() - asked) * 1e6)
+            if response.status != http.client.OK:
+                raise LoadTestFailed(f"{server.name}: add_sub answered {response.status}")
+        secs = time.perf_counter() - began
+    client.close()
+    line = Line("add_sub HTTP", "infer", 1)
+    return {
+        **line.costs(requests / secs, spent.secs / requests * 1e6),
+        line.lower("latency p50", "us"): statistics.median(took_us),
+    }
