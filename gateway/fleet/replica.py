@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -19,7 +20,7 @@ from gateway.fleet.handshake import (
     Identity,
 )
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, ChannelCall, Frame
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import (
@@ -160,6 +161,7 @@ class RoutedAnswer(ChannelCall):
     def __init__(self, channel: Channel, call: int) -> None:
         super().__init__(channel, call)
         self._stream: ResponseStream | None = None
+        self._taken: deque[InferResponse] = deque()
         self._ended: Callable[[], None] = _nothing
 
     def begin(self, stream: ResponseStream, ended: Callable[[], None]) -> None:
@@ -188,25 +190,28 @@ class RoutedAnswer(ChannelCall):
         """Send the responses that are there, as far as the window has room."""
         while (stream := self._stream) is not None and self._window.has_room:
             try:
-                responses = stream.take()
+                if not self._taken and not self._take_from(stream):
+                    return
+                self._send_data(write_response(self._taken.popleft()))
             except InferenceError as error:
                 self.refuse(error)
                 self._close()
-                return
-            if responses is None:
-                return
-            try:
-                for response in responses:
-                    self._send_data(write_response(response))
             except Exception:
                 # Around one request: its model has made a value that no message can have.
                 log.exception("response not sent")
                 self.refuse(unexpected())
                 self._close()
-                return
-            if not responses:
-                self._channel.send(InferenceKind.END, self._call)
-                self._close()
+
+    def _take_from(self, stream: ResponseStream) -> bool:
+        """Take the responses that are there; False if there are none now, or no more at all."""
+        responses = stream.take()
+        if responses is None:
+            return False
+        self._taken.extend(responses)
+        if not responses:
+            self._channel.send(InferenceKind.END, self._call)
+            self._close()
+        return bool(responses)
 
     def _close(self) -> None:
         stream, self._stream = self._stream, None

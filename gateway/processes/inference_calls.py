@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.messages import InferRequest, InferResponse
-from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
+from gateway.processes.channel import WINDOW_BYTES, Channel, ChannelCall, Frame, FrameKind
 from gateway.processes.inference_messages import (
     read_error,
     read_request,
@@ -69,6 +69,7 @@ class RequestingEnd(ChannelCall):
         self._peer = peer
         self._on_news = on_news
         self._frames: deque[Frame] = deque()
+        self._unread_bytes = 0
         self._is_lost = False
         self.is_over = False
         payload = write_request(request, _waited_us(request))
@@ -105,6 +106,7 @@ class RequestingEnd(ChannelCall):
             return None
         frame = self._frames.popleft()
         if frame.kind == InferenceKind.DATA:
+            self._unread_bytes -= len(frame.payload)
             self._passed_on(len(frame.payload))
             return read_response(frame.payload)
         self.is_over = True
@@ -127,6 +129,10 @@ class RequestingEnd(ChannelCall):
         self._wake()
 
     def _take(self, frame: Frame) -> None:
+        if self._unread_bytes > WINDOW_BYTES and frame.kind == InferenceKind.DATA:
+            # The channel ends the call on both sides.
+            raise ValueError(f"{self._peer} sends beyond the window of {WINDOW_BYTES} bytes")
+        self._unread_bytes += len(frame.payload)
         self._frames.append(frame)
         self._wake()
 

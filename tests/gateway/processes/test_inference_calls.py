@@ -15,7 +15,7 @@ from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
 from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd, Respond
-from gateway.processes.inference_messages import read_error
+from gateway.processes.inference_messages import read_error, write_response
 from tests.builders import settle, soon, text_request, text_response, texts
 
 
@@ -232,6 +232,23 @@ async def test_a_slow_reader_blocks_the_producer(near: Near, far: Far) -> None:
     await asyncio.sleep(0.2)
     assert sent <= 10
     assert len([each async for each in responses]) == 39
+
+
+async def test_a_process_that_sends_beyond_the_window_ends_its_call(near: Near, far: Far) -> None:
+    async def first(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
+        await asyncio.Event().wait()
+
+    far.respond = first
+    call = near.call()
+    await soon(anext(call.responses()))
+    data = write_response(text_response("x" * (WINDOW_BYTES // 2)))
+    for _ in range(8):
+        far.channel.send(InferenceKind.DATA, 1, data)
+    await far.ended()
+    assert [call.take() is None for _ in range(2)] == [False, False]
+    with pytest.raises(InferenceError, match="internal error"):
+        call.take()
 
 
 async def test_without_the_other_process_a_call_ends_with_an_error(near: Near, far: Far) -> None:
