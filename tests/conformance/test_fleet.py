@@ -16,7 +16,7 @@ import pytest
 from tests.certificates import Authority
 from tests.chatting import CHATTING
 from tests.conformance.clients import WIRES, connect
-from tests.conformance.models import DECOUPLED, EVERY_VERSION, REPEAT, identity
+from tests.conformance.models import DECOUPLED, EVERY_VERSION, REPEAT, identity, with_parameters
 from tests.conformance.turns import messages
 from tests.leaving import IN_FLIGHT
 from tests.raw import Connection
@@ -222,6 +222,24 @@ def _storm(router: Serving, chance: random.Random, ends_at: float) -> int:
                     assert client.answer().status == 200
                     answered += 1
     return answered
+
+
+def test_requests_beyond_every_limit_are_refused(nothing: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    write_model(folder, "repeat", REPEAT + with_parameters({"max_in_flight": 1}))
+    with (
+        replica(folder, "*") as first,
+        replica(folder, "*") as second,
+        serving(nothing, static_fleet(first, second)) as server,
+        ExitStack() as clients,
+    ):
+        for _ in range(2):
+            client = clients.enter_context(Connection(server.ports["http"]))
+            client.ask(STREAM, ENDLESS)
+            assert client.head().status == 200
+        answer = httpx.post(f"{server.http}{STREAM}", json=ENDLESS, timeout=WAIT_SECS)
+        assert answer.status_code == 503
+        assert "has 1 requests in flight, the most it accepts" in answer.text
 
 
 class TestLosses:

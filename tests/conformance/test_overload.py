@@ -62,6 +62,7 @@ def full(server: Serving, occupants: Any = OCCUPANTS[1]) -> Iterator[None]:
     server.wait_metric(IN_FLIGHT, "two_at_once", 0)
 
 
+@pytest.mark.own_models("the limit of one process")
 @pytest.mark.parametrize("occupants", OCCUPANTS)
 @pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
 def test_one_too_many_is_refused_at_once_over_http(
@@ -78,6 +79,7 @@ def test_one_too_many_is_refused_at_once_over_http(
     assert (again.status_code, '"text_output":"x"' in again.text) == (200, True)
 
 
+@pytest.mark.own_models("the limit of one process")
 @pytest.mark.parametrize("occupants", OCCUPANTS)
 def test_one_too_many_is_refused_at_once_on_a_grpc_stream(
     server: Serving, stub: Any, occupants: Any
@@ -95,6 +97,7 @@ def test_one_too_many_is_refused_at_once_on_a_grpc_stream(
         assert (answer.error_message, answer.infer_response.id) == ("", "again")
 
 
+@pytest.mark.own_models("the limit of one process")
 def test_one_too_many_is_refused_at_once_over_grpc(server: Serving, stub: Any) -> None:
     request = infer_request("two_single", INPUT="x")
     calls = []
@@ -136,6 +139,7 @@ def test_one_model_at_its_limit_leaves_the_others_alone(
         assert http.get("/v2/models/two_at_once/ready").status_code == 200
 
 
+@pytest.mark.own_models("the limit of one process")
 def test_a_flood_of_refusals_is_counted_and_reaches_no_instance(
     server: Serving, http: httpx.Client
 ) -> None:
