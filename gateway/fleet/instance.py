@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
-from gateway.backend import Answer, Begun, Instance, Note, Reader
+from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, RefusedError
@@ -15,7 +15,7 @@ from gateway.fleet.choice import Demand, ReplicaState, choose
 from gateway.fleet.connection import ReplicaCall, ReplicaConnection
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.prefixes import rendezvous
-from gateway.messages import InferRequest, InferResponse, SequenceKey, SequenceTag, Sink
+from gateway.messages import InferRequest, SequenceKey, SequenceTag, Sink
 
 log = logging.getLogger("sluice.fleet")
 
@@ -29,7 +29,6 @@ WITH_EFFECTS = frozenset({"python", "ensemble"})
 ANY_REQUEST = Demand()
 """A request of a model without tokens."""
 
-Answered = InferResponse | InferenceError | Note
 Connections = Callable[[], Sequence[ReplicaConnection]]
 
 
@@ -69,15 +68,8 @@ class FleetInstance(Instance):
         """Its model at a replica, which restarts stalled instances itself."""
         return (f"{self.key[0]} at a replica",)
 
-    async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
-        for index, request in enumerate(requests):
-            answers = AnswerQueue()
-            begun = self.begin(request, answers)
-            try:
-                async for answer in answers:
-                    yield index, answer
-            finally:
-                begun.abandon()
+    def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
+        raise NotImplementedError("`accepts` leaves every request to `begin`")
 
     def send(
         self, request: InferRequest, tried: list[ReplicaConnection], on_news: Callable[[], None]
@@ -259,36 +251,6 @@ class RoutedRequest:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.over(error)
-
-
-class AnswerQueue:
-    """The answers of one request, as a reader of an execution and as an iterator."""
-
-    def __init__(self) -> None:
-        self._found: deque[Answered] = deque()
-        self._error: Exception | None = None
-        self._is_over = False
-        self._news = asyncio.Event()
-
-    def take(self, answer: Answered) -> None:
-        """See `Reader.take`."""
-        self._found.append(answer)
-        self._news.set()
-
-    def over(self, error: Exception | None) -> None:
-        """See `Reader.over`."""
-        self._error, self._is_over = error, True
-        self._news.set()
-
-    async def __aiter__(self) -> AsyncGenerator[Answered, None]:
-        while self._found or not self._is_over:
-            while self._found:
-                yield self._found.popleft()
-            self._news.clear()
-            if not self._is_over:
-                await self._news.wait()
-        if self._error is not None:
-            raise self._error
 
 
 def _is_repeatable(config: ModelConfig) -> bool:

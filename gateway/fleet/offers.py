@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -75,6 +75,9 @@ class _LoadFrame(msgspec.Struct, array_like=True, frozen=True):
     room: int
 
 
+LOAD_FIELDS = _LoadFrame.__struct_fields__[2:]
+"""The fields of a load that a frame has, in order."""
+
 write_offers = msgspec.msgpack.Encoder().encode
 read_offers = msgspec.msgpack.Decoder(Offers).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -99,34 +102,27 @@ def offer(model: Model) -> ModelOffer:
 
 def first_load(offered: ModelOffer) -> Load:
     """The load of a replica that has announced none for a model that it offers."""
+    return _counted(seen=0, queued=0, step_secs=FIRST_STEP_SECS, room=offered.most_in_flight)
+
+
+def _counted(*, seen: int, queued: int, step_secs: float, room: int) -> Load:
+    """A load in requests, without tokens."""
     return Load(
-        seen=0,
+        seen=seen,
         waiting_tokens=0,
         running=0,
-        queued=0,
+        queued=queued,
         prefill_rate=0.0,
-        step_secs=FIRST_STEP_SECS,
+        step_secs=step_secs,
         kv_used=0.0,
-        room=min(MOST_REQUESTS, offered.most_in_flight),
+        room=max(0, min(MOST_REQUESTS, room)),
         state=ReplicaState.READY,
     )
 
 
 def write_load(key: Key, load: Load) -> bytes:
     """The payload of a load."""
-    return _encode(
-        _LoadFrame(
-            *key,
-            load.seen,
-            load.waiting_tokens,
-            load.running,
-            load.queued,
-            load.prefill_rate,
-            load.step_secs,
-            load.kv_used,
-            load.room,
-        )
-    )
+    return _encode(_LoadFrame(*key, *[getattr(load, name) for name in LOAD_FIELDS]))
 
 
 def read_load(payload: bytes) -> tuple[Key, Load]:
@@ -135,18 +131,8 @@ def read_load(payload: bytes) -> tuple[Key, Load]:
         found = _load_frame(payload)
     except msgspec.DecodeError as error:
         raise ValueError(f"a load cannot be read: {error}") from None
-    load = Load(
-        seen=found.seen,
-        waiting_tokens=found.waiting_tokens,
-        running=found.running,
-        queued=found.queued,
-        prefill_rate=found.prefill_rate,
-        step_secs=found.step_secs,
-        kv_used=found.kv_used,
-        room=found.room,
-        state=ReplicaState.READY,
-    )
-    return (found.name, found.version), load
+    fields: dict[str, Any] = {name: getattr(found, name) for name in LOAD_FIELDS}
+    return (found.name, found.version), Load(**fields, state=ReplicaState.READY)
 
 
 class LoadMeter:
@@ -162,17 +148,8 @@ class LoadMeter:
     def load(self, model: Model, seen: int) -> Load:
         """The present load, for a router whose latest call is `seen`."""
         in_flight = len(model.requests)
-        return Load(
-            seen=seen,
-            waiting_tokens=0,
-            running=0,
-            queued=in_flight,
-            prefill_rate=0.0,
-            step_secs=self._step_secs(model),
-            kv_used=0.0,
-            room=min(MOST_REQUESTS, max(0, model.most_in_flight - in_flight)),
-            state=ReplicaState.READY,
-        )
+        room, step_secs = model.most_in_flight - in_flight, self._step_secs(model)
+        return _counted(seen=seen, queued=in_flight, step_secs=step_secs, room=room)
 
     def _step_secs(self, model: Model) -> float:
         """The mean duration of the requests that ended within the window, without their waits.

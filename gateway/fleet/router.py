@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 from pathlib import Path
 
@@ -11,15 +12,12 @@ from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.instance import Connections, FleetInstance
 from gateway.fleet.offers import Key, ModelOffer
-from gateway.messages import InferRequest
 from gateway.models.instances import InstanceSlot
-from gateway.models.model import Interceptor, Model
+from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
-from gateway.observability.trace import Trace
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.settings import FleetSettings
-from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.fleet")
 
@@ -35,17 +33,6 @@ class FleetModel(Model):
 
     def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
         return DirectScheduler(statistics)
-
-    def submit(
-        self,
-        request: InferRequest,
-        trace: Trace | None = None,
-        interceptor: Interceptor | None = None,
-        *,
-        limited: bool = True,
-    ) -> ResponseStream:
-        # Each replica has the limit of the configuration, and announces its room.
-        return super().submit(request, trace, interceptor, limited=False)
 
 
 class Router:
@@ -87,7 +74,10 @@ class Router:
             for key, offer in replica.models.items():
                 if self._is_new(replica, key):
                     self._serve_or_refuse(replica, key, offer)
-        for key in [each for each in self._placed if self._is_replaced(each)]:
+        # A version that no replica offers any more leaves its requests to the others.
+        offered = {key for each in self.connections for key in each.models}
+        names = {name for name, _ in offered}
+        for key in [each for each in self._placed if each not in offered and each[0] in names]:
             del self._placed[key]
             self._control.displace(*key)
         self._control.registry.notify()
@@ -102,11 +92,6 @@ class Router:
             self._refuse(replica, key, "its configuration is not that of the other replicas")
             return False
         return True
-
-    def _is_replaced(self, key: Key) -> bool:
-        """Whether replicas offer other versions of a model, and none offers this one."""
-        offered = [other for each in self.connections for other in each.models]
-        return key not in offered and any(other[0] == key[0] for other in offered)
 
     def _refuse(self, replica: ReplicaConnection, key: Key, reason: str) -> None:
         """Log an offer that is not used, once for each replica and description."""
@@ -150,6 +135,8 @@ class Router:
         model.further_names = tuple(dict.fromkeys((*model.further_names, *offer.adapters)))
         model.max_model_len = offer.max_model_len or None
         model.loaded_at = time.time()
+        # Each replica has the limit of the configuration, and announces its room.
+        model.most_in_flight = sys.maxsize
         self._control.place(model)
         self._placed[key] = digest
         log.info("model placed", extra={"model": name, "version": version})

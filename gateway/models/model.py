@@ -72,8 +72,9 @@ class Model:
     duration of its load, `loaded_at` its time (seconds since the epoch), `namespace` its repository
     if names are not unique. `further_names` are names for OpenAI's clients besides its own;
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
-    both in `prepare`. `members` are the models that an ensemble calls. A `retired` model completes
-    its requests and must get no others. A model `of_fleet` is hosted by replicas, which keep its
+    both in `prepare`. It accepts `most_in_flight` requests at a time. `members` are the models that
+    an ensemble calls. A `retired` model completes its requests and must get no others. A model
+    `of_fleet` is hosted by replicas, which keep its
     sequences and conversations.
     """
 
@@ -103,7 +104,7 @@ class Model:
         self.members: Sequence[Model] = ()
         self.scheduler = self._scheduler(statistics, folder)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
-        self._limits = Limits.read(config)
+        self.most_in_flight = Limits.read(config).max_in_flight
         self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
         self.requests = RequestsInFlight()
@@ -151,11 +152,6 @@ class Model:
     def cached(self) -> bool:
         """Whether its responses are cached."""
         return self._cache is not None
-
-    @property
-    def most_in_flight(self) -> int:
-        """The number of requests in flight that it accepts."""
-        return self._limits.max_in_flight
 
     def use_cache(self, cache: ResponseCache, load: bytes, threads: Threads) -> None:
         """Cache responses from now on; `load` is part of their keys.
@@ -209,7 +205,7 @@ class Model:
         if self._cache is not None and interceptor is None:
             interceptor = cached = CachedRequest(self._cache, request)
         needs_place = limited and (cached is None or cached.lookup.response is None)
-        if needs_place and len(self.requests) >= self._limits.max_in_flight:
+        if needs_place and len(self.requests) >= self.most_in_flight:
             raise self._full()
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
@@ -290,6 +286,6 @@ class Model:
         self.statistics.rejected()
         return InferenceError(
             Code.UNAVAILABLE,
-            f"model '{self.name}' has {self._limits.max_in_flight} requests in flight, the most it "
+            f"model '{self.name}' has {self.most_in_flight} requests in flight, the most it "
             "accepts (its parameter 'max_in_flight'); retry later",
         )

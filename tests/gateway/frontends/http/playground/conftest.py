@@ -148,14 +148,14 @@ def window(browser: Browser) -> Iterator[BrowserContext]:
 @contextmanager
 def before(page: Page, server: Serving) -> Iterator[Person]:
     """A person before this page, which has made no mistake when the block ends."""
-    somebody = Person(page, server.http)
-    yield somebody
-    somebody.turn_away()
-    assert somebody.complaints == []
+    found = Person(page, server.http)
+    yield found
+    found.turn_away()
+    assert found.complaints == []
 
 
 @pytest.fixture
 def person(window: BrowserContext, server: Serving) -> Iterator[Person]:
     """A person before the page of the window: a page costs half a second, and forgets at a goto."""
-    with before(window.pages[0] if window.pages else window.new_page(), server) as somebody:
-        yield somebody
+    with before(window.pages[0] if window.pages else window.new_page(), server) as found:
+        yield found

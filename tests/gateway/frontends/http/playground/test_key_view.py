@@ -41,8 +41,8 @@ def server(repository: Path, key_file: Path) -> Iterator[Serving]:
 def person(window: BrowserContext, server: Serving) -> Iterator[Person]:
     """A person with a tab of their own, which keeps the key."""
     page = window.new_page()
-    with before(page, server) as somebody:
-        yield somebody
+    with before(page, server) as found:
+        yield found
     page.close()
 
 
