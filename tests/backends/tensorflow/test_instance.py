@@ -258,6 +258,7 @@ async def test_a_run_without_a_client_ends_and_the_next_one_is_answered(load: Lo
     instance = await load(made, replace(SAVED_MODEL, max_batch_size=256))
     sent = floats(x=np.ones((256, 256)))
     loop = asyncio.get_running_loop()
+    await answers(instance, sent)  # the first run also optimises the graph
     began = loop.time()
     await answers(instance, sent)
     whole = loop.time() - began
