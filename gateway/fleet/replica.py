@@ -28,6 +28,7 @@ from gateway.processes.inference_messages import (
     write_error,
     write_response,
 )
+from gateway.processes.text_runs import take_run
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import FleetSettings, netloc
 from gateway.stream import ResponseStream
@@ -162,13 +163,14 @@ class RoutedAnswer(ChannelCall):
         super().__init__(channel, call)
         self._stream: ResponseStream | None = None
         self._taken: deque[InferResponse] = deque()
+        self._is_due = False
         self._ended: Callable[[], None] = _nothing
 
     def begin(self, stream: ResponseStream, ended: Callable[[], None]) -> None:
         """Send the responses of a stream; `ended` is called after the last one."""
         self._stream, self._ended = stream, ended
         self._channel.join(self._call, self)
-        stream.listen(self._look)
+        stream.listen(self._look_soon)
 
     def refuse(self, error: InferenceError) -> None:
         """Send the end of a request that was not accepted."""
@@ -177,7 +179,7 @@ class RoutedAnswer(ChannelCall):
     def hear(self, frame: Frame) -> None:
         super().hear(frame)
         if frame.kind == InferenceKind.TAKEN:
-            self._look()
+            self._look_soon()
 
     def lose(self) -> None:
         self._close()
@@ -186,13 +188,24 @@ class RoutedAnswer(ChannelCall):
         if frame.kind in (InferenceKind.GONE, InferenceKind.ABORT):
             self._close()
 
+    def _look_soon(self) -> None:
+        """Send the responses of this turn of the event loop at its end, texts in one frame."""
+        if not self._is_due:
+            self._is_due = True
+            self._channel.before_write(self._look)
+
     def _look(self) -> None:
         """Send the responses that are there, as far as the window has room."""
+        self._is_due = False
         while (stream := self._stream) is not None and self._window.has_room:
             try:
                 if not self._taken and not self._take_from(stream):
                     return
-                self._send_data(write_response(self._taken.popleft()))
+                texts = take_run(self._taken)
+                if texts is None:
+                    self._send_data(write_response(self._taken.popleft()))
+                else:
+                    self._send_data(texts, InferenceKind.TEXTS)
             except InferenceError as error:
                 self.refuse(error)
                 self._close()

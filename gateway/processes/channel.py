@@ -165,6 +165,8 @@ class Channel(asyncio.Protocol):
         self._reader = FrameDecoder(most_bytes)
         self._receivers: dict[int, Receiver] = {}
         self._unsent: list[bytes] = []
+        self._due: list[Callable[[], None]] = []
+        self._is_scheduled = False
         self._transport: Any = None
         self._lost = asyncio.Event()
         self._is_ended = False
@@ -191,9 +193,18 @@ class Channel(asyncio.Protocol):
 
     def send(self, kind: int, call: int = NO_CALL, payload: bytes = b"") -> None:
         """Send a frame; dropped after a disconnect."""
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
+        if not self._is_scheduled:
+            self._schedule()
         self._unsent.append(packed(kind, call, payload))
+
+    def before_write(self, send: Callable[[], None]) -> None:
+        """Call `send` before the next write, which has the frames that it sends.
+
+        It can send what has come in a turn of the event loop as one frame.
+        """
+        if not self._is_scheduled:
+            self._schedule()
+        self._due.append(send)
 
     def close(self) -> None:
         """Send the unsent frames and close the connection."""
@@ -264,7 +275,15 @@ class Channel(asyncio.Protocol):
         else:
             receiver.hear(frame)
 
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
+        due, self._due = self._due, []
+        for send in due:
+            send()
+        self._is_scheduled = False
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(unsent))
@@ -352,8 +371,8 @@ class ChannelCall(Receiver):
     def _take(self, frame: Frame) -> None:
         """Handle a frame other than TAKEN."""
 
-    def _send_data(self, payload: bytes) -> None:
-        self._channel.send(FrameKind.DATA, self._call, payload)
+    def _send_data(self, payload: bytes, kind: int = FrameKind.DATA) -> None:
+        self._channel.send(kind, self._call, payload)
         self._window.sent(len(payload))
 
     def _passed_on(self, size: int) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
 from gateway.errors import Code, InferenceError, unexpected
@@ -21,6 +21,7 @@ from gateway.processes.inference_messages import (
     write_request,
     write_response,
 )
+from gateway.processes.text_runs import read_run
 
 log = logging.getLogger("sluice.server")
 
@@ -35,17 +36,33 @@ class InferenceKind(FrameKind):
 
     REQUEST = 7  # starts a call: a request
     REFUSED = 8  # ends a call: an error
+    TEXTS = 9  # some responses, each of one text
+
+
+RESPONSES = frozenset((InferenceKind.DATA, InferenceKind.TEXTS))
+"""Kinds of frames that carry responses, and that a window counts."""
 
 
 def tokens(frame: Frame) -> int:
     """The number of completion tokens in a frame; 0 in a malformed one."""
-    if frame.kind != InferenceKind.DATA:
+    if frame.kind not in RESPONSES:
         return 0
     try:
-        usage = read_response(frame.payload).usage
+        return completion_tokens(_responses(frame))
     except InferenceError:
         return 0
-    return 0 if usage is None else usage.completion_tokens
+
+
+def completion_tokens(responses: Iterable[InferResponse]) -> int:
+    """The number of completion tokens of responses."""
+    return sum(each.usage.completion_tokens for each in responses if each.usage is not None)
+
+
+def _responses(frame: Frame) -> Sequence[InferResponse]:
+    """The responses of a frame of `RESPONSES`; InferenceError for other bytes."""
+    if frame.kind == InferenceKind.TEXTS:
+        return read_run(frame.payload)
+    return (read_response(frame.payload),)
 
 
 class RequestingEnd(ChannelCall):
@@ -69,6 +86,7 @@ class RequestingEnd(ChannelCall):
         self._peer = peer
         self._on_news = on_news
         self._frames: deque[Frame] = deque()
+        self._responses: deque[InferResponse] = deque()
         self._unread_bytes = 0
         self._is_lost = False
         self.is_over = False
@@ -97,6 +115,8 @@ class RequestingEnd(ChannelCall):
 
         Raises InferenceError if the request is refused, or the process exits.
         """
+        if self._responses:
+            return self._responses.popleft()
         if not self._frames:
             if self.is_lost:
                 raise InferenceError(
@@ -105,10 +125,11 @@ class RequestingEnd(ChannelCall):
                 )
             return None
         frame = self._frames.popleft()
-        if frame.kind == InferenceKind.DATA:
+        if frame.kind in RESPONSES:
             self._unread_bytes -= len(frame.payload)
             self._passed_on(len(frame.payload))
-            return read_response(frame.payload)
+            self._responses.extend(_responses(frame))
+            return self._responses.popleft()
         self.is_over = True
         if frame.kind == InferenceKind.REFUSED:
             raise read_error(frame.payload)
@@ -122,14 +143,14 @@ class RequestingEnd(ChannelCall):
         if self.is_over or self._is_lost:
             return 0
         self._channel.send(InferenceKind.GONE, self._call)
-        return sum(map(tokens, self._frames))
+        return completion_tokens(self._responses) + sum(map(tokens, self._frames))
 
     def lose(self) -> None:
         self._is_lost = True
         self._wake()
 
     def _take(self, frame: Frame) -> None:
-        if self._unread_bytes > WINDOW_BYTES and frame.kind == InferenceKind.DATA:
+        if self._unread_bytes > WINDOW_BYTES and frame.kind in RESPONSES:
             # The channel ends the call on both sides.
             raise ValueError(f"{self._peer} sends beyond the window of {WINDOW_BYTES} bytes")
         self._unread_bytes += len(frame.payload)

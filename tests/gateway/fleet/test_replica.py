@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from gateway.fleet import replica
-from gateway.fleet.replica import FleetPort
+from gateway.fleet.replica import FleetPort, RoutedAnswer
+from gateway.processes.inference_calls import InferenceKind
+from gateway.processes.inference_messages import read_response
+from gateway.processes.text_runs import read_run
 from gateway.server import Listeners
 from gateway.settings import FleetSettings, TlsSettings
+from gateway.stream import ResponseStream
+from tests.builders import FLAG, text_response
 from tests.certificates import Authority
 from tests.gateway.fleet.fake_replica import until
 
@@ -99,3 +104,28 @@ async def test_garbage_behind_a_refused_frame_is_not_handled(
             await until(lambda: not port.links)
     refused = [each for each in caplog.records if each.message == "router refused"]
     assert len(refused) == 1
+
+
+async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
+    sent: list[tuple[int, int, bytes]] = []
+    due: list[Callable[[], None]] = []
+    channel: Any = SimpleNamespace(
+        join=lambda *_: None,
+        leave=lambda *_: None,
+        send=lambda kind, call, payload=b"": sent.append((kind, call, payload)),
+        before_write=due.append,
+    )
+    stream, ended = ResponseStream(), asyncio.Event()
+    answer = RoutedAnswer(channel, 7)
+    answer.begin(stream, ended.set)
+    given = [text_response("a", tokens=1), text_response("b"), FLAG]
+    for response in given:
+        stream.put(response)
+    assert sent == []
+    for send in due:
+        send()
+    kinds = [InferenceKind.TEXTS, InferenceKind.DATA, InferenceKind.END]
+    assert [(kind, call) for kind, call, _ in sent] == [(kind, 7) for kind in kinds]
+    assert [*read_run(sent[0][2]), read_response(sent[1][2])] == given
+    assert len(due) == 1
+    assert ended.is_set()

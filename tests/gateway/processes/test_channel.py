@@ -305,3 +305,25 @@ async def test_a_call_that_cannot_start_is_aborted_at_the_caller() -> None:
     assert [frame.call for frame in heard] == [1, NO_CALL, 2, 1, 3]
     one.channel.close()
     await soon(other.lost())
+
+
+async def test_frames_of_a_turn_are_made_before_its_write(ends: Ends) -> None:
+    made: list[str] = []
+
+    def send() -> None:
+        made.append("now")
+        ends.one.channel.send(16, payload=b"last")
+
+    ends.one.channel.before_write(send)
+    ends.one.channel.send(16, payload=b"first")
+    assert made == []
+    assert [(await ends.other.stray()).payload for _ in range(2)] == [b"first", b"last"]
+    ends.one.channel.send(16, payload=b"next")
+    assert (await ends.other.stray()).payload == b"next"
+    assert made == ["now"]
+
+
+async def test_closing_makes_the_frames_that_are_due(ends: Ends) -> None:
+    ends.one.channel.before_write(lambda: ends.one.channel.send(16, payload=b"due"))
+    ends.one.channel.close()
+    assert (await ends.other.stray()).payload == b"due"

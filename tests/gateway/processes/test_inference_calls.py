@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from itertools import count
@@ -16,6 +17,7 @@ from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
 from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd, Respond
 from gateway.processes.inference_messages import read_error, write_response
+from gateway.processes.text_runs import take_run
 from tests.builders import settle, soon, text_request, text_response, texts
 
 
@@ -200,6 +202,24 @@ async def test_cancelling_a_call_returns_the_number_of_unread_tokens(near: Near,
     await far.ended()
 
 
+async def test_unread_texts_of_a_frame_count_as_unread_tokens(near: Near, far: Far) -> None:
+    async def waits(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("first")
+        await asyncio.Event().wait()
+
+    far.respond = waits
+    call = near.call()
+    await soon(anext(call.responses()))
+    run = take_run(deque(text_response(each, tokens=2) for each in "abc"))
+    assert run is not None
+    for _ in range(2):
+        far.channel.send(InferenceKind.TEXTS, 1, run)
+    assert texts([await soon(anext(call.responses()))]) == ["a"]
+    await settle()
+    assert call.leave() == 10
+    await far.ended()
+
+
 async def test_a_call_cancelled_at_once_ends_the_execution(near: Near, far: Far) -> None:
     near.call().leave()
     await soon(far.asked.wait())
@@ -234,7 +254,10 @@ async def test_a_slow_reader_blocks_the_producer(near: Near, far: Far) -> None:
     assert len([each async for each in responses]) == 39
 
 
-async def test_a_process_that_sends_beyond_the_window_ends_its_call(near: Near, far: Far) -> None:
+@pytest.mark.parametrize("kind", [InferenceKind.DATA, InferenceKind.TEXTS], ids=["data", "texts"])
+async def test_a_process_that_sends_beyond_the_window_ends_its_call(
+    near: Near, far: Far, kind: int
+) -> None:
     async def first(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
         yield text_response("first")
         await asyncio.Event().wait()
@@ -242,9 +265,12 @@ async def test_a_process_that_sends_beyond_the_window_ends_its_call(near: Near, 
     far.respond = first
     call = near.call()
     await soon(anext(call.responses()))
-    data = write_response(text_response("x" * (WINDOW_BYTES // 2)))
+    response = text_response("x" * (WINDOW_BYTES // 2))
+    texts_of_one = take_run(deque([response]))
+    assert texts_of_one is not None
+    data = write_response(response) if kind == InferenceKind.DATA else texts_of_one
     for _ in range(8):
-        far.channel.send(InferenceKind.DATA, 1, data)
+        far.channel.send(kind, 1, data)
     await far.ended()
     assert [call.take() is None for _ in range(2)] == [False, False]
     with pytest.raises(InferenceError, match="internal error"):

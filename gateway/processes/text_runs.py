@@ -1,0 +1,89 @@
+"""Runs of responses with one text each, as those of tokens, in one message.
+
+A response of its own costs both processes four times as much.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import NO_PARAMETERS, InferResponse, Usage
+from gateway.tensor import Datatype, Tensor
+
+RUN_BYTES = 32 << 10
+"""The size from which a run takes no further text."""
+SHAPE = (1,)
+
+_Tokens = Annotated[int, Meta(ge=0)] | None
+
+
+class _Run(msgspec.Struct, array_like=True, gc=False):
+    """Texts of an output, and the completion tokens of each; None for one without usage."""
+
+    name: str
+    texts: Annotated[tuple[bytes, ...], Meta(min_length=1)]
+    tokens: tuple[_Tokens, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Run).decode
+
+
+def take_run(responses: deque[InferResponse]) -> bytes | None:
+    """The leading responses with a text of the same output, removed, as bytes; None if none has."""
+    name, size = "", 0
+    texts: list[bytes] = []
+    tokens: list[int | None] = []
+    while responses and size < RUN_BYTES:
+        response = responses[0]
+        text = _text(response)
+        if text is None or (texts and response.outputs[0].name != name):
+            break
+        name, usage = response.outputs[0].name, response.usage
+        texts.append(text)
+        tokens.append(None if usage is None else usage.completion_tokens)
+        size += len(text)
+        responses.popleft()
+    return _encode(_Run(name, tuple(texts), tuple(tokens))) if texts else None
+
+
+def read_run(payload: bytes) -> Sequence[InferResponse]:
+    """The responses of a run, at least one; InferenceError for other bytes."""
+    try:
+        found = _decode(payload)
+        pairs = [*zip(found.texts, found.tokens, strict=True)]
+    except ValueError as error:
+        text = f"malformed texts of another process: {error}"
+        raise InferenceError(Code.INTERNAL, text) from error
+    name = found.name
+    return [
+        InferResponse(
+            outputs=(Tensor(name, Datatype.BYTES, SHAPE, (text,)),),
+            parameters=NO_PARAMETERS,
+            usage=None if tokens is None else Usage(completion_tokens=tokens),
+        )
+        for text, tokens in pairs
+    ]
+
+
+def _text(response: InferResponse) -> bytes | None:
+    """The text of a response that has nothing else."""
+    usage = response.usage
+    if (
+        len(response.outputs) != 1
+        or response.parameters
+        or response.final
+        or response.phases is not None
+        or response.error is not None
+        or (usage is not None and (usage.prompt_tokens or usage.finish_reason))
+    ):
+        return None
+    output = response.outputs[0]
+    data = output.data
+    if output.shape != SHAPE or output.datatype is not Datatype.BYTES:
+        return None
+    return data[0] if isinstance(data, tuple) else None
