@@ -5,6 +5,7 @@ A response of its own costs both processes four times as much.
 
 from collections import deque
 from collections.abc import Sequence
+from math import prod
 from typing import Annotated
 
 import msgspec
@@ -12,12 +13,13 @@ from msgspec import Meta
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferResponse, Usage
-from gateway.tensor import Datatype, Tensor
+from gateway.processes.inference_messages import MOST_DIMS, read_length
+from gateway.tensor import LENGTH_BYTES, Datatype, Tensor
 
 RUN_BYTES = 32 << 10
 """The size from which a run takes no further text."""
-SHAPE = (1,)
 
+_Dims = Annotated[tuple[Annotated[int, Meta(ge=1, le=1)], ...], Meta(max_length=MOST_DIMS)]
 _Tokens = Annotated[int, Meta(ge=0)] | None
 
 
@@ -25,6 +27,7 @@ class _Run(msgspec.Struct, array_like=True, gc=False):
     """Texts of an output, and the completion tokens of each; None for one without usage."""
 
     name: str
+    shape: _Dims
     texts: Annotated[tuple[bytes, ...], Meta(min_length=1)]
     tokens: tuple[_Tokens, ...]
 
@@ -35,20 +38,27 @@ _decode = msgspec.msgpack.Decoder(_Run).decode
 
 def take_run(responses: deque[InferResponse]) -> bytes | None:
     """The leading responses with a text of the same output, removed, as bytes; None if none has."""
-    name, size = "", 0
+    first: Tensor | None = None
+    size = 0
     texts: list[bytes] = []
     tokens: list[int | None] = []
     while responses and size < RUN_BYTES:
         response = responses[0]
         text = _text(response)
-        if text is None or (texts and response.outputs[0].name != name):
+        if text is None:
             break
-        name, usage = response.outputs[0].name, response.usage
+        output, usage = response.outputs[0], response.usage
+        if first is None:
+            first = output
+        elif output.name != first.name or output.shape != first.shape:
+            break
         texts.append(text)
         tokens.append(None if usage is None else usage.completion_tokens)
         size += len(text)
         responses.popleft()
-    return _encode(_Run(name, tuple(texts), tuple(tokens))) if texts else None
+    if first is None:
+        return None
+    return _encode(_Run(first.name, first.shape, tuple(texts), tuple(tokens)))
 
 
 def read_run(payload: bytes) -> Sequence[InferResponse]:
@@ -59,10 +69,10 @@ def read_run(payload: bytes) -> Sequence[InferResponse]:
     except ValueError as error:
         text = f"malformed texts of another process: {error}"
         raise InferenceError(Code.INTERNAL, text) from error
-    name = found.name
+    name, shape = found.name, found.shape
     return [
         InferResponse(
-            outputs=(Tensor(name, Datatype.BYTES, SHAPE, (text,)),),
+            outputs=(Tensor(name, Datatype.BYTES, shape, (text,)),),
             parameters=NO_PARAMETERS,
             usage=None if tokens is None else Usage(completion_tokens=tokens),
         )
@@ -83,7 +93,16 @@ def _text(response: InferResponse) -> bytes | None:
     ):
         return None
     output = response.outputs[0]
+    return _element(output) if output.datatype is Datatype.BYTES else None
+
+
+def _element(output: Tensor) -> bytes | None:
+    """The only element of BYTES; None if there are more, or none."""
     data = output.data
-    if output.shape != SHAPE or output.datatype is not Datatype.BYTES:
+    if prod(output.shape) != 1:
         return None
-    return data[0] if isinstance(data, tuple) else None
+    if isinstance(data, tuple):
+        return data[0]
+    if not isinstance(data, bytes) or read_length(data)[0] != len(data) - LENGTH_BYTES:
+        return None
+    return data[LENGTH_BYTES:]

@@ -32,6 +32,13 @@ def test_texts_of_an_output_travel_together_with_their_tokens() -> None:
     assert not responses
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), ()])
+def test_texts_in_the_wire_form_and_of_any_dims_of_one_travel_so(shape: tuple[int, ...]) -> None:
+    output = Tensor("text_output", Datatype.BYTES, shape, b"\x01\x00\x00\x00x")
+    (found,) = read(deque([InferResponse(outputs=(output,))]))
+    assert found.outputs == (replace(output, data=(b"x",)),)
+
+
 OTHERS = {
     "final": text_response("x", final=True),
     "without an output": FLAG,
@@ -40,11 +47,8 @@ OTHERS = {
         text_response("x"), outputs=(text_tensor("text_output", ["x"]), text_tensor("b", ["y"]))
     ),
     "of two elements": InferResponse(outputs=(text_tensor("text_output", ["x", "y"]),)),
-    "of another shape": InferResponse(
+    "of other dims": InferResponse(
         outputs=(Tensor("text_output", Datatype.BYTES, (1, 1), (b"x",)),)
-    ),
-    "in the wire form": InferResponse(
-        outputs=(Tensor("text_output", Datatype.BYTES, (1,), b"\x01\x00\x00\x00x"),)
     ),
     "of numbers": InferResponse(outputs=(Tensor("text_output", Datatype.FP32, (1,), bytes(4)),)),
     "with a parameter": replace(text_response("x"), parameters={"key": 1}),
@@ -63,7 +67,10 @@ def test_a_response_with_more_than_a_text_ends_a_run(other: InferResponse) -> No
     assert [*responses] == [other]
 
 
-@pytest.mark.parametrize("other", [each for name, each in OTHERS.items() if "other o" not in name])
+@pytest.mark.parametrize(
+    "other",
+    [each for name, each in OTHERS.items() if "of other" not in name and "of another" not in name],
+)
 def test_a_response_with_more_than_a_text_is_in_no_run(other: InferResponse) -> None:
     responses = deque([other])
     assert take_run(responses) is None
@@ -83,15 +90,25 @@ def test_without_responses_there_is_no_run() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        ["text_output", [], []],
-        ["text_output", [b"x"], []],
-        ["text_output", [b"x"], [1, 2]],
-        ["text_output", [b"x"], [-1]],
-        ["text_output", ["x"], [1]],
-        ["text_output", [b"x"]],
+        ["text_output", [1], [], []],
+        ["text_output", [1], [b"x"], []],
+        ["text_output", [1], [b"x"], [1, 2]],
+        ["text_output", [1], [b"x"], [-1]],
+        ["text_output", [1], ["x"], [1]],
+        ["text_output", [1], [b"x"]],
+        ["text_output", [2], [b"x"], [1]],
         {},
     ],
-    ids=["empty", "without tokens", "more tokens", "negative", "no bytes", "short", "no array"],
+    ids=[
+        "empty",
+        "without tokens",
+        "more tokens",
+        "negative",
+        "no bytes",
+        "short",
+        "two",
+        "no array",
+    ],
 )
 def test_a_malformed_run_is_an_error(found: object) -> None:
     with pytest.raises(InferenceError, match="malformed texts of another process: ") as caught:
