@@ -76,9 +76,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 async def test_a_replica_that_answers_pings_stays(
-    replica: FakeReplica, router: ReplicaConnection
+    monkeypatch: pytest.MonkeyPatch, replica: FakeReplica, router: ReplicaConnection
 ) -> None:
-    await asyncio.sleep(GONE_SECS + 0.05)
+    # A pause of this process itself has to be shorter.
+    monkeypatch.setattr(connection, "SILENT_SECS", 4 * GONE_SECS)
+    monkeypatch.setattr(connection, "GONE_SECS", 4 * GONE_SECS)
+    await asyncio.sleep(4 * GONE_SECS + 0.05)
     assert router.serves(KEY)
     assert len(replica.links) == 1
 
