@@ -341,13 +341,14 @@ class FleetSettings:
     """A router or a replica of the fleet `name`.
 
     Both ends of a connection have the same `secret`, b"" for none, and certificates of one
-    authority with `tls`. `replicas` are the hosts and ports that a router connects to. A replica
-    listens at `address` and `port`; None is a router, port 0 picks a free one.
+    authority with `tls`. A router, whose `port` is None, connects to the hosts in `replicas` or to
+    each address of the name in `dns`. A replica listens at `address` and `port`, 0 picks a free one.
     """
 
     name: str = "sluice"
     secret: bytes = field(default=b"", repr=False)
     replicas: tuple[tuple[str, int], ...] = ()
+    dns: tuple[str, int] | None = None
     address: str = "127.0.0.1"
     port: int | None = None
     tls: TlsSettings | None = None

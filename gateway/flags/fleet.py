@@ -1,6 +1,7 @@
 """Options of a fleet: those of a router, and those of a replica."""
 
 import argparse
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from gateway.flags.values import address, port
 from gateway.policy.caller import is_this_machine
 from gateway.settings import UNIX, FleetSettings
 
-STATIC = "static:"
+STATIC, DNS = "static:", "dns:"
+HOST_NAME = re.compile(r"(?=.{1,254}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
+IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 LEAST_SECRET_BYTES = 32
 
 
@@ -19,9 +22,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("fleet"), FleetSettings()
     group.add_argument(
         "--fleet",
-        metavar="static:HOST:PORT[,HOST:PORT...]",
-        help="send requests to the replicas at these addresses, for the models that they host "
-        "(default: none)",
+        metavar="static:HOST:PORT[,HOST:PORT...] or dns:NAME:PORT",
+        help="send requests to the replicas at these addresses, or at every address of a name in "
+        "DNS, for the models that they host (default: none)",
     )
     group.add_argument(
         "--fleet-name",
@@ -73,7 +76,7 @@ def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
     secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
     found = FleetSettings(name=flags.fleet_name, secret=secret, tls=mutual_settings(flags, "fleet"))
     if not is_replica:
-        return replace(found, replicas=_replicas(flags.fleet))
+        return _with_replicas(found, flags.fleet)
     host = address("--fleet-address", flags.fleet_address)
     if not (secret or found.tls or is_this_machine(host)):
         raise _invalid(
@@ -83,21 +86,41 @@ def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
     return replace(found, address=host, port=flags.fleet_port)
 
 
-def _replicas(text: str) -> tuple[tuple[str, int], ...]:
-    if not text.startswith(STATIC):
-        raise _invalid(f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003")
-    return tuple(dict.fromkeys(map(_place, text.removeprefix(STATIC).split(","))))
+def _with_replicas(settings: FleetSettings, text: str) -> FleetSettings:
+    if text.startswith(DNS):
+        return replace(settings, dns=_name(text.removeprefix(DNS)))
+    if text.startswith(STATIC):
+        found = dict.fromkeys(map(_place, text.removeprefix(STATIC).split(",")))
+        return replace(settings, replicas=tuple(found))
+    raise _invalid(
+        f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003 or {DNS}name:8003"
+    )
 
 
 def _place(text: str) -> tuple[str, int]:
-    host, colon, number = text.strip().rpartition(":")
-    try:
-        found = port(number)
-    except argparse.ArgumentTypeError:
-        found = 0
-    if not (host and colon and found) or text.strip().startswith(UNIX):
+    host, number = _split(text.strip())
+    if not (host and number) or host.startswith(UNIX):
         raise _invalid(f"--fleet names the replica '{text}', expected HOST:PORT")
-    return address("--fleet", host), found
+    return address("--fleet", host), number
+
+
+def _name(text: str) -> tuple[str, int]:
+    host, number = _split(text)
+    if not (HOST_NAME.fullmatch(host) or IPV6.fullmatch(host)) or not number:
+        raise _invalid(
+            f"--fleet has '{text}' after {DNS}, expected one NAME:PORT such as "
+            "replicas.default.svc:8003, with IPv6 addresses in brackets"
+        )
+    return address("--fleet", host), number
+
+
+def _split(text: str) -> tuple[str, int]:
+    """The host and the port of `HOST:PORT`; port 0 if it is wrong or missing."""
+    host, _, number = text.rpartition(":")
+    try:
+        return host, port(number)
+    except argparse.ArgumentTypeError:
+        return host, 0
 
 
 def _secret(path: Path) -> bytes:

@@ -6,6 +6,7 @@ In reading order:
 - `offers`: the models of a replica and its load, as it announces them
 - `replica`: the port of a replica, and the requests of its routers
 - `connection`: a router's connection to one replica
+- `directory`: the addresses of replicas, as a list or DNS has them
 - `choice`: the replica that gets a request, and the requests that move to another one
 - `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
 - `instance`: the instance of a model that replicas host

@@ -89,12 +89,12 @@ class ReplicaConnection:
                 event, self.trouble = "replica not reached", _reason(error)
             finally:
                 self._lose()
+                self.attempted.set()
             if time() - connected_at > LONGEST_PAUSE_SECS:
                 pause, logged = FIRST_PAUSE_SECS, ""
             if self.trouble != logged:
                 log.warning(event, extra=self._about())
             logged = self.trouble
-            self.attempted.set()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECS)
 

@@ -4,11 +4,14 @@ import asyncio
 import logging
 import sys
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.pbtxt import parse
 from gateway.errors import Code, InferenceError
 from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.directory import Address, Addresses, Resolver, answers, resolved
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.instance import Connections, FleetInstance
 from gateway.fleet.offers import Key, ModelOffer
@@ -24,6 +27,10 @@ log = logging.getLogger("sluice.fleet")
 
 MOST_REFUSED = 10_000
 """Offers that are refused without a further line."""
+FIRST_ANSWER_SECS = 5.0
+"""A router whose directory does not answer for this time serves without replicas."""
+MOST_ABSENT = 2
+"""Answers in a row without an address after which its lost connection ends."""
 
 
 class FleetModel(Model):
@@ -35,38 +42,77 @@ class FleetModel(Model):
         return DirectScheduler(statistics)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A connection, its task, and the answers in a row that did not have its address."""
+
+    connection: ReplicaConnection
+    task: asyncio.Task[None]
+    absent: int = 0
+
+
 class Router:
     """The models of a fleet in a server: each is served while the server runs.
 
     A model of the server's own repository is preferred to one of a replica. Of replicas with
-    different configurations of one version only those with the first one are used.
+    different configurations of one version only those with the first one are used. A replica that
+    is connected is kept, also after the directory has dropped it.
     """
 
     def __init__(
-        self, settings: FleetSettings, control: RepositoryControl, *, summaries: bool
+        self,
+        settings: FleetSettings,
+        control: RepositoryControl,
+        *,
+        summaries: bool,
+        resolver: Resolver = resolved,
     ) -> None:
         self._control = control
         self._summaries = summaries
         self._placed: dict[Key, bytes] = {}
         self._unusable: set[tuple[Key, bytes]] = set()
         self._logged: set[tuple[str, Key, bytes]] = set()
-        identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
-        self.connections = [
-            ReplicaConnection(*each, identity, self._place, settings.tls)
-            for each in settings.replicas
-        ]
+        self._identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
+        self._tls = settings.tls
+        self._answers = answers(settings, resolver)
+        self._answered = asyncio.Event()
+        self._kept: dict[Address, _Kept] = {}
+
+    @property
+    def connections(self) -> list[ReplicaConnection]:
+        """The connections to replicas, also those that are lost."""
+        return [each.connection for each in self._kept.values()]
 
     async def run(self) -> None:
         """Keep the connections, from the time when the server's own models are loaded."""
         await self._control.registry.wait_settled()
         async with asyncio.TaskGroup() as tasks:
-            for each in self.connections:
-                tasks.create_task(each.run())
+            async for addresses in self._answers:
+                self._follow(addresses, tasks)
+                self._answered.set()
 
     async def attempted(self) -> None:
         """Wait until each replica has been reached and is ready, or could not be reached."""
+        await self._control.registry.wait_settled()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_ANSWER_SECS):
+                await self._answered.wait()
         for each in self.connections:
             await each.attempted.wait()
+
+    def _follow(self, addresses: Addresses, tasks: asyncio.TaskGroup) -> None:
+        """Connect to new addresses; end lost connections to those that the directory dropped."""
+        for address in addresses:
+            if address not in self._kept:
+                found = ReplicaConnection(*address, self._identity, self._place, self._tls)
+                self._kept[address] = _Kept(found, tasks.create_task(found.run()))
+        for address, kept in list(self._kept.items()):
+            kept.absent = 0 if address in addresses else kept.absent + 1
+            if kept.absent >= MOST_ABSENT and kept.connection.state is None:
+                del self._kept[address]
+                kept.task.cancel()
+                about = {"address": kept.connection.address}
+                log.info("replica dropped by the directory", extra=about)
 
     def _place(self) -> None:
         """Serve the models that replicas offer, and look for ready ones again."""

@@ -50,6 +50,20 @@ def test_a_router_has_the_places_of_its_replicas_once(secret: Path) -> None:
     assert "s" * 32 not in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("r.default.svc.cluster.local.:8003", ("r.default.svc.cluster.local.", 8003)),
+        ("[::1]:2", ("::1", 2)),
+        ("10.0.0.1:3", ("10.0.0.1", 3)),
+    ],
+)
+def test_a_router_has_a_name_whose_addresses_are_its_replicas(
+    text: str, found: tuple[str, int]
+) -> None:
+    assert parse(f"--fleet=dns:{text}") == FleetSettings(dns=found)
+
+
 def test_a_replica_listens_for_its_own_machine_by_default() -> None:
     assert parse_replica() == FleetSettings(address="127.0.0.1", port=8003)
 
@@ -65,10 +79,21 @@ def test_a_replica_listens_for_others_with_a_secret_or_certificates(secret: Path
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--fleet=host:1",), "--fleet is 'host:1', expected such as static:host1:8003"),
+        (
+            ("--fleet=host:1",),
+            "--fleet is 'host:1', expected such as static:host1:8003.* or dns:name",
+        ),
         (("--fleet=static:host",), "names the replica 'host', expected HOST:PORT"),
         (("--fleet=static:host:0",), "names the replica 'host:0', expected HOST:PORT"),
         (("--fleet=static:unix:/x:1",), "names the replica 'unix:/x:1', expected HOST:PORT"),
+        (("--fleet=dns:",), "has '' after dns:, expected one NAME:PORT such as"),
+        (("--fleet=dns:name",), "has 'name' after dns:, expected one NAME:PORT"),
+        (("--fleet=dns:name:0",), "has 'name:0' after dns:"),
+        (("--fleet=dns:name:http",), "has 'name:http' after dns:"),
+        (("--fleet=dns:a b:1",), "has 'a b:1' after dns:"),
+        (("--fleet=dns:a..b:1",), r"has 'a\.\.b:1' after dns:"),
+        (("--fleet=dns:a:1,b:1",), "has 'a:1,b:1' after dns:"),
+        (("--fleet=dns:::1:1",), "has '::1:1' after dns:.*IPv6 addresses in brackets"),
         (("--fleet-secret-file=x",), "have no effect without --fleet"),
         (PEM, "have no effect without --fleet"),
         (("--fleet=static:a:1", "--fleet-secret-file={short}"), "has 5 bytes, expected at least"),

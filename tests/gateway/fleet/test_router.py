@@ -18,6 +18,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection
 from gateway.fleet.choice import ReplicaState
+from gateway.fleet.directory import Resolver
 from gateway.fleet.router import Router
 from gateway.messages import InferResponse, SequenceTag
 from gateway.models.loaded_models import ProgressWatch
@@ -60,12 +61,18 @@ async def replicas() -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
 
 
 @asynccontextmanager
-async def routing(repository: Path, *replicas: FakeReplica) -> AsyncIterator[Routed]:
-    """A router of these replicas for the length of the block."""
+async def routing(
+    repository: Path, *replicas: FakeReplica, resolver: Resolver | None = None
+) -> AsyncIterator[Routed]:
+    """A router of these replicas, or of those of a resolver, for the length of the block."""
     models = ModelSettings(repositories=(repository,))
     control = RepositoryControl(ModelRepository((repository,)), models, BackendLoader())
-    places = tuple(("127.0.0.1", each.port) for each in replicas)
-    router = Router(FleetSettings(replicas=places), control, summaries=False)
+    if resolver is None:
+        places = tuple(("127.0.0.1", each.port) for each in replicas)
+        router = Router(FleetSettings(replicas=places), control, summaries=False)
+    else:
+        settings = FleetSettings(dns=("replicas", 8003))
+        router = Router(settings, control, summaries=False, resolver=resolver)
     tasks = [asyncio.create_task(control.run(no_infer)), asyncio.create_task(router.run())]
     try:
         await soon(router.attempted())
