@@ -13,7 +13,7 @@ LAPTOP_READY := $(VENV)/ready-laptop
 AUDIT_LOCK := requirements-audit.lock
 AUDIT_VENV := build/audit
 AUDIT_READY := $(AUDIT_VENV)/ready
-LOCKS := $(LOCK) $(LAPTOP_LOCK) $(AUDIT_LOCK) tests/backends/requirements.txt tests/e2e/litellm/requirements.txt
+LOCKS := $(LOCK) $(LAPTOP_LOCK) $(AUDIT_LOCK) $(addprefix tests/, $(addsuffix /requirements.txt, backends deploy e2e/litellm))
 # The engine of `make serve`: openvino_genai, or vllm with the whole model repository.
 ENGINE ?= openvino_genai
 PIP_ARGS ?=

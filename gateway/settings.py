@@ -341,8 +341,8 @@ class FleetSettings:
     """A router or a replica of the fleet `name`.
 
     Both ends of a connection have the same `secret`, b"" for none, and certificates of one
-    authority with `tls`. A router, whose `port` is None, connects to the hosts in `replicas` or to
-    each address of the name in `dns`. A replica listens at `address` and `port`, 0 picks a free one.
+    authority with `tls`. A router, whose `port` is None, connects to `replicas`, or to every
+    address of the name in `dns`. A replica listens at `address` and `port`; 0 picks a free one.
     """
 
     name: str = "sluice"

@@ -17,6 +17,7 @@ LOCKS = (
     "requirements-laptop.lock",
     "requirements-audit.lock",
     "tests/backends/requirements.txt",
+    "tests/deploy/requirements.txt",
     "tests/e2e/litellm/requirements.txt",
 )
 

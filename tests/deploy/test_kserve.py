@@ -1,6 +1,5 @@
 """Manifests of KServe have fields that it knows, and arguments that `sluice serve` knows."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import yaml
 from gateway.cli import build_parser
 from gateway.flags.serve import settings
 from gateway.settings import Settings
+from tests.deploy.manifests import check
 from tests.deploy.serve_options import unknown
 from tests.serving import ROOT
 
-SCHEMAS = Path(__file__).parent / "schemas"
 MANIFESTS = sorted((ROOT / "deploy" / "kserve").glob("*.yaml"))
 STOP_SECS = 30
 """Kubernetes' terminationGracePeriodSeconds, if a pod has none."""
@@ -36,12 +35,6 @@ def container() -> dict[str, Any]:
 def served() -> Settings:
     """The settings of the container's arguments."""
     return settings(build_parser().parse_args(container()["args"]))
-
-
-def check(document: dict[str, Any]) -> None:
-    """Raise ValidationError for a wrong document; a kind without a schema fails, too."""
-    schema = json.loads((SCHEMAS / f"{document['kind']}.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)

@@ -1,0 +1,366 @@
+"""The Helm chart: each file of `ci/` is rendered once, and rules hold for all its documents."""
+
+import json
+import re
+import subprocess
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+import gateway
+from gateway.cli import build_parser
+from gateway.flags.fleet import LEAST_SECRET_BYTES
+from gateway.flags.serve import settings
+from gateway.settings import Settings
+from tests.deploy import manifests, wheels
+from tests.deploy.manifests import Document, name, of_kind, ports, selected, templates
+from tests.deploy.serve_options import unknown
+from tests.serving import ROOT
+
+CHART = ROOT / "deploy" / "helm" / "sluice"
+NAMESPACE = "serving"
+SECRET = "/etc/sluice/fleet/secret"
+METRIC = re.compile(r"\b(?:nv|gateway)_\w+")
+TAGGED = re.compile(r"[\w./-]+:[\w.-]+")
+LEAVING_SECS, SPARE_SECS = 5, 10
+LATER = {"gateway_fleet_need", "gateway_fleet_model_replicas"}
+"""Metrics of a fleet that no server has yet."""
+LONGEST_NAME = 63 - len("-12345")
+"""The pods of a StatefulSet have its name and a number."""
+
+VALUES = sorted(path.stem.removesuffix("-values") for path in (CHART / "ci").glob("*-values.yaml"))
+by_values = pytest.mark.parametrize("values", VALUES)
+
+
+def run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [wheels.helm(), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@cache
+def rendered(values: str) -> list[Document]:
+    """The documents of a file of values."""
+    file = CHART / "ci" / f"{values}-values.yaml"
+    done = run("template", "prod", CHART, "--namespace", NAMESPACE, "--values", file)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each is not None]
+
+
+def servers(values: str) -> Iterator[tuple[Document, Document]]:
+    """Each template and container that starts `sluice`."""
+    for template in templates(rendered(values)):
+        for each in template["spec"]["containers"]:
+            if "args" in each:
+                yield template, each
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_text("s" * LEAST_SECRET_BYTES)
+    return file
+
+
+def served(container: Document, secret: Path) -> Settings:
+    """The settings of a container's arguments."""
+    arguments = [each.replace(SECRET, str(secret)) for each in container["args"]]
+    # `--fleet=ray` has no effect on the ports and the drain.
+    arguments = [each for each in arguments if each != "--fleet=ray"]
+    if arguments[0] == "serve" and not any(each.startswith("--fleet=") for each in arguments):
+        arguments.append("--fleet=static:localhost:1")
+    return settings(build_parser().parse_args(arguments))
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    found = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert found["appVersion"] == found["version"] == gateway.__version__
+
+
+def test_lint_has_no_complaint() -> None:
+    done = run("lint", "--strict", CHART, "--values", CHART / "ci" / "everything-values.yaml")
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+
+
+@by_values
+def test_each_document_has_only_fields_of_its_schema(values: str) -> None:
+    for each in rendered(values):
+        manifests.check(each)
+
+
+def test_a_misspelt_field_is_refused_also_in_a_template_of_another_kind() -> None:
+    (cluster,) = of_kind(rendered("ray"), "RayCluster")
+    wrong = json.loads(json.dumps(cluster))
+    container = wrong["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    container["lifecycle"]["preStop"]["sleeep"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="sleeep"):
+        manifests.check(wrong)
+    with pytest.raises(AssertionError, match="no schema of x/v1 Unknown"):
+        manifests.check({"apiVersion": "x/v1", "kind": "Unknown"})
+
+
+@by_values
+def test_each_name_is_short_and_stands_once(values: str) -> None:
+    found = Counter((each["kind"], name(each)) for each in rendered(values))
+    assert max(found.values()) == 1
+    assert max(len(each) for _, each in found) <= LONGEST_NAME
+
+
+@by_values
+def test_each_selector_matches_pods(values: str) -> None:
+    documents = rendered(values)
+    workloads = of_kind(documents, *manifests.WORKLOADS)
+    for each in workloads:
+        (template,) = selected(documents, each["spec"]["selector"]["matchLabels"])
+        assert template == each["spec"]["template"]
+        for spread in template["spec"]["topologySpreadConstraints"]:
+            assert selected(documents, spread["labelSelector"]["matchLabels"]) == [template]
+    wanted = [each["spec"]["podSelector"] for each in of_kind(documents, "NetworkPolicy")]
+    wanted += [each["spec"]["selector"] for each in of_kind(documents, "PodDisruptionBudget")] + [
+        each["spec"]["selector"] for each in of_kind(documents, "InferencePool")
+    ]
+    labels = [each["matchLabels"] for each in wanted]
+    labels += [each["spec"]["selector"] for each in of_kind(documents, "Service")]
+    for each in labels:
+        is_of_no_model = values == "routers" and each["app.kubernetes.io/component"] == "replica"
+        assert is_of_no_model or selected(documents, each), each
+
+
+@by_values
+def test_ports_of_probes_services_and_policies_are_those_of_the_server(
+    values: str, secret: Path
+) -> None:
+    documents = rendered(values)
+    for template, container in servers(values):
+        listening = served(container, secret)
+        found = ports(template)
+        assert found["http"] == listening.http.port
+        assert found["metrics"] == listening.metrics.port
+        assert listening.admin is not None
+        assert listening.admin.port not in found.values()
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["port"] == "http"
+    for each in manifests.containers(documents):
+        named = {port["name"] for port in each["ports"]}
+        probes = [each[key] for key in each if key.endswith("Probe")]
+        actions = [probe.get("httpGet") or probe["tcpSocket"] for probe in probes]
+        assert {action["port"] for action in actions} <= named
+    for each in of_kind(documents, "Service"):
+        for template in selected(documents, each["spec"]["selector"]):
+            wanted = {(port["targetPort"], port["port"]) for port in each["spec"]["ports"]}
+            assert wanted <= set(ports(template).items())
+    for each in of_kind(documents, "NetworkPolicy"):
+        for template in selected(documents, each["spec"]["podSelector"]["matchLabels"]):
+            rules = each["spec"]["ingress"]
+            asked = {port["port"] for rule in rules for port in rule.get("ports", ())}
+            assert asked <= ports(template).keys()
+
+
+@by_values
+def test_the_port_of_the_fleet_is_open_to_routers_only(values: str) -> None:
+    documents = rendered(values)
+    for each in of_kind(documents, "NetworkPolicy"):
+        for rule in each["spec"]["ingress"]:
+            if {"port": "fleet"} in rule.get("ports", ()):
+                (peer,) = rule["from"]
+                found = selected(documents, peer["podSelector"]["matchLabels"])
+                (router,) = of_kind(documents, "Deployment")
+                assert found == [router["spec"]["template"]]
+
+
+@by_values
+def test_a_drain_ends_before_kubernetes_kills_the_pod(values: str, secret: Path) -> None:
+    for template, container in servers(values):
+        leaving = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        limit = LEAVING_SECS + served(container, secret).exit_timeout_secs + SPARE_SECS
+        assert leaving == LEAVING_SECS
+        assert template["spec"]["terminationGracePeriodSeconds"] == limit
+
+
+@by_values
+def test_each_argument_is_an_option(values: str) -> None:
+    for _, container in servers(values):
+        command, *rest = container["args"]
+        options = rest[1:] if command == "replica" else rest
+        assert unknown(options, command) == []
+
+
+@by_values
+def test_routers_look_up_the_service_of_all_replicas(values: str, secret: Path) -> None:
+    documents = rendered(values)
+    for deployment in of_kind(documents, "Deployment"):
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        fleet = served(container, secret).fleet
+        assert fleet is not None
+        (service,) = [
+            each for each in of_kind(documents, "Service") if each["spec"].get("clusterIP")
+        ]
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"]
+        assert fleet.dns == (f"{name(service)}.{NAMESPACE}.svc", 8003)
+        replicas = [each["spec"]["template"] for each in of_kind(documents, "StatefulSet")]
+        assert selected(documents, service["spec"]["selector"]) == replicas
+        for each in of_kind(documents, "StatefulSet"):
+            assert each["spec"]["serviceName"] == name(service)
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            of_replica = served(container, secret).fleet
+            assert of_replica is not None
+            assert (of_replica.address, of_replica.port) == ("0.0.0.0", fleet.dns[1])
+            assert (of_replica.name, of_replica.secret) == (fleet.name, fleet.secret)
+
+
+def test_a_replica_hosts_the_model_of_its_entry() -> None:
+    found = {each["args"][1] for _, each in servers("models") if each["args"][0] == "replica"}
+    assert found == {"resnet", "llama-3.1-8b"}
+
+
+@by_values
+def test_each_image_has_a_tag(values: str) -> None:
+    for each in manifests.containers(rendered(values)):
+        assert TAGGED.fullmatch(each["image"])
+
+
+@by_values
+def test_each_mount_has_a_volume_and_writable_folders_are_mounted(values: str) -> None:
+    for template in templates(rendered(values)):
+        volumes = {each["name"] for each in template["spec"]["volumes"]}
+        for each in template["spec"]["containers"]:
+            mounts = {mount["mountPath"]: mount for mount in each["volumeMounts"]}
+            assert {mount["name"] for mount in mounts.values()} <= volumes
+            writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
+            assert {"/tmp", "/var/cache/sluice"} <= writable
+            assert each["securityContext"]["readOnlyRootFilesystem"]
+
+
+@by_values
+def test_pods_have_no_rights(values: str) -> None:
+    for template in templates(rendered(values)):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        is_head = template["metadata"]["labels"]["app.kubernetes.io/component"] == "ray-head"
+        assert spec["automountServiceAccountToken"] is is_head
+        for each in spec["containers"]:
+            assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert not each["securityContext"]["allowPrivilegeEscalation"]
+
+
+@by_values
+def test_a_workload_is_scaled_by_one_thing(values: str) -> None:
+    documents = rendered(values)
+    scaled = Counter(
+        each["spec"]["scaleTargetRef"]["name"]
+        for each in of_kind(documents, "HorizontalPodAutoscaler", "ScaledObject")
+    )
+    assert set(scaled.values()) <= {1}
+    assert scaled.keys() <= {name(each) for each in of_kind(documents, "StatefulSet")}
+    for each in of_kind(documents, *manifests.WORKLOADS):
+        assert ("replicas" in each["spec"]) is (name(each) not in scaled)
+
+
+@by_values
+def test_each_metrics_port_has_one_monitor(values: str) -> None:
+    documents = rendered(values)
+    monitors = of_kind(documents, "ServiceMonitor")
+    for each in of_kind(documents, "Service") if monitors else ():
+        labels = each["metadata"]["labels"].items()
+        found = [
+            one for one in monitors if one["spec"]["selector"]["matchLabels"].items() <= labels
+        ]
+        assert [one["spec"]["endpoints"][0]["port"] for one in found] == ["metrics"]
+        assert "metrics" in {port["name"] for port in each["spec"]["ports"]}
+
+
+@by_values
+def test_each_metric_is_documented(values: str) -> None:
+    documented = METRIC.findall((ROOT / "gateway/observability/README.md").read_text())
+    kinds = ("PrometheusRule", "ConfigMap", "ScaledObject", "HorizontalPodAutoscaler")
+    found = METRIC.findall(yaml.safe_dump(of_kind(rendered(values), *kinds), width=10_000))
+    assert {each.removesuffix("_bucket") for each in found} <= {*documented, *LATER}
+
+
+def test_the_dashboard_shows_each_panel_once() -> None:
+    (board,) = of_kind(rendered("everything"), "ConfigMap")
+    found = json.loads(board["data"]["sluice.json"])
+    assert len({each["title"] for each in found["panels"]}) == len(found["panels"])
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+@by_values
+def test_a_secret_is_generated_unless_there_is_one(values: str) -> None:
+    documents = rendered(values)
+    mounted = {
+        volume["secret"]["secretName"]
+        for template in templates(documents)
+        for volume in template["spec"]["volumes"]
+        if volume["name"] == "fleet"
+    }
+    found = of_kind(documents, "Secret")
+    if values == "everything":
+        assert (mounted, found) == ({"fleet"}, [])
+        return
+    assert mounted == {name(found[0])}
+    assert len(b64decode(found[0]["data"]["secret"])) >= LEAST_SECRET_BYTES
+
+
+def test_an_update_needs_no_spare_node_without_surge() -> None:
+    (spare,) = of_kind(rendered("models"), "Deployment")
+    (none,) = of_kind(rendered("everything"), "Deployment")
+    assert spare["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert none["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+WRONG = """
+image: {tag: "a b"}
+routers: 3
+exitTimeoutSeconds: "300"
+models:
+  - {name: Wrong_Name, replicas: -1}
+  - {name: both, autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}, keda: {serverAddress: "http://p"}}}
+  - {name: fixed, replicas: 2, autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
+  - {name: zero, autoscaling: {minReplicas: 0, maxReplicas: 2, hpa: {}}}
+  - {name: router, arguments: [--short]}
+  - {name: all, model: "*", autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
+  - {name: typo, replica: 2}
+"""
+REFUSALS = """
+at '/image/tag': 'a b' does not match pattern
+additional properties 'routers' not allowed
+at '/exitTimeoutSeconds': got string, want integer
+at '/models/0/name': 'Wrong_Name' does not match pattern
+at '/models/0/replicas': minimum: got -1, want 0
+at '/models/1/autoscaling': 'oneOf' failed, subschemas 0, 1 matched
+at '/models/2/replicas': false schema
+at '/models/3/autoscaling/minReplicas': minimum: got 0, want 1
+at '/models/4/name': 'not' failed
+at '/models/4/arguments/0': '--short' does not match pattern
+at '/models/5/autoscaling': false schema
+at '/models/6': additional properties 'replica' not allowed
+"""
+SMALL = "name: a, autoscaling: {minReplicas: 3, maxReplicas: 2, hpa: {}}"
+
+
+@pytest.mark.parametrize(
+    ("values", "refusals"),
+    [
+        (WRONG, REFUSALS),
+        ("models: [{name: a}, {name: a}]", "at '/models/1/name': 'a' is the name of another one"),
+        (f"models: [{{{SMALL}}}]", "at '/models/0/autoscaling/minReplicas': got 3, want at most"),
+        ("{ray: {enabled: true}, models: [{name: a}]}", "at '/models': maxItems: got 1, want 0"),
+    ],
+    ids=["schema", "twice", "range", "ray"],
+)
+def test_wrong_values_are_refused_with_their_path(
+    tmp_path: Path, values: str, refusals: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(values)
+    done = run("template", "prod", CHART, "--values", file)
+    assert done.returncode != 0
+    assert [each for each in refusals.strip().splitlines() if each not in done.stderr] == []
