@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import ssl
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,6 +20,7 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
+from gateway.fleet.health import Health
 from gateway.fleet.offers import Key, ModelOffer, Offers, first_load, read_load, read_offers
 from gateway.messages import InferRequest
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame, call_numbers
@@ -71,6 +73,7 @@ class ReplicaConnection:
         self._agreed: asyncio.Future[None] | None = None
         self._fault = ""
         self._known: dict[Key, KnownReplica] = {}
+        self._health: defaultdict[Key, Health] = defaultdict(Health)
         self.digests: dict[Key, bytes] = {}
 
     async def run(self) -> None:
@@ -82,6 +85,7 @@ class ReplicaConnection:
                 await self._connect()
                 connected_at = time()
                 event, self.trouble = "replica lost", await self._follow()
+                self._fail()
             except asyncio.CancelledError:
                 self._on_change = _nothing  # the router ends
                 raise
@@ -114,7 +118,32 @@ class ReplicaConnection:
         channel, known = self._channel, self.loads.get(key)
         if channel is None or known is None:
             raise InferenceError(Code.UNAVAILABLE, f"replica {self.id} is disconnected")
+        if key in self._health:
+            self._health[key].send(asyncio.get_running_loop().time())
+            self._leave_out(key)
         return ReplicaCall(channel, next(self._numbers), request, known, on_news)
+
+    def fail(self, key: Key) -> None:
+        """Count a failure of a model; after three in ten seconds it is left out for a while."""
+        self._health[key].fail(asyncio.get_running_loop().time())
+        self._leave_out(key)
+
+    def answered(self, key: Key) -> None:
+        """Count an answer of a model, which ends the pauses after failures."""
+        if key in self._health:
+            self._health[key].answer()
+            self._leave_out(key)
+
+    def _fail(self) -> None:
+        """Count the loss of the replica as one failure of each model, unless it has drained."""
+        if self.state is not ReplicaState.DRAINING:
+            for key in self._known:
+                self.fail(key)
+
+    def _leave_out(self, key: Key) -> None:
+        known, health = self._known.get(key), self._health.get(key)
+        if known is not None and health is not None:
+            known.refused_until = health.left_out_until
 
     async def _connect(self) -> None:
         """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""
@@ -209,6 +238,7 @@ class ReplicaConnection:
         if known is None:
             known = KnownReplica(self.id, first_load(offer), distance_secs=0.0)
             self._known[offer.key] = known
+            self._leave_out(offer.key)
         known.resize(offer.concurrency)
         return known
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -10,12 +11,17 @@ from random import Random
 from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError, RefusedError
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
 from gateway.fleet.choice import Demand, ReplicaState, choose
 from gateway.fleet.connection import ReplicaCall, ReplicaConnection
+from gateway.fleet.continuable import NotContinued
+from gateway.fleet.continuation import SentText, generates_text
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.prefixes import rendezvous
-from gateway.messages import InferRequest, SequenceKey, SequenceTag, Sink
+from gateway.messages import InferRequest, InferResponse, SequenceKey, SequenceTag, Sink
+from gateway.models.limits import Limits
+from gateway.observability.statistics import is_timeout
+from gateway.suspects import ENDS, KEPT_SECS, Suspects
 
 log = logging.getLogger("sluice.fleet")
 
@@ -36,7 +42,8 @@ class FleetInstance(Instance):
     """One version of a model at replicas; `connections` are all those of the router.
 
     A request whose replica is lost before its first response is sent to another one, once, unless
-    its execution may have had effects.
+    its execution may have had effects. A text is continued at another one where that is right. A
+    request that two lost replicas were executing is refused for ten minutes.
     """
 
     concurrency = None
@@ -49,6 +56,9 @@ class FleetInstance(Instance):
         self._version = str(offer.version)
         self._connections = connections
         self._is_repeatable = _is_repeatable(config)
+        may_continue = self._is_repeatable and generates_text(config)
+        self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
+        self._suspects = Suspects()
         self._random = Random()
         self._open_sequences: OrderedDict[SequenceKey, ReplicaConnection] = OrderedDict()
         self.singles = self
@@ -84,6 +94,45 @@ class FleetInstance(Instance):
         tried.append(replica)
         return replica.call(self.key, replace(request, version=self._version), on_news)
 
+    def sent_text(self, request: InferRequest) -> SentText | None:
+        """The text of a request, if the model continues texts."""
+        return SentText(request) if self.continue_tries else None
+
+    def check_suspect(self, request: InferRequest) -> None:
+        """Raise INVALID_ARG for a request that two lost replicas were executing."""
+        suspect = self._suspects.find(request)
+        if suspect is not None and suspect.is_refused:
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"model '{self.key[0]}' does not execute this request: {ENDS} replicas were lost "
+                "while they executed one with the same inputs and parameters; this router refuses "
+                f"it for {KEPT_SECS / 60:g} minutes",
+            )
+
+    def executed(self, request: InferRequest) -> None:
+        """Clear a request of suspicion: its replica has executed it."""
+        if self._suspects:
+            self._suspects.clear(request)
+
+    def note_failure(
+        self,
+        request: InferRequest,
+        replica: ReplicaConnection,
+        error: InferenceError,
+        *,
+        lost: bool,
+    ) -> None:
+        """Count a failure; of a lost replica the connection counts it itself."""
+        if lost:
+            suspect = self._suspects.add(request, replica.id)
+            if suspect.is_refused:
+                extra = {"model": request.model, "id": request.id, "secs": KEPT_SECS}
+                log.error("request quarantined", extra=extra)
+        elif _is_failure(error):
+            replica.fail(self.key)
+        else:
+            replica.answered(self.key)
+
     def may_repeat(self, replica: ReplicaConnection, error: InferenceError, *, lost: bool) -> bool:
         """Whether another replica may get a request without a response."""
         if lost:
@@ -92,14 +141,10 @@ class FleetInstance(Instance):
         is_refused = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
         return is_refused and replica.state is not ReplicaState.READY
 
-    def lost(self, replica: ReplicaConnection, *, has_begun: bool) -> InferenceError:
+    def lost(self, replica: ReplicaConnection, when: str) -> InferenceError:
         """The error of a request whose replica was lost."""
-        effects = "" if self._is_repeatable or has_begun else "; it may have had effects"
-        when = "after its first response" if has_begun else "while it executed the request"
-        return InferenceError(
-            Code.UNAVAILABLE,
-            f"model '{self.key[0]}': replica {replica.id} was lost {when}{effects}",
-        )
+        text = f"model '{self.key[0]}': replica {replica.id} was lost {when}"
+        return InferenceError(Code.UNAVAILABLE, text)
 
     async def check_ready(self) -> None:
         if not any(each.serves(self.key) for each in self._connections()):
@@ -117,8 +162,12 @@ class FleetInstance(Instance):
             return self._pinned(request.sequence, found, tried)
         by_load = {each.loads[self.key]: each for each in found if each not in tried}
         now = asyncio.get_running_loop().time()
-        chosen = choose(ANY_REQUEST, by_load, now=now, random=self._random)
-        return None if chosen is None else by_load[chosen]
+        # If all are left out after failures, an attempt is better than a refusal.
+        for at in (now, math.inf):
+            chosen = choose(ANY_REQUEST, by_load, now=at, random=self._random)
+            if chosen is not None:
+                return by_load[chosen]
+        return None
 
     def _pinned(
         self,
@@ -177,17 +226,19 @@ class RoutedRequest:
         self._tried: list[ReplicaConnection] = []
         self._call: ReplicaCall | None = None
         self._has_begun = False
+        self._sent: SentText | None = None
         self._waits = False
 
     def begin(self) -> None:
         """Send the request; an error goes to the reader."""
         try:
-            self._send()
+            self._instance.check_suspect(self._request)
+            self._send(self._request)
         except InferenceError as error:
             self._end(error)
 
-    def _send(self) -> None:
-        self._call = self._instance.send(self._request, self._tried, self._look)
+    def _send(self, request: InferRequest) -> None:
+        self._call = self._instance.send(request, self._tried, self._look)
         self._look()  # the replica may have been lost meanwhile
 
     def abandon(self) -> None:
@@ -209,11 +260,28 @@ class RoutedRequest:
                 return
             if response is None:
                 if call.is_over:
+                    self._instance.executed(self._request)
                     self._end(None)
                 return
+            self._pass_on(response)
+
+    def _pass_on(self, response: InferResponse) -> None:
+        if not self._has_begun:
             self._has_begun = True
-            if self._reader is not None:
-                self._reader.take(response)
+            self._tried[-1].answered(self._instance.key)
+            if not response.final:
+                self._sent = self._instance.sent_text(self._request)
+        if self._sent is not None:
+            try:
+                joined = self._sent.take(response)
+            except InferenceError as error:
+                self._end(error)
+                return
+            if joined is None:
+                return
+            response = joined
+        if self._reader is not None:
+            self._reader.take(response)
 
     def _wait(self, sink: Sink) -> None:
         """Look again once the sink has room, or is done."""
@@ -231,18 +299,57 @@ class RoutedRequest:
         replica, is_lost = self._tried[-1], call.is_lost
         call.leave()
         self._call = None
-        found = self._instance.lost(replica, has_begun=self._has_begun) if is_lost else error
-        may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
-        if not may_repeat or self._has_begun or len(self._tried) > 1:
-            self._end(found)
+        if is_lost and self._sent is not None and self._sent.is_complete:
+            self._end(None)
             return
+        self._instance.note_failure(self._request, replica, error, lost=is_lost)
         try:
-            self._send()
-        except InferenceError:  # no other replica takes it
+            self._instance.check_suspect(self._request)
+            if self._has_begun:
+                self._continue(replica, error, is_lost=is_lost)
+            else:
+                self._repeat(replica, error, is_lost=is_lost)
+        except InferenceError as found:
             self._end(found)
-            return
+
+    def _repeat(self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool) -> None:
+        """Send a request without a response to another replica; raises InferenceError."""
+        may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
+        if is_lost:
+            effects = "" if may_repeat else "; it may have had effects"
+            error = self._instance.lost(replica, f"while it executed the request{effects}")
+        if not may_repeat or len(self._tried) > 1:
+            raise error
+        try:
+            self._send(self._request)
+        except InferenceError:  # no other replica takes it
+            raise error from None
+        self._log("request repeated", replica)
+
+    def _continue(
+        self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool
+    ) -> None:
+        """Send a request for the rest of a text to another replica; raises InferenceError."""
+        sent = self._sent
+        if not is_lost:
+            raise error
+        if sent is None:
+            raise self._instance.lost(replica, "after its first response")
+        when = f"after {sent.account}"
+        try:
+            if sent.continued >= self._instance.continue_tries:
+                raise NotContinued(f"it has been continued {sent.continued} times")
+            self._send(sent.rest())
+        except NotContinued as reason:
+            raise self._instance.lost(replica, f"{when}; not continued: {reason}") from None
+        except InferenceError as refusal:
+            text = f"{when}; not continued: {refusal.message}"
+            raise self._instance.lost(replica, text) from None
+        self._log("request continued", replica)
+
+    def _log(self, event: str, replica: ReplicaConnection) -> None:
         extra = {"model": self._request.model, "id": self._request.id, "lost": replica.address}
-        log.warning("request repeated", extra=extra)
+        log.warning(event, extra=extra)
 
     def _end(self, error: InferenceError | None) -> None:
         call, self._call = self._call, None
@@ -257,3 +364,9 @@ def _is_repeatable(config: ModelConfig) -> bool:
     backend = "ensemble" if config.ensemble_scheduling is not None else config.backend
     has_effects = backend in WITH_EFFECTS or config.runtime == IN_PYTHON
     return not has_effects or config.parameters.get(REPLAY) == "true"
+
+
+def _is_failure(error: InferenceError) -> bool:
+    """Whether an error of a replica speaks against the replica, and not of its load."""
+    is_of_load = isinstance(error, RefusedError | AnsweredError) or is_timeout(error.message)
+    return error.code is Code.UNAVAILABLE and not is_of_load

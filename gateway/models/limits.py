@@ -7,6 +7,8 @@ from gateway.errors import Code, InferenceError
 
 DEFAULT_MAX_IN_FLIGHT = 1024
 DEFAULT_RESTART_TRIES = 3
+JOINING_BACKENDS = frozenset({"vllm"})
+"""Backends that continue a text once by default: their decoders keep the space at a joint."""
 DEFAULT_TURNS = 64
 DEFAULT_IDLE_SECS = 600
 DEFAULT_CONVERSATIONS = 1024
@@ -17,11 +19,13 @@ class Limits:
     """Limits of load and restarts.
 
     `max_in_flight`: requests accepted and not yet ended. `restart_tries`: restarts of an instance
-    that died, before the model stays unavailable.
+    that died, before the model stays unavailable. `continue_tries`: continuations of one text whose
+    replica was lost.
     """
 
     max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
     restart_tries: int = DEFAULT_RESTART_TRIES
+    continue_tries: int = 0
 
     @classmethod
     def read(cls, config: ModelConfig) -> "Limits":
@@ -29,6 +33,9 @@ class Limits:
         return cls(
             max_in_flight=_number(config, "max_in_flight", DEFAULT_MAX_IN_FLIGHT, least=1),
             restart_tries=_number(config, "restart_tries", DEFAULT_RESTART_TRIES, least=0),
+            continue_tries=_number(
+                config, "continue_tries", int(config.backend in JOINING_BACKENDS), least=0
+            ),
         )
 
 

@@ -316,12 +316,13 @@ def failure_reason(error: InferenceError | None, *, started: bool) -> FailureRea
         return FailureReason.CANCELED
     if started:
         return FailureReason.BACKEND
-    if error is not None and error.code is Code.UNAVAILABLE and _is_timeout(error.message):
+    if error is not None and error.code is Code.UNAVAILABLE and is_timeout(error.message):
         return FailureReason.REJECTED
     return FailureReason.OTHER
 
 
-def _is_timeout(message: str) -> bool:
+def is_timeout(message: str) -> bool:
+    """Whether the error of a request says that it has waited for too long."""
     return QUEUE_TIMEOUT in message or SEQUENCE_TIMEOUT in message
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from backends.python import quarantine as module
-from backends.python.quarantine import KEPT_SECS, Quarantine
+from backends.python.quarantine import Quarantine
+from gateway import suspects as module
 from gateway.errors import Code
+from gateway.suspects import KEPT_SECS
 from tests.builders import text_request
 
 CODE = b"code"

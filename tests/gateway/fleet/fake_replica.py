@@ -10,10 +10,10 @@ from gateway.errors import InferenceError
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Handshake, Identity
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
-from gateway.messages import InferResponse
+from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import NO_CALL, Channel, Frame
 from gateway.processes.inference_calls import InferenceKind
-from gateway.processes.inference_messages import write_error, write_response
+from gateway.processes.inference_messages import read_request, write_error, write_response
 from gateway.tensor import text_tensor
 from tests.builders import soon
 
@@ -24,7 +24,7 @@ class FakeReplica:
     """Agrees with every router, sends it the `offers`, and answers its pings unless `silent`.
 
     `links` are the connections so far that have agreed. `calls` are the numbers of the requests
-    that the last one has sent.
+    that the last one has sent, `requests` all requests by their numbers.
     """
 
     def __init__(self) -> None:
@@ -32,6 +32,7 @@ class FakeReplica:
         self.silent = False
         self.links: list[Channel] = []
         self.calls: list[int] = []
+        self.requests: dict[int, InferRequest] = {}
         self.port = 0
         self._identity = Identity("sluice", FleetRole.REPLICA)
 
@@ -46,6 +47,7 @@ class FakeReplica:
                 channel.send(FleetKind.PONG)
             elif frame.kind == InferenceKind.REQUEST:
                 self.calls.append(frame.call)
+                self.requests[frame.call] = read_request(frame.payload)
 
         channel = Channel(on_frame, HANDSHAKE_BYTES)
         return channel
@@ -63,8 +65,19 @@ class FakeReplica:
     def answer(self, call: int, text: str) -> None:
         """Answer a request with one text."""
         response = InferResponse(outputs=(text_tensor("text_output", [text]),), final=True)
-        self.links[-1].send(InferenceKind.DATA, call, write_response(response))
-        self.links[-1].send(InferenceKind.END, call)
+        self.respond(call, response)
+
+    def respond(self, call: int, *responses: InferResponse) -> None:
+        """Send responses to a request; a final one ends it."""
+        for each in responses:
+            self.links[-1].send(InferenceKind.DATA, call, write_response(each))
+            if each.final:
+                self.links[-1].send(InferenceKind.END, call)
+
+    def lose(self) -> None:
+        """Lose all connections."""
+        for each in self.links:
+            each.abort()
 
     def fail(self, call: int, error: InferenceError) -> None:
         """End a request with an error."""
@@ -91,8 +104,7 @@ async def listening() -> AsyncIterator[FakeReplica]:
         yield found
     finally:
         server.close()
-        for each in found.links:
-            each.abort()
+        found.lose()
 
 
 def offered(config: ModelConfig, version: int = 1, trouble: str = "") -> ModelOffer:
