@@ -43,9 +43,6 @@ class Suspects:
         self.found: dict[bytes, Suspect] = {}
         self._sizes: set[int] = set()
 
-    def __bool__(self) -> bool:
-        return bool(self.found)
-
     def add(self, request: InferRequest, process: Hashable, load: bytes = b"") -> Suspect:
         """Mark a request as a suspect: this process has ended."""
         now = self._clock()

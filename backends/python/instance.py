@@ -306,7 +306,9 @@ class PythonInstance(Instance):
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         known = self._quarantine
-        plan = known.plan(self._code, requests) if known.suspects else one_group(len(requests))
+        plan = (
+            known.plan(self._code, requests) if known.suspects.found else one_group(len(requests))
+        )
         call = ExecuteCall(requests, self._executions)
         for refused in plan.refused:
             yield refused
@@ -329,7 +331,7 @@ class PythonInstance(Instance):
                 self._executions.release(execution)
                 if not execution.returned:
                     await execution.until_returned()
-                if known.suspects and not execution.aborted:
+                if known.suspects.found and not execution.aborted:
                     known.survived(self._code, execution.requests)
 
     def kill(self, reason: str) -> None:

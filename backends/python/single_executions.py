@@ -21,7 +21,7 @@ class WorkerSingles:
 
     def accepts(self, request: InferRequest) -> bool:
         quarantine = self._quarantine
-        if quarantine.suspects and quarantine.is_suspect(self._code, request):
+        if quarantine.suspects.found and quarantine.is_suspect(self._code, request):
             return False
         return self._executions.can_begin_at_once(request)
 
@@ -41,7 +41,7 @@ class WorkerSingles:
 
     def ended(self, execution: WorkerExecution) -> None:
         """Clear its request if that became a suspect meanwhile."""
-        if self._quarantine.suspects and not execution.aborted:
+        if self._quarantine.suspects.found and not execution.aborted:
             self._quarantine.survived(self._code, execution.requests)
 
 

@@ -20,8 +20,8 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
-from gateway.fleet.health import Health
 from gateway.fleet.offers import Key, ModelOffer, Offers, first_load, read_load, read_offers
+from gateway.fleet.pauses import Pauses
 from gateway.messages import InferRequest
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame, call_numbers
 from gateway.processes.inference_calls import RequestingEnd
@@ -73,7 +73,7 @@ class ReplicaConnection:
         self._agreed: asyncio.Future[None] | None = None
         self._fault = ""
         self._known: dict[Key, KnownReplica] = {}
-        self._health: defaultdict[Key, Health] = defaultdict(Health)
+        self._pauses: defaultdict[Key, Pauses] = defaultdict(Pauses)
         self.digests: dict[Key, bytes] = {}
 
     async def run(self) -> None:
@@ -118,20 +118,20 @@ class ReplicaConnection:
         channel, known = self._channel, self.loads.get(key)
         if channel is None or known is None:
             raise InferenceError(Code.UNAVAILABLE, f"replica {self.id} is disconnected")
-        if key in self._health:
-            self._health[key].send(asyncio.get_running_loop().time())
+        if key in self._pauses:
+            self._pauses[key].send(asyncio.get_running_loop().time())
             self._leave_out(key)
         return ReplicaCall(channel, next(self._numbers), request, known, on_news)
 
     def fail(self, key: Key) -> None:
         """Count a failure of a model; after three in ten seconds it is left out for a while."""
-        self._health[key].fail(asyncio.get_running_loop().time())
+        self._pauses[key].fail(asyncio.get_running_loop().time())
         self._leave_out(key)
 
     def answered(self, key: Key) -> None:
         """Count an answer of a model, which ends the pauses after failures."""
-        if key in self._health:
-            self._health[key].answer()
+        if key in self._pauses:
+            self._pauses[key].answer()
             self._leave_out(key)
 
     def _fail(self) -> None:
@@ -141,9 +141,9 @@ class ReplicaConnection:
                 self.fail(key)
 
     def _leave_out(self, key: Key) -> None:
-        known, health = self._known.get(key), self._health.get(key)
-        if known is not None and health is not None:
-            known.refused_until = health.left_out_until
+        known, pauses = self._known.get(key), self._pauses.get(key)
+        if known is not None and pauses is not None:
+            known.refused_until = pauses.left_out_until
 
     async def _connect(self) -> None:
         """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""

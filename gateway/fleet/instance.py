@@ -111,7 +111,7 @@ class FleetInstance(Instance):
 
     def executed(self, request: InferRequest) -> None:
         """Clear a request of suspicion: its replica has executed it."""
-        if self._suspects:
+        if self._suspects.found:
             self._suspects.clear(request)
 
     def note_failure(

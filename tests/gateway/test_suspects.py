@@ -30,7 +30,7 @@ def test_a_large_tensor_is_known_by_its_ends_and_its_size() -> None:
         data = bytes(END_BYTES) + middle + bytes(END_BYTES) + end
         tensor = Tensor("x", Datatype.UINT8, (len(data),), data)
         request = replace(text_request(), inputs=(tensor,))
-        if not suspects:
+        if not suspects.found:
             suspects.add(request, "one")
         return suspects.find(request) is not None
 

@@ -13,7 +13,7 @@ from gateway.fleet import connection, directory, router
 from gateway.fleet.directory import Addresses, by_name, resolved
 from tests.builders import TEXT, soon
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
-from tests.gateway.fleet.test_router import Routed, answered, routing
+from tests.gateway.fleet.routing import Routed, answered, routing
 
 
 class Names:

@@ -1,48 +1,25 @@
 """The models of a router: where they come from, how they change, and how they go."""
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from gateway.backend_loader import BackendLoader
-from gateway.config import ModelConfig
-from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection
 from gateway.fleet.choice import ReplicaState
-from gateway.fleet.directory import Resolver
-from gateway.fleet.router import Router
-from gateway.messages import InferResponse, SequenceTag
+from gateway.messages import SequenceTag
 from gateway.models.loaded_models import ProgressWatch
-from gateway.models.repository import ModelRepository
-from gateway.models.repository_control import RepositoryControl
-from gateway.settings import FleetSettings, ModelSettings
 from tests.builders import TEXT, add_model, soon, text_request
-from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
-from tests.registries import no_infer
+from tests.gateway.fleet.routing import Routed, answered, calls, routing, text
 
 CHANGED = replace(TEXT, parameters={"number": "2"})
-
-
-class Routed(NamedTuple):
-    """A router and its data plane."""
-
-    router: Router
-    dataplane: DataPlane
-
-    @property
-    def config(self) -> ModelConfig:
-        """The configuration of `text`."""
-        return self.dataplane.model("text").config
 
 
 @pytest.fixture(autouse=True)
@@ -60,31 +37,6 @@ async def replicas() -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
         yield first, second
 
 
-@asynccontextmanager
-async def routing(
-    repository: Path, *replicas: FakeReplica, resolver: Resolver | None = None
-) -> AsyncIterator[Routed]:
-    """A router of these replicas, or of those of a resolver, for the length of the block."""
-    models = ModelSettings(repositories=(repository,))
-    control = RepositoryControl(ModelRepository((repository,)), models, BackendLoader())
-    if resolver is None:
-        places = tuple(("127.0.0.1", each.port) for each in replicas)
-        router = Router(FleetSettings(replicas=places), control, summaries=False)
-    else:
-        settings = FleetSettings(dns=("replicas", 8003))
-        router = Router(settings, control, summaries=False, resolver=resolver)
-    tasks = [asyncio.create_task(control.run(no_infer)), asyncio.create_task(router.run())]
-    try:
-        await soon(router.attempted())
-        yield Routed(router, DataPlane(control))
-    finally:
-        for task in reversed(tasks):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await soon(task)
-    assert tasks_left() == []
-
-
 @pytest.fixture
 async def routed(
     tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
@@ -98,25 +50,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], int]:
     """The number of logged lines of a text."""
     caplog.set_level(logging.INFO, "sluice.fleet")
     return lambda text: sum(each.message == text for each in caplog.records)
-
-
-async def calls(*replicas: FakeReplica) -> list[FakeReplica]:
-    """Wait for a request; the replicas that have one."""
-    await until(lambda: any(each.calls for each in replicas))
-    return [each for each in replicas if each.calls]
-
-
-def text(response: InferResponse) -> bytes:
-    return bytes(response.outputs[0].elements()[0])
-
-
-async def answered(routed: Routed, *replicas: FakeReplica) -> FakeReplica:
-    """The replica that gets a request; it answers."""
-    with routed.dataplane.infer(text_request()) as stream:
-        (found,) = await calls(*replicas)
-        found.answer(found.calls.pop(), "hello")
-        assert text(await soon(stream.only())) == b"hello"
-    return found
 
 
 async def test_a_model_of_replicas_is_served(

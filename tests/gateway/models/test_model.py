@@ -28,6 +28,7 @@ from tests.conftest import Serve
         ({"max_in_flight": "1"}, Limits(max_in_flight=1, restart_tries=3)),
         ({"restart_tries": "0"}, Limits(max_in_flight=1024, restart_tries=0)),
         ({"other": "x"}, Limits(max_in_flight=1024, restart_tries=3)),
+        ({"continue_tries": "2"}, Limits(continue_tries=2)),
     ],
 )
 def test_limits_are_read_from_the_config(parameters: dict[str, str], limits: Limits) -> None:
@@ -43,6 +44,7 @@ def test_limits_are_read_from_the_config(parameters: dict[str, str], limits: Lim
         ("max_in_flight", "many", 1),
         ("max_in_flight", "1.5", 1),
         ("restart_tries", "-1", 0),
+        ("continue_tries", "once", 0),
         ("restart_tries", "\u00b2", 0),
     ],
 )

@@ -9,8 +9,8 @@ FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 5.0, 60.0
 """The first pause; each further one is twice as long, until a request is answered."""
 
 
-class Health:
-    """The failures of one model at one replica, in seconds of the loop's clock.
+class Pauses:
+    """The pauses of one model at one replica, in seconds of the loop's clock.
 
     The replica is left out until `left_out_until`. One request tries it then, while others wait for
     as long again: its failure begins the next pause, its first response ends them all.
