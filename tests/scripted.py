@@ -67,8 +67,9 @@ class ScriptedBackend(Backend):
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Install this backend, and `chatting`, into a folder; with the environment returned a server
-    finds them there.
+    """Install this backend, `chatting` and `telling` into a folder.
+
+    With the environment returned a server finds them there.
     """
     metadata = folder / "scripted-1.0.dist-info"
     metadata.mkdir(parents=True)
@@ -77,6 +78,7 @@ def installed(folder: Path) -> dict[str, str]:
         "[sluice.backends]\n"
         "scripted = tests.scripted:ScriptedBackend\n"
         "chatting = tests.chatting:ChattingBackend\n"
+        "telling = tests.telling:TellingBackend\n"
     )
     (metadata / "entry_points.txt").write_text(points)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}

@@ -1,0 +1,151 @@
+"""Replicas and routers that are killed or stopped while they generate texts.
+
+Each text is compared with that of an undisturbed run. The tests share two replicas and a router,
+and the last one kills a replica.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conformance.models import with_parameters
+from tests.leaving import IN_FLIGHT
+from tests.serving import WAIT_SECS, Serving, replica, serving, static_fleet, write_model
+from tests.telling import TELLING, conversation, told
+
+TOKENS, DELAY_US = 100, 20_000
+STREAMS = 50
+CONTINUING = {"delay_us": DELAY_US, "continue_tries": 1}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("losses") / "models"
+    write_model(folder, "story", TELLING + with_parameters(CONTINUING))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository without models."""
+    return tmp_path_factory.mktemp("nothing")
+
+
+@pytest.fixture(scope="module")
+def pair(models: Path, environment: dict[str, str]) -> Iterator[tuple[Serving, Serving]]:
+    with (
+        replica(models, "story", environment=environment) as first,
+        replica(models, "story", environment=environment) as second,
+    ):
+        yield first, second
+        assert "Traceback" not in first.text + second.text
+
+
+@pytest.fixture(scope="module")
+def router(nothing: Path, pair: tuple[Serving, Serving]) -> Iterator[Serving]:
+    with serving(nothing, static_fleet(*pair)) as started:
+        yield started
+    assert started.process.returncode == 0, started.log[-50:]
+    assert "Traceback" not in started.text
+
+
+class Story:
+    """One stream of a text: by `generate_stream`, or a conversation of OpenAI's API."""
+
+    def __init__(self, number: int, tokens: int = TOKENS) -> None:
+        self.text = ""
+        self.last: dict[str, Any] = {}
+        self.has_begun = asyncio.Event()
+        self._is_chat = number % 2 == 1
+        prompt = f"story {number}:"
+        self.body: dict[str, Any] = {"stream": True, "max_tokens": tokens}
+        if self._is_chat:
+            messages = [{"role": "user", "content": prompt}]
+            self.body |= {"model": "story", "messages": messages}
+            prompt = conversation(self.body)
+        else:
+            self.body |= {"text_input": prompt}
+        self.expected = told(prompt, tokens)
+
+    async def read(self, client: httpx.AsyncClient) -> None:
+        """Read the stream to its end."""
+        path = "/v1/chat/completions" if self._is_chat else "/v2/models/story/generate_stream"
+        async with client.stream("POST", path, json=self.body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    self._take(json.loads(line.removeprefix("data: ")))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self.last = event
+        if self.text:
+            self.has_begun.set()
+        if self._is_chat and "choices" in event:
+            self.text += event["choices"][0]["delta"].get("content", "")
+        else:
+            self.text += event.get("text_output", "")
+
+
+async def tell(server: Serving, count: int, disturb: Callable[[], object]) -> list[Story]:
+    """Read stories, and disturb all of them in the middle."""
+    stories = [Story(number) for number in range(count)]
+    limits = httpx.Limits(max_connections=count)
+    async with (
+        httpx.AsyncClient(base_url=server.http, timeout=WAIT_SECS, limits=limits) as client,
+        asyncio.timeout(WAIT_SECS),
+    ):
+        reading = [asyncio.ensure_future(each.read(client)) for each in stories]
+        for each in stories:
+            await each.has_begun.wait()
+        disturb()
+        await asyncio.gather(*reading)
+    return stories
+
+
+def check_whole(stories: list[Story]) -> int:
+    """Check that all texts are those of an undisturbed run; the number of continued ones."""
+    for each in stories:
+        assert each.text == each.expected, each.last
+    return sum("continued" in each.last for each in stories)
+
+
+async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_affected(
+    nothing: Path, router: Serving, pair: tuple[Serving, Serving]
+) -> None:
+    with serving(nothing, static_fleet(*pair)) as killed:
+        async with httpx.AsyncClient(base_url=killed.http, timeout=WAIT_SECS) as client:
+            endless = [Story(number, tokens=10_000) for number in range(4)]
+            reading = [asyncio.ensure_future(each.read(client)) for each in endless]
+            stories = await tell(router, 4, killed.process.kill)
+            with pytest.raises(httpx.HTTPError):
+                await asyncio.gather(*reading)
+            await asyncio.gather(*reading, return_exceptions=True)
+    assert check_whole(stories) == 0
+    for each in pair:
+        each.wait_metric(IN_FLIGHT, "story", 0)
+
+
+async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dropped(
+    router: Serving, pair: tuple[Serving, Serving]
+) -> None:
+    stopped = pair[0].process
+    try:
+        stories = await tell(router, 6, lambda: stopped.send_signal(signal.SIGSTOP))
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    assert check_whole(stories) > 0
+    router.wait_logged("it has sent nothing for 10 s")
+    pair[0].wait_metric(IN_FLIGHT, "story", 0)
+    assert check_whole(await tell(router, 6, lambda: None)) == 0
+
+
+async def test_texts_of_a_killed_replica_are_continued_and_no_others(
+    router: Serving, pair: tuple[Serving, Serving]
+) -> None:
+    stories = await tell(router, STREAMS, pair[0].process.kill)
+    assert 0 < check_whole(stories) < STREAMS
