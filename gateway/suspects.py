@@ -45,34 +45,36 @@ class Suspects:
 
     def add(self, request: InferRequest, process: Hashable, load: bytes = b"") -> Suspect:
         """Mark a request as a suspect: this process has ended."""
-        now = self._clock()
-        self.found = {k: s for k, s in self.found.items() if s.seen > now - KEPT_SECS}
+        self._forget_old()
         key = fingerprint(request, load)
         suspect = self.found.pop(key, None) or Suspect(_size(request))
-        suspect.seen = now
+        suspect.seen = self._clock()
         suspect.ended.add(process)
-        self.found[key] = suspect
-        while len(self.found) > MOST:
+        self.found[key] = suspect  # behind all others: the first one is the oldest
+        self._sizes.add(suspect.size)
+        if len(self.found) > MOST:
             del self.found[next(iter(self.found))]
-        self._note_sizes()
         return suspect
 
     def clear(self, request: InferRequest, load: bytes = b"") -> None:
         """Clear a request: a process has executed it and is alive."""
         if self.find(request, load) is not None:
             del self.found[fingerprint(request, load)]
-            self._note_sizes()
 
     def find(self, request: InferRequest, load: bytes = b"") -> Suspect | None:
         """The suspect with the content of a request."""
+        self._forget_old()
         # Most requests need not be hashed: no suspect has as many bytes.
-        if not self._sizes or _size(request) not in self._sizes:
+        if not self.found or _size(request) not in self._sizes:
             return None
-        found = self.found.get(fingerprint(request, load))
-        return None if found is None or found.seen <= self._clock() - KEPT_SECS else found
+        return self.found.get(fingerprint(request, load))
 
-    def _note_sizes(self) -> None:
-        self._sizes = {suspect.size for suspect in self.found.values()}
+    def _forget_old(self) -> None:
+        oldest = self._clock() - KEPT_SECS
+        while self.found and next(iter(self.found.values())).seen <= oldest:
+            del self.found[next(iter(self.found))]
+        if not self.found:
+            self._sizes.clear()
 
 
 def fingerprint(request: InferRequest, load: bytes) -> bytes:

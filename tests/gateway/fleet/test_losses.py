@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config import ModelInput, ModelOutput
+from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection, pauses
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.observability.statistics import QUEUE_TIMEOUT
+from gateway.openai_contract import REQUEST, RESPONSE
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import write_response
 from gateway.stream import ResponseStream
+from gateway.tensor import text_tensor
 from tests.builders import DECOUPLED, TEXT, soon, text_request, text_response, texts
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.routing import Routed, calls, routing
@@ -140,15 +144,25 @@ async def test_a_model_that_continues_no_texts_ends_a_stream_after_the_loss(
 
 
 async def test_a_text_that_was_sent_as_a_whole_needs_no_other_replica(
-    routed: Routed, replicas: list[FakeReplica]
+    tmp_path: Path, replicas: list[FakeReplica]
 ) -> None:
-    with routed.dataplane.infer(generation()) as stream:
-        found, call = await taken(*replicas)
-        final = write_response(text_response("b", tokens=1, final=True))
-        found.links[-1].send(InferenceKind.DATA, call, final)
-        assert texts(await read(stream, 1)) == ["b"]
-        found.lose()
-        assert await soon(stream.batch()) == []
+    given = ModelInput(name=REQUEST, data_type=DataType.TYPE_STRING, dims=(1,))
+    answer = ModelOutput(name=RESPONSE, data_type=DataType.TYPE_STRING, dims=(1,))
+    config = replace(LLM, input=(given,), output=(answer,))
+    for each in replicas:
+        each.offer(offered(config))
+    request = InferRequest(model="text", inputs=(text_tensor(REQUEST, ['{"messages": [{}]}']),))
+    last = '{"id": "a", "created": 1, "choices": [{"text": "b", "finish_reason": "stop"}]}'
+    async with routing(tmp_path, *replicas) as routed:
+        with routed.dataplane.infer(request) as stream:
+            found, call = await taken(*replicas)
+            usage = Usage(completion_tokens=1)
+            found.respond(
+                call, InferResponse(outputs=(text_tensor(RESPONSE, [last]),), usage=usage)
+            )
+            await read(stream, 1)
+            found.lose()
+            assert await soon(stream.batch()) == []
     assert not any(each.calls for each in replicas)
 
 
