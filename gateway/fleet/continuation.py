@@ -183,6 +183,7 @@ class _TextForm:
         self._request = request
         self._sampling: dict[str, Any] = dict(request.parameters)
         self._input_tokens: Tensor | None = None
+        self._has_begun = False
         given = request.input(SAMPLING_PARAMETERS)
         if given is not None:
             self._sampling = _object(given)
@@ -191,7 +192,8 @@ class _TextForm:
             raise NotContinued("the request has no 'max_tokens'")
 
     def read(self, response: InferResponse) -> tuple[str, bool]:
-        if self._input_tokens is None:
+        if not self._has_begun:
+            self._has_begun = True
             self._input_tokens = response.output(INPUT_TOKENS)
         output = response.output(TEXT_OUTPUT)
         return "" if output is None else _decoded(output), False
