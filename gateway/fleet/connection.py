@@ -85,7 +85,7 @@ class ReplicaConnection:
                 await self._connect()
                 connected_at = time()
                 event, self.trouble = "replica lost", await self._follow()
-                self._fail()
+                self._count_loss()
             except asyncio.CancelledError:
                 self._on_change = _nothing  # the router ends
                 raise
@@ -134,7 +134,7 @@ class ReplicaConnection:
             self._pauses[key].answer()
             self._leave_out(key)
 
-    def _fail(self) -> None:
+    def _count_loss(self) -> None:
         """Count the loss of the replica as one failure of each model, unless it has drained."""
         if self.state is not ReplicaState.DRAINING:
             for key in self._known:

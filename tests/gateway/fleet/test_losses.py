@@ -143,6 +143,26 @@ async def test_a_model_that_continues_no_texts_ends_a_stream_after_the_loss(
                 await soon(stream.batch())
 
 
+@pytest.mark.parametrize("replay", ["true", ""])
+async def test_a_request_without_a_response_is_repeated_unless_it_may_have_had_effects(
+    tmp_path: Path, replicas: list[FakeReplica], replay: str
+) -> None:
+    for each in replicas:
+        each.offer(offered(replace(LLM, backend="python", parameters={"replay": replay})))
+    async with routing(tmp_path, *replicas) as routed:
+        with routed.dataplane.infer(generation()) as stream:
+            (await taken(*replicas))[0].lose()
+            if replay:
+                other, call = await taken(*replicas)
+                other.answer(call, "hello")
+                assert texts(await read(stream, 1)) == ["hello"]
+                return
+            expected = "was lost while it executed the request; it may have had effects"
+            with pytest.raises(InferenceError, match=expected):
+                await soon(stream.batch())
+    assert not any(each.calls for each in replicas)
+
+
 async def test_a_text_that_was_sent_as_a_whole_needs_no_other_replica(
     tmp_path: Path, replicas: list[FakeReplica]
 ) -> None:
