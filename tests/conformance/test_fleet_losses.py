@@ -1,7 +1,6 @@
 """Replicas and routers that are killed or stopped while they generate texts.
 
-Each text is compared with that of an undisturbed run. The tests share two replicas and a router,
-and the last one kills a replica.
+Each text is compared with that of an undisturbed run.
 """
 
 import asyncio
@@ -121,6 +120,8 @@ async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_
         async with httpx.AsyncClient(base_url=killed.http, timeout=WAIT_SECS) as client:
             endless = [Story(number, tokens=10_000) for number in range(4)]
             reading = [asyncio.ensure_future(each.read(client)) for each in endless]
+            for each in endless:
+                await asyncio.wait_for(each.has_begun.wait(), WAIT_SECS)
             stories = await tell(router, 4, killed.process.kill)
             with pytest.raises(httpx.HTTPError):
                 await asyncio.gather(*reading)
@@ -145,7 +146,11 @@ async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dr
 
 
 async def test_texts_of_a_killed_replica_are_continued_and_no_others(
-    router: Serving, pair: tuple[Serving, Serving]
+    models: Path, nothing: Path, environment: dict[str, str], pair: tuple[Serving, Serving]
 ) -> None:
-    stories = await tell(router, STREAMS, pair[0].process.kill)
+    with (
+        replica(models, "story", environment=environment) as third,
+        serving(nothing, static_fleet(pair[0], third)) as server,
+    ):
+        stories = await tell(server, STREAMS, third.process.kill)
     assert 0 < check_whole(stories) < STREAMS
