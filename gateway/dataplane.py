@@ -5,8 +5,9 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
@@ -47,11 +48,22 @@ class RequestName(NamedTuple):
         return same and self.version in ("", other.version)
 
 
+class FleetMember(Protocol):
+    """The part of a server in a fleet: a router, or the port of a replica."""
+
+    def describe(self) -> dict[str, Any]:
+        """The present fleet as members of JSON, without secrets."""
+
+    def families(self) -> list[MetricReading]:
+        """The metrics of the fleet."""
+
+
 class DataPlane:
     """Resolves the model of a request, checks the request and submits it.
 
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
-    with `audit`, which gets a line for each change of the server.
+    with `audit`, which gets a line for each change of the server. `fleet` is the server's part in
+    a fleet, if it has one.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -67,6 +79,7 @@ class DataPlane:
     ) -> None:
         self.threads = threads or request_threads()
         self.audit = audit
+        self.fleet: FleetMember | None = None
         self.tracer = tracer or Tracer()
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()

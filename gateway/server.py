@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import LocalCache, ResponseCache
 from gateway.cuda_driver import load_driver, usable_gpus
-from gateway.dataplane import DataPlane
+from gateway.dataplane import DataPlane, FleetMember
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import LoopWatch, busy_poll
 from gateway.models.instance_groups import UsableGpus
@@ -102,7 +102,7 @@ class Server:
             threads=self._threads,
             audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
         )
-        self._router = _build_router(settings, self._control)
+        self._router = self.dataplane.fleet = _build_router(settings, self._control)
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()
 
@@ -262,12 +262,13 @@ async def _with_fleet_port(
     made: Callable[[Server], Awaitable[Listeners]], fleet: FleetSettings, server: Server
 ) -> Listeners:
     port = import_module("gateway.fleet.replica").FleetPort(server, await made(server), fleet)
+    server.dataplane.fleet = port
     await port.bind()
     found: Listeners = port
     return found
 
 
-class _Router(Protocol):
+class _Router(FleetMember, Protocol):
     """The part of `gateway.fleet.router.Router` that is used; few servers import it."""
 
     async def run(self) -> None:

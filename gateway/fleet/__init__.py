@@ -9,6 +9,8 @@ In reading order:
 - `directory`: the addresses of replicas, as a list or DNS has them
 - `choice`: the replica that gets a request, and the requests that move to another one
 - `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
+- `metrics`: the counts of a router
 - `instance`: the instance of a model that replicas host
+- `status`: the description of a fleet at `/v2/fleet`, and its metrics
 - `router`: the connections of a router, and the models that it has from them
 """

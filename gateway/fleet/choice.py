@@ -121,6 +121,10 @@ class Demand:
     adapter_secs: float = 0.0
 
 
+ANY_REQUEST = Demand()
+"""A request of a model without tokens."""
+
+
 class KnownReplica:
     """A replica as one router knows it: its load, and the calls that the load does not include.
 
@@ -220,6 +224,12 @@ def cost(replica: KnownReplica, demand: Demand, ahead: int | None = None) -> flo
     if demand.adapter and demand.adapter not in replica.adapters:
         secs += demand.adapter_secs
     return secs
+
+
+def wait(replica: KnownReplica, demand: Demand) -> float:
+    """The expected seconds until the first response of a request that is sent now."""
+    step_secs = replica.load.step_secs if replica.load.prefill_rate else 0.0
+    return step_secs + (replica.ahead + replica.work(demand)) * replica.unit_secs
 
 
 def ahead_now(replica: KnownReplica, ahead_then: int, secs: float) -> int:

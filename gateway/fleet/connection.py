@@ -5,13 +5,14 @@ import logging
 import math
 import ssl
 from collections import defaultdict
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.choice import KnownReplica, Load, ReplicaState
+from gateway.fleet.choice import ANY_REQUEST, KnownReplica, Load, ReplicaState, wait
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
     HANDSHAKE_SECS,
@@ -20,6 +21,7 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
+from gateway.fleet.metrics import ReplicaCounts
 from gateway.fleet.offers import Key, ModelOffer, Offers, first_load, read_load, read_offers
 from gateway.fleet.pauses import Pauses
 from gateway.messages import InferRequest
@@ -63,6 +65,7 @@ class ReplicaConnection:
         self.trouble = "it has not been reached yet"
         self.loads: dict[Key, KnownReplica] = {}
         self.attempted = asyncio.Event()
+        self.counts = ReplicaCounts()
         self._place = host, port
         self._tls = tls
         self._identity = identity
@@ -78,14 +81,15 @@ class ReplicaConnection:
 
     async def run(self) -> None:
         """Connect, and connect again, until cancelled; one line is logged for equal failures."""
-        pause, logged, time = FIRST_PAUSE_SECS, "", asyncio.get_running_loop().time
+        pause, logged, clock = FIRST_PAUSE_SECS, "", asyncio.get_running_loop().time
         while True:
             connected_at = math.inf
             try:
                 await self._connect()
-                connected_at = time()
+                connected_at = clock()
                 event, self.trouble = "replica lost", await self._follow()
                 self._count_loss()
+                self.counts.losses += 1
             except asyncio.CancelledError:
                 self._on_change = _nothing  # the router ends
                 raise
@@ -94,7 +98,7 @@ class ReplicaConnection:
             finally:
                 self._lose()
                 self.attempted.set()
-            if time() - connected_at > LONGEST_PAUSE_SECS:
+            if clock() - connected_at > LONGEST_PAUSE_SECS:
                 pause, logged = FIRST_PAUSE_SECS, ""
             if self.trouble != logged:
                 log.warning(event, extra=self._about())
@@ -102,16 +106,24 @@ class ReplicaConnection:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECS)
 
+    @property
+    def silent_secs(self) -> float | None:
+        """The time since it has sent anything; None without a connection."""
+        channel = self._channel
+        if channel is None or channel.is_lost:
+            return None
+        return asyncio.get_running_loop().time() - channel.heard_at
+
     def serves(self, key: Key) -> bool:
         """Whether it takes new requests of a model."""
         return self.state is ReplicaState.READY and self.continues(key)
 
     def continues(self, key: Key) -> bool:
         """Whether it takes requests of sequences that are open there; a draining one does."""
-        channel, offer = self._channel, self.models.get(key)
-        if channel is None or channel.is_lost or offer is None or offer.trouble:
+        offer, silent_secs = self.models.get(key), self.silent_secs
+        if silent_secs is None or offer is None or offer.trouble:
             return False
-        return asyncio.get_running_loop().time() - channel.heard_at <= SILENT_SECS
+        return silent_secs <= SILENT_SECS
 
     def call(self, key: Key, request: InferRequest, on_news: Callable[[], None]) -> "ReplicaCall":
         """Send a request to a model; raises InferenceError if it cannot be encoded."""
@@ -171,14 +183,14 @@ class ReplicaConnection:
 
     async def _follow(self) -> str:
         """Ping until the replica is lost or silent for too long; returns the reason."""
-        channel, time = self._channel, asyncio.get_running_loop().time
+        channel, clock = self._channel, asyncio.get_running_loop().time
         assert channel is not None  # noqa: S101 - it is connected
         while not channel.is_lost:
             channel.send(FleetKind.PING)
             with suppress(TimeoutError):
                 async with asyncio.timeout(PING_SECS):
                     await channel.lost()
-            if time() - channel.heard_at > GONE_SECS:
+            if clock() - channel.heard_at > GONE_SECS:
                 return f"it has sent nothing for {GONE_SECS:g} s"
         return self._fault or "it has disconnected"
 
@@ -252,7 +264,10 @@ class ReplicaConnection:
 
 
 class ReplicaCall(RequestingEnd):
-    """A call to a replica; its load counts the call until `leave`."""
+    """A call to a replica; its load counts the call until `leave`.
+
+    `expected_secs` is the time until its first response, as expected when it was sent.
+    """
 
     def __init__(
         self,
@@ -264,7 +279,14 @@ class ReplicaCall(RequestingEnd):
     ) -> None:
         super().__init__(channel, number, request, "its replica", on_news)
         self._known = known
+        self.expected_secs = wait(known, ANY_REQUEST)
+        self._sent_at = time.monotonic()
         self._known.send(number, 0)
+
+    @property
+    def age_secs(self) -> float:
+        """The time since it was sent."""
+        return time.monotonic() - self._sent_at
 
     def leave(self) -> int:
         self._known.end(self._call)

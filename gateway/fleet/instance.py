@@ -12,10 +12,11 @@ from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
 from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
-from gateway.fleet.choice import Demand, ReplicaState, choose
+from gateway.fleet.choice import ANY_REQUEST, ReplicaState, choose
 from gateway.fleet.connection import ReplicaCall, ReplicaConnection
 from gateway.fleet.continuable import NotContinued
 from gateway.fleet.continuation import SentText, generates_text
+from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.prefixes import rendezvous
 from gateway.messages import InferRequest, InferResponse, SequenceKey, SequenceTag, Sink
@@ -32,14 +33,13 @@ MOST_SEQUENCES = 65_536
 WITH_EFFECTS = frozenset({"python", "ensemble"})
 """Backends whose executions may have effects besides their responses."""
 
-ANY_REQUEST = Demand()
-"""A request of a model without tokens."""
-
 Connections = Callable[[], Sequence[ReplicaConnection]]
 
 
 class FleetInstance(Instance):
     """One version of a model at replicas; `connections` are all those of the router.
+
+    `counts` are those of its requests, which a changed configuration keeps.
 
     A request whose replica is lost before its first response is sent to another one, once, unless
     its execution may have had effects. A text is continued at another one where that is right. A
@@ -49,7 +49,14 @@ class FleetInstance(Instance):
     concurrency = None
     has_process = True
 
-    def __init__(self, config: ModelConfig, offer: ModelOffer, connections: Connections) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        offer: ModelOffer,
+        connections: Connections,
+        counts: ModelCounts,
+    ) -> None:
+        self.counts = counts
         self.adapters = offer.adapters
         self.max_model_len = offer.max_model_len or None
         self.key: Key = (offer.name, offer.version)
@@ -92,7 +99,11 @@ class FleetInstance(Instance):
         if replica is None:
             raise self._nowhere()
         tried.append(replica)
-        return replica.call(self.key, replace(request, version=self._version), on_news)
+        call = replica.call(self.key, replace(request, version=self._version), on_news)
+        replica.counts.requests += 1
+        self.counts.wait.observe(call.expected_secs)
+        self.counts.retries += len(tried) > 1
+        return call
 
     def sent_text(self, request: InferRequest) -> SentText | None:
         """The text of a request, if the model continues texts."""
@@ -145,6 +156,10 @@ class FleetInstance(Instance):
         """The error of a request whose replica was lost."""
         text = f"model '{self.key[0]}': replica {replica.id} was lost {when}"
         return InferenceError(Code.UNAVAILABLE, text)
+
+    def pinned(self) -> Iterable[ReplicaConnection]:
+        """The replica of each open sequence."""
+        return self._open_sequences.values()
 
     async def check_ready(self) -> None:
         if not any(each.serves(self.key) for each in self._connections()):
@@ -263,11 +278,12 @@ class RoutedRequest:
                     self._instance.executed(self._request)
                     self._end(None)
                 return
-            self._pass_on(response)
+            self._pass_on(call, response)
 
-    def _pass_on(self, response: InferResponse) -> None:
+    def _pass_on(self, call: ReplicaCall, response: InferResponse) -> None:
         if not self._has_begun:
             self._has_begun = True
+            self._instance.counts.responded(call.expected_secs, call.age_secs)
             self._tried[-1].answered(self._instance.key)
             if not response.final:
                 self._sent = self._instance.sent_text(self._request)

@@ -6,7 +6,9 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
+from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, RefusedError, unexpected
 from gateway.fleet.choice import ReplicaState
@@ -19,7 +21,9 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
+from gateway.fleet.metrics import ROUTERS, FleetPage
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
+from gateway.fleet.status import own_status
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, ChannelCall, Frame
 from gateway.processes.inference_calls import InferenceKind
@@ -47,12 +51,14 @@ SILENT_SECS = 10.0
 class RouterLink:
     """The connection of one router: its handshake, then its requests.
 
-    `seen` has the number of the latest call of each model. `answers` are those under way.
+    `router_id` is "" until the handshake is over. `seen` has the number of the latest call of each
+    model. `answers` are those under way.
     """
 
     def __init__(self, port: "FleetPort") -> None:
         self._port = port
         self._handshake: Handshake | None = Handshake(port.identity)
+        self.router_id = ""
         self.seen: dict[Key, int] = {}
         self.answers: set[RoutedAnswer] = set()
         self._is_finishing = False
@@ -127,9 +133,9 @@ class RouterLink:
             self.channel.send(FleetKind.HELLO, NO_CALL, handshake.hello())
             self.channel.send(FleetKind.PROOF, NO_CALL, proof)
         if handshake.peer is not None:
-            self._handshake = None
+            self._handshake, self.router_id = None, handshake.peer.id
             self.channel.limit(MOST_BYTES)
-            log.info("router connected", extra={"id": handshake.peer.id})
+            log.info("router connected", extra={"id": self.router_id})
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
 
     def _begin(self, frame: Frame) -> None:
@@ -309,15 +315,39 @@ class FleetPort(Listeners):
             link.finish(grace_secs)
         self._inner.stop_waiting(tasks, grace_secs)
 
+    def describe(self) -> dict[str, Any]:
+        """See `FleetMember`."""
+        time = asyncio.get_running_loop().time
+        routers = [
+            {
+                "id": link.router_id,
+                "silent_secs": time() - link.channel.heard_at,
+                "in_flight": len(link.answers),
+            }
+            for link in self._routers()
+        ]
+        return {**own_status(self.identity), "state": self._state, "routers": routers}
+
+    def families(self) -> list[MetricReading]:
+        """See `FleetMember`."""
+        page = FleetPage()
+        page.add(ROUTERS, len(self._routers()))
+        return page.families()
+
+    def _routers(self) -> list[RouterLink]:
+        return [link for link in self.links if link.agreed]
+
+    @property
+    def _state(self) -> ReplicaState:
+        if self._dataplane.exiting:
+            return ReplicaState.DRAINING
+        # A model that is not ready says so in its offer, and leaves the others in service.
+        return ReplicaState.READY if self._dataplane.settled else ReplicaState.STARTING
+
     def offers(self) -> bytes:
         """The present offers, as a payload."""
-        dataplane = self._dataplane
-        if dataplane.exiting:
-            state = ReplicaState.DRAINING
-        else:
-            # A model that is not ready says so in its offer, and leaves the others in service.
-            state = ReplicaState.READY if dataplane.settled else ReplicaState.STARTING
-        return write_offers(Offers(state, tuple(offer(model) for model in dataplane.models())))
+        models = tuple(offer(model) for model in self._dataplane.models())
+        return write_offers(Offers(self._state, models))
 
     def infer(self, request: InferRequest) -> ResponseStream:
         """Submit a request of a router; raises RefusedError if it is not queued."""
@@ -355,13 +385,11 @@ class FleetPort(Listeners):
             except InferenceError:  # it has been unloaded
                 continue
             meter = self._meters.setdefault(key, LoadMeter())
-            for link in self.links:
-                if link.agreed:
-                    load = meter.load(model, link.seen.get(key, 0))
-                    link.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, load))
+            for link in self._routers():
+                load = meter.load(model, link.seen.get(key, 0))
+                link.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, load))
 
     def _send_offers(self) -> None:
         payload = self.offers()
-        for link in self.links:
-            if link.agreed:
-                link.channel.send(FleetKind.OFFERS, NO_CALL, payload)
+        for link in self._routers():
+            link.channel.send(FleetKind.OFFERS, NO_CALL, payload)

@@ -7,14 +7,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gateway.backend import MetricReading
 from gateway.config.pbtxt import parse
 from gateway.errors import Code, InferenceError
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.directory import Address, Addresses, Resolver, answers, resolved
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.instance import Connections, FleetInstance
+from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.offers import Key, ModelOffer
+from gateway.fleet.status import router_families, router_status
 from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl
@@ -31,6 +35,8 @@ FIRST_ANSWER_SECS = 5.0
 """A router whose directory does not answer for this time serves without replicas."""
 MOST_ABSENT = 2
 """Answers in a row without an address after which its lost connection ends."""
+OTHER_CONFIG = "its configuration is not that of the other replicas"
+OWN_MODEL = "the repository of this router has a model of that name"
 
 
 class FleetModel(Model):
@@ -70,7 +76,8 @@ class Router:
         self._control = control
         self._summaries = summaries
         self._placed: dict[Key, bytes] = {}
-        self._unusable: set[tuple[Key, bytes]] = set()
+        self._instances: dict[Key, FleetInstance] = {}
+        self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
         self._identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
         self._tls = settings.tls
@@ -114,6 +121,21 @@ class Router:
                 about = {"address": kept.connection.address}
                 log.info("replica dropped by the directory", extra=about)
 
+    def describe(self) -> dict[str, Any]:
+        """See `FleetMember`."""
+        return router_status(self._identity, self.connections, self._instances, self._refusal)
+
+    def families(self) -> list[MetricReading]:
+        """See `FleetMember`."""
+        return router_families(self.connections, self._instances)
+
+    def _refusal(self, replica: ReplicaConnection, key: Key) -> str:
+        """The reason why an offer is not used; "" if it is."""
+        placed, digest = self._placed.get(key), replica.digests[key]
+        if placed == digest:
+            return ""
+        return self._unusable.get((key, digest)) or (OTHER_CONFIG if placed else OWN_MODEL)
+
     def _place(self) -> None:
         """Serve the models that replicas offer, and look for ready ones again."""
         for replica in self.connections:
@@ -124,7 +146,7 @@ class Router:
         offered = {key for each in self.connections for key in each.models}
         names = {name for name, _ in offered}
         for key in [each for each in self._placed if each not in offered and each[0] in names]:
-            del self._placed[key]
+            del self._placed[key], self._instances[key]
             self._control.displace(*key)
         self._control.registry.notify()
 
@@ -135,7 +157,7 @@ class Router:
         if placed is None:
             return not self._control.is_own(key[0])
         if any(each.digests.get(key) == placed for each in self.connections):
-            self._refuse(replica, key, "its configuration is not that of the other replicas")
+            self._refuse(replica, key, OTHER_CONFIG)
             return False
         return True
 
@@ -159,7 +181,7 @@ class Router:
             # Around one offer: the models of others stay in service.
             log.exception("offer not used", extra={"model": key[0], "address": replica.address})
             reason = "it cannot be used"
-        self._unusable.add((key, replica.digests[key]))
+        self._unusable[key, replica.digests[key]] = reason
         self._refuse(replica, key, reason)
 
     def _serve(self, key: Key, offer: ModelOffer, digest: bytes) -> None:
@@ -169,14 +191,14 @@ class Router:
             text = f"its configuration has the name '{config.name}', expected '{name}'"
             raise InferenceError(Code.INVALID_ARG, text)
         statistics = ModelStatistics.of(config, summaries=self._summaries)
-
-        def instance() -> FleetInstance:
-            return FleetInstance(config, offer, self._with(key, digest))
+        before = self._instances.get(key)
+        counts = ModelCounts() if before is None else before.counts
+        instance = FleetInstance(config, offer, self._with(key, digest), counts)
 
         async def load() -> FleetInstance:
-            return instance()
+            return instance
 
-        slot = InstanceSlot(load, instance=instance())
+        slot = InstanceSlot(load, instance=instance)
         model = FleetModel(config, version, statistics, [slot], offer.labels)
         model.further_names = tuple(dict.fromkeys((*model.further_names, *offer.adapters)))
         model.max_model_len = offer.max_model_len or None
@@ -184,7 +206,7 @@ class Router:
         # Each replica has the limit of the configuration, and announces its room.
         model.most_in_flight = sys.maxsize
         self._control.place(model)
-        self._placed[key] = digest
+        self._placed[key], self._instances[key] = digest, instance
         log.info("model placed", extra={"model": name, "version": version})
 
     def _with(self, key: Key, digest: bytes) -> Connections:

@@ -249,7 +249,7 @@ def _samples(
     for name, value in _values(reading, settings):
         yield name, (MetricSample(name, labels, value),)
     for name, histogram in _histograms(reading.statistics, settings):
-        yield name, _histogram_samples(name, labels, histogram)
+        yield name, histogram_samples(name, labels, histogram)
     for name, summary in _summaries(reading):
         yield name, _summary_samples(name, labels, summary, settings.summary_quantiles)
 
@@ -315,9 +315,10 @@ def _summaries(reading: ModelReading) -> Iterator[tuple[str, Summary]]:
         yield "nv_cache_miss_summary_per_model", summaries.cache_miss
 
 
-def _histogram_samples(
+def histogram_samples(
     name: str, labels: Mapping[str, str], histogram: Histogram
 ) -> Iterator[MetricSample]:
+    """The samples of a histogram: its buckets, its sum and its count."""
     running = 0
     for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
         running += count

@@ -60,7 +60,10 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.MODEL_REPOSITORY: _under(
         _REPOSITORIES, "/index", "/models/{model}/load", "/models/{model}/unload"
     ),
-    Area.STATISTICS: ("/v2/models/stats", *_under(_MODEL, "/stats"), "/playground/state"),
+    Area.STATISTICS: (
+        *("/v2/models/stats", *_under(_MODEL, "/stats")),
+        *("/playground/state", "/v2/fleet"),
+    ),
     Area.TRACE: ("/v2/trace/setting", "/v2/models/{model}/trace/setting"),
     Area.LOGGING: ("/v2/logging",),
     Area.PLAYGROUND: ("/", "/playground/{name}"),

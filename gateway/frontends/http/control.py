@@ -67,6 +67,7 @@ class ControlRoutes:
             DocumentedRoute("GET", "/v2/health/live", self.live),
             DocumentedRoute("GET", "/v2/health/ready", self.ready),
             DocumentedRoute("GET", "/v2", self.server),
+            DocumentedRoute("GET", "/v2/fleet", self.fleet),
             DocumentedRoute("GET", "/v2/models/stats", self.all_statistics),
             DocumentedRoute("GET", f"{MODEL}/ready", self.model_ready),
             DocumentedRoute("GET", f"{VERSION}/ready", self.model_ready),
@@ -93,6 +94,16 @@ class ControlRoutes:
     async def server(self, request: Request) -> Response:
         """Name, version and extensions of the server."""
         return _json(metadata.server_metadata(self._server_id))
+
+    async def fleet(self, request: Request) -> Response:
+        """The replicas of a router, with their models and loads; the routers of a replica."""
+        if self._dataplane.fleet is None:
+            raise InferenceError(
+                Code.NOT_FOUND,
+                "this server is part of no fleet: `sluice serve --fleet` starts a router, "
+                "`sluice replica` a replica",
+            )
+        return _json(self._dataplane.fleet.describe())
 
     async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""

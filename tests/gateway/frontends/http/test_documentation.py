@@ -23,6 +23,7 @@ GET /v1/models/{model} OpenAI: Model
 GET /v2 server and models: Server
 GET /v2/cudasharedmemory/region/{region}/status shared memory: Cuda Status
 GET /v2/cudasharedmemory/status shared memory: Cuda Status
+GET /v2/fleet server and models: Fleet
 GET /v2/health/live server and models: Live
 GET /v2/health/ready server and models: Ready
 GET /v2/logging log: Show

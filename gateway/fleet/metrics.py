@@ -1,0 +1,96 @@
+"""Metrics of a fleet: the counts of a router, and the families of its page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.backend import MetricReading
+from gateway.observability.metrics import histogram_samples
+from gateway.observability.statistics import SECONDS_BUCKETS, Histogram
+
+REPLICAS = "gateway_fleet_replicas"
+MODEL_REPLICAS = "gateway_fleet_model_replicas"
+ROUTERS = "gateway_fleet_routers"
+REQUESTS = "gateway_fleet_requests_total"
+RETRIES = "gateway_fleet_retries_total"
+LOST = "gateway_fleet_lost_total"
+WAIT = "gateway_fleet_wait_seconds"
+WAIT_ERROR = "gateway_fleet_wait_error_seconds"
+
+NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
+    "gauge": {
+        REPLICAS: "Replicas of this router, by state",
+        MODEL_REPLICAS: "Replicas that take new requests of a model",
+        ROUTERS: "Routers that are connected to this replica",
+    },
+    "counter": {
+        REQUESTS: "Requests sent to a replica, repeated ones included",
+        RETRIES: "Requests sent to another replica after the first one was lost, or refused them",
+        LOST: "Connections to a replica that ended",
+    },
+    "histogram": {
+        WAIT: "Expected seconds until the first response of a request, when it was sent",
+        WAIT_ERROR: "Seconds by which first responses came sooner or later than expected",
+    },
+}
+FLEET_METRICS = {name: text for names in NAMES_BY_KIND.values() for name, text in names.items()}
+"""All families of a fleet, with their help texts."""
+
+
+@dataclass(slots=True)
+class ReplicaCounts:
+    """The counts of one replica: requests sent to it, and its connections that were lost."""
+
+    requests: int = 0
+    losses: int = 0
+
+
+class ModelCounts:
+    """The counts of one version of a model at its replicas."""
+
+    def __init__(self) -> None:
+        self.retries = 0
+        self.wait = Histogram(SECONDS_BUCKETS)
+        self.sooner = Histogram(SECONDS_BUCKETS)
+        self.later = Histogram(SECONDS_BUCKETS)
+
+    def responded(self, expected_secs: float, found_secs: float) -> None:
+        """Count the first response of a request."""
+        error_secs = found_secs - expected_secs
+        (self.later if error_secs > 0 else self.sooner).observe(abs(error_secs))
+
+
+class FleetPage:
+    """The families of a fleet, filled with values for one page."""
+
+    def __init__(self) -> None:
+        self._by_name = {
+            name: MetricReading(name, text, kind)
+            for kind, names in NAMES_BY_KIND.items()
+            for name, text in names.items()
+        }
+
+    def add(self, name: str, value: float, **labels: str) -> None:
+        """Add a value."""
+        self._by_name[name].add_sample(name, labels, value)
+
+    def add_histogram(self, name: str, histogram: Histogram, **labels: str) -> None:
+        """Add a distribution."""
+        self._by_name[name].samples.extend(histogram_samples(name, labels, histogram))
+
+    def add_replica(self, address: str, counts: ReplicaCounts) -> None:
+        """Add the counts of one replica; its id would make a new series at each of its starts."""
+        self.add(REQUESTS, counts.requests, replica=address)
+        self.add(LOST, counts.losses, replica=address)
+
+    def add_model(self, name: str, version: int, counts: ModelCounts, replicas: int) -> None:
+        """Add the counts of one version, and the number of replicas that take its requests."""
+        labels = {"model": name, "version": str(version)}
+        self.add(MODEL_REPLICAS, replicas, **labels)
+        self.add(RETRIES, counts.retries, **labels)
+        self.add_histogram(WAIT, counts.wait, **labels)
+        self.add_histogram(WAIT_ERROR, counts.sooner, **labels, response="sooner")
+        self.add_histogram(WAIT_ERROR, counts.later, **labels, response="later")
+
+    def families(self) -> list[MetricReading]:
+        """The families with values."""
+        return [each for each in self._by_name.values() if each.samples]

@@ -1,0 +1,89 @@
+"""The status of a router and of a replica: `GET /v2/fleet`, and the metrics of their pages."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from gateway.backend import MetricReading
+from gateway.fleet.choice import ANY_REQUEST, ReplicaState, wait
+from gateway.fleet.connection import SILENT_SECS, ReplicaConnection
+from gateway.fleet.handshake import Identity
+from gateway.fleet.instance import FleetInstance
+from gateway.fleet.metrics import REPLICAS, FleetPage
+from gateway.fleet.offers import Key
+
+LOST, SILENT = "LOST", "SILENT"
+"""The states of a replica that is not connected, and of one that has sent nothing for a while."""
+
+Refusal = Callable[[ReplicaConnection, Key], str]
+"""The reason why a router does not use the offer of a model; "" if it does."""
+Instances = Mapping[Key, FleetInstance]
+
+
+def own_status(identity: Identity) -> dict[str, Any]:
+    """The members that routers and replicas have in common."""
+    return {"fleet": identity.fleet, "id": identity.id, "role": identity.role.value}
+
+
+def router_status(
+    identity: Identity,
+    connections: Collection[ReplicaConnection],
+    instances: Instances,
+    refusal: Refusal,
+) -> dict[str, Any]:
+    """The members of `GET /v2/fleet` at a router."""
+    pinned: Counter[ReplicaConnection] = Counter()
+    for each in instances.values():
+        pinned.update(each.pinned())
+    rows = [{**_row(each, refusal), "open_sequences": pinned[each]} for each in connections]
+    return {**own_status(identity), "replicas": rows}
+
+
+def router_families(
+    connections: Collection[ReplicaConnection], instances: Instances
+) -> list[MetricReading]:
+    """The metrics of a router."""
+    page = FleetPage()
+    states = Counter(map(_state, connections))
+    for state in (*ReplicaState, SILENT, LOST):
+        page.add(REPLICAS, states[state], state=state.lower())
+    for each in connections:
+        page.add_replica(each.address, each.counts)
+    for key, instance in instances.items():
+        serving = sum(each.serves(key) for each in connections)
+        page.add_model(*key, instance.counts, serving)
+    return page.families()
+
+
+def _state(replica: ReplicaConnection) -> str:
+    if replica.state is None or replica.silent_secs is None:
+        return LOST
+    return SILENT if replica.silent_secs > SILENT_SECS else replica.state
+
+
+def _row(replica: ReplicaConnection, refusal: Refusal) -> dict[str, Any]:
+    state = _state(replica)
+    return {
+        "address": replica.address,
+        "id": replica.id,
+        "state": state,
+        "reason": replica.trouble if state == LOST else "",
+        "silent_secs": replica.silent_secs,
+        "models": [_model(replica, key, refusal(replica, key)) for key in replica.models],
+    }
+
+
+def _model(replica: ReplicaConnection, key: Key, refused: str) -> dict[str, Any]:
+    """One version at a replica, with the load that it has announced and the router's own calls."""
+    known = replica.loads[key]
+    return {
+        "name": key[0],
+        "version": str(key[1]),
+        "trouble": replica.models[key].trouble,
+        "refused": refused,
+        "in_flight": len(known.open_calls),
+        "room": known.room,
+        "running": known.load.running,
+        "queued": known.load.queued,
+        "expected_wait_secs": wait(known, ANY_REQUEST),
+    }
