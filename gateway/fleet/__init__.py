@@ -10,6 +10,7 @@ In reading order:
 - `choice`: the replica that gets a request, and the requests that move to another one
 - `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
 - `metrics`: the counts of a router
+- `traces`: the traces of a request at both ends
 - `instance`: the instance of a model that replicas host
 - `status`: the description of a fleet at `/v2/fleet`, and its metrics
 - `router`: the connections of a router, and the models that it has from them

@@ -19,6 +19,7 @@ from gateway.fleet.continuation import SentText, generates_text
 from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.prefixes import rendezvous
+from gateway.fleet.traces import sent_to
 from gateway.messages import InferRequest, InferResponse, SequenceKey, SequenceTag, Sink
 from gateway.models.limits import Limits
 from gateway.observability.statistics import is_timeout
@@ -99,7 +100,8 @@ class FleetInstance(Instance):
         if replica is None:
             raise self._nowhere()
         tried.append(replica)
-        call = replica.call(self.key, replace(request, version=self._version), on_news)
+        trace = sent_to(replica.address, request.trace)
+        call = replica.call(self.key, replace(request, version=self._version, trace=trace), on_news)
         replica.counts.requests += 1
         self.counts.wait.observe(call.expected_secs)
         self.counts.retries += len(tried) > 1

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +25,10 @@ from gateway.fleet.handshake import (
 from gateway.fleet.metrics import ROUTERS, FleetPage
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
 from gateway.fleet.status import own_status
+from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest, InferResponse
+from gateway.observability.trace import Trace
+from gateway.observability.tracer import Tracer
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, ChannelCall, Frame
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import (
@@ -140,19 +144,22 @@ class RouterLink:
 
     def _begin(self, frame: Frame) -> None:
         answer = RoutedAnswer(self.channel, frame.call)
+        received_ns = time.perf_counter_ns()
         try:
             request = read_request(frame.payload)
             key = request.model, _number(request)
-            stream = self._port.infer(request)
+            trace = begin_trace(self._port.tracer, request, received_ns)
+            stream = self._port.infer(request, trace)
         except InferenceError as error:
             answer.refuse(error)
             return
         self.seen[key] = frame.call
         self._port.change_load(key)
         self.answers.add(answer)
-        answer.begin(stream, partial(self._ended, answer, key))
+        answer.begin(stream, partial(self._ended, answer, key, trace))
 
-    def _ended(self, answer: "RoutedAnswer", key: Key) -> None:
+    def _ended(self, answer: "RoutedAnswer", key: Key, trace: Trace | None) -> None:
+        end_trace(trace)
         self.answers.discard(answer)
         self._port.change_load(key)
         self._finish()
@@ -317,11 +324,11 @@ class FleetPort(Listeners):
 
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""
-        time = asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time()
         routers = [
             {
                 "id": link.router_id,
-                "silent_secs": time() - link.channel.heard_at,
+                "silent_secs": now - link.channel.heard_at,
                 "in_flight": len(link.answers),
             }
             for link in self._routers()
@@ -338,6 +345,11 @@ class FleetPort(Listeners):
         return [link for link in self.links if link.agreed]
 
     @property
+    def tracer(self) -> Tracer:
+        """The selection of the requests to trace."""
+        return self._dataplane.tracer
+
+    @property
     def _state(self) -> ReplicaState:
         if self._dataplane.exiting:
             return ReplicaState.DRAINING
@@ -349,10 +361,10 @@ class FleetPort(Listeners):
         models = tuple(offer(model) for model in self._dataplane.models())
         return write_offers(Offers(self._state, models))
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InferRequest, trace: Trace | None) -> ResponseStream:
         """Submit a request of a router; raises RefusedError if it is not queued."""
         try:
-            return self._dataplane.infer(request)
+            return self._dataplane.infer(request, trace=trace)
         except InferenceError as error:
             raise RefusedError(error.code, error.message) from None
 

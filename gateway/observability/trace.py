@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ TENSORS = "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 
 BF16_SHIFT = 16
+TRACE_ID_BYTES = 16
+"""Bytes of a trace id (W3C Trace Context, 3.2.2.3)."""
 NO_NUMBERS: Iterator[int] = iter(())
 """The ids for children of a trace without children."""
 
@@ -25,7 +28,8 @@ class Trace:
 
     `keep` gets the complete trace: the request and its children have ended, and the frontend has
     called `sent`. A `refused` trace is empty and goes to `keep` at once. `numbers` gives the ids
-    of children. Times are `time.perf_counter_ns`.
+    of children. Times are `time.perf_counter_ns`. `traceparent` is that of the router that has sent
+    the request, "" without one.
     """
 
     __slots__ = (
@@ -37,6 +41,7 @@ class Trace:
         "_timestamps",
         "id",
         "objects",
+        "traceparent",
     )
 
     def __init__(
@@ -51,6 +56,7 @@ class Trace:
         self._numbers = numbers
         self._parent = parent
         self.objects: list[dict[str, Any]] = []
+        self.traceparent = ""
         self._timestamps = TIMESTAMPS in levels
         self._tensors = TENSORS in levels
         self._keep = keep
@@ -83,10 +89,19 @@ class Trace:
             about["request_id"] = request.id
         if self._parent is not None:
             about["parent_id"] = self._parent.id
+        if self.traceparent:
+            about["traceparent"] = self.traceparent
         self.objects.append(about)
         self.stamp("REQUEST_START")
         self.stamp("QUEUE_START")
         self._show("TENSOR_QUEUE_INPUT", request.inputs)
+
+    def routed(self, replica: str) -> str:
+        """Record that the request is sent to a replica; returns its `traceparent` there."""
+        traceparent = f"00-{secrets.token_hex(TRACE_ID_BYTES)}-{self.id:016x}-01"
+        self.objects.append({"id": self.id, "replica": replica, "traceparent": traceparent})
+        self.stamp("REPLICA_SEND")
+        return traceparent
 
     def responded(self, response: InferResponse, ns: int, *, first: bool) -> None:
         """Record the outputs of a response."""

@@ -126,10 +126,10 @@ class TraceSampling:
         """Whether any request can still be traced."""
         return not refusal(self._settings) and self._left != 0
 
-    def take(self) -> bool:
-        """Count a request; return whether it is sampled."""
+    def take(self, *, is_chosen: bool = False) -> bool:
+        """Count a request; return whether it is sampled, as one that `is_chosen` always is."""
         self._seen += 1
-        if self._seen % self._settings.rate:
+        if self._seen % self._settings.rate and not is_chosen:
             return False
         self._left -= self._left > 0
         self._taken += 1
@@ -196,14 +196,20 @@ class Tracer:
         if self._start.levels and not self.on:
             log.warning("nothing is traced", extra={"reason": refusal(self._start)})
 
-    def begin(self, model: str) -> Trace | None:
-        """A trace for a new request to that model; None if it is not sampled."""
+    def begin(self, model: str, traceparent: str = "") -> Trace | None:
+        """A trace for a new request to that model; None if it is not sampled.
+
+        One with a `traceparent` is sampled by its router: the rate does not matter.
+        """
         sampling = self._samplings.get(model) or self._samplings[ALL_MODELS]
-        if not sampling.on or not sampling.take():
+        if not sampling.on or not sampling.take(is_chosen=bool(traceparent)):
             return None
         if not sampling.on:
             self._look()
-        return Trace(next(self._numbers), sampling.settings.levels, sampling.keep, self._numbers)
+        levels = sampling.settings.levels
+        trace = Trace(next(self._numbers), levels, sampling.keep, self._numbers)
+        trace.traceparent = traceparent
+        return trace
 
     def settings(self, model: str = ALL_MODELS) -> TraceSettings:
         """The setting in force for a model, by default for models without their own."""
