@@ -24,7 +24,7 @@ from gateway.fleet.handshake import (
 )
 from gateway.fleet.metrics import ROUTERS, FleetPage
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
-from gateway.fleet.status import own_status
+from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.trace import Trace
@@ -328,7 +328,7 @@ class FleetPort(Listeners):
         routers = [
             {
                 "id": link.router_id,
-                "silent_secs": now - link.channel.heard_at,
+                "silent_secs": rounded(now - link.channel.heard_at),
                 "in_flight": len(link.answers),
             }
             for link in self._routers()

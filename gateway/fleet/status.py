@@ -14,6 +14,7 @@ from gateway.fleet.offers import Key
 
 LOST, SILENT = "LOST", "SILENT"
 """The states of a replica that is not connected, and of one that has sent nothing for a while."""
+DIGITS = 4
 
 Refusal = Callable[[ReplicaConnection, Key], str]
 """The reason why a router does not use the offer of a model; "" if it does."""
@@ -23,6 +24,11 @@ Instances = Mapping[Key, FleetInstance]
 def own_status(identity: Identity) -> dict[str, Any]:
     """The members that routers and replicas have in common."""
     return {"fleet": identity.fleet, "id": identity.id, "role": identity.role.value}
+
+
+def rounded(secs: float | None) -> float | None:
+    """A time with the digits that a person reads."""
+    return None if secs is None else round(secs, DIGITS)
 
 
 def router_status(
@@ -68,7 +74,7 @@ def _row(replica: ReplicaConnection, refusal: Refusal) -> dict[str, Any]:
         "id": replica.id,
         "state": state,
         "reason": replica.trouble if state == LOST else "",
-        "silent_secs": replica.silent_secs,
+        "silent_secs": rounded(replica.silent_secs),
         "models": [_model(replica, key, refusal(replica, key)) for key in replica.models],
     }
 
@@ -85,5 +91,5 @@ def _model(replica: ReplicaConnection, key: Key, refused: str) -> dict[str, Any]
         "room": known.room,
         "running": known.load.running,
         "queued": known.load.queued,
-        "expected_wait_secs": wait(known, ANY_REQUEST),
+        "expected_wait_secs": rounded(wait(known, ANY_REQUEST)),
     }

@@ -155,10 +155,16 @@ class ServerState:
         self._settings = settings
 
     async def read(self) -> dict[str, Any]:
-        """The server, each version of each model, and the machine, as members of JSON."""
+        """The server, each version of each model, machine and fleet, as members of JSON."""
         rows = await self._dataplane.index()
         machine = await self._dataplane.threads.run(self._machine_now)
-        return {"server": self._server(), "models": self._models(rows), "machine": machine}
+        fleet = self._dataplane.fleet
+        return {
+            "server": self._server(),
+            "models": self._models(rows),
+            "machine": machine,
+            "fleet": None if fleet is None else fleet.describe(),
+        }
 
     def ready_models(self, caller: Caller | None) -> dict[str, Any]:
         """The server, and each version that is ready for a caller, as members of JSON."""

@@ -1,7 +1,8 @@
-// The view of the server's state: its machine, and a row for each version of each model.
+// The view of the server's state: its machine, a row for each version of each model, its replicas.
 
 import { post } from "./api.js";
 import { $ } from "./dom.js";
+import { Fleet } from "./fleet.js";
 import { Meter } from "./meter.js";
 import { ModelRow } from "./model_row.js";
 
@@ -11,13 +12,15 @@ export class State {
   constructor() {
     this.rows = new Map();
     this.meters = new Map();
+    this.fleet = new Fleet();
   }
 
   // What the server says now; `time` in seconds.
-  update({ server, models, machine }, time) {
+  update({ server, models, machine, fleet }, time) {
     $("operations").hidden = !server.explicit;
     this.#models(models, server.explicit, time);
     this.#machine(machine, models, time);
+    this.fleet.update(fleet);
   }
 
   #models(models, explicit, time) {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,15 @@ async def only_row(state: ServerState) -> dict[str, Any]:
     (row,) = (await soon(state.read()))["models"]
     assert isinstance(row, dict)
     return row
+
+
+async def test_a_server_shows_its_fleet_if_it_is_part_of_one(serve: Serve) -> None:
+    dataplane = DataPlane(IndexedModels([], serve(ScriptedInstance())))  # type: ignore[arg-type]
+    state = ServerState(dataplane, PLAIN)
+    assert (await soon(state.read()))["fleet"] is None
+    described = {"role": "router", "replicas": []}
+    dataplane.fleet = SimpleNamespace(describe=lambda: described)  # type: ignore[assignment]
+    assert (await soon(state.read()))["fleet"] == described
 
 
 async def test_a_model_is_shown_with_its_requests_in_flight_and_totals(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Browser, Locator, Route, expect
 
 from tests.conformance.models import identity
 from tests.gateway.frontends.http.playground.conftest import ODD_NAME, SIZE, Person, in_each_look
@@ -142,6 +142,56 @@ def busy_server(second: int) -> dict[str, Any]:
         "models": [{**ready, **totals, **times, **tokens, **llama}, {**ready, **encoder}, lost],
         "machine": {"cpu": 0.2 + 0.3 * wave, **memory, "gpus": [gpu]},
     }
+
+
+REPLICA = {
+    "name": "llama",
+    "version": "3",
+    "trouble": "",
+    "refused": "",
+    "in_flight": 12,
+    "expected_wait_secs": 0.25,
+}
+FLEET: dict[str, Any] = {
+    "fleet": "sluice",
+    "role": "router",
+    "replicas": [
+        {"address": "gpu1:8003", "state": "READY", "reason": "", "models": [REPLICA]},
+        {"address": "gpu2:8003", "state": "LOST", "reason": "it does not answer", "models": []},
+        {
+            "address": "gpu3:8003",
+            "state": "DRAINING",
+            "reason": "",
+            "models": [{**REPLICA, "in_flight": 0, "refused": "another configuration"}],
+        },
+    ],
+}
+
+
+def test_a_router_shows_its_replicas_and_another_server_none(person: Person) -> None:
+    shown: dict[str, Any] = {"fleet": None}
+
+    def answer(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), **shown})
+
+    person.page.route("**/playground/state", answer)
+    person.look_at("state")
+    table = person.page.locator("#replicas")
+    expect(row(person, "add_sub")).to_be_visible()
+    expect(table).to_be_hidden()
+    shown["fleet"] = FLEET
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.locator("th")).to_have_text([each["address"] for each in FLEET["replicas"]])
+    expect(rows.locator(".badge")).to_have_text(["Ready", "Not connected", "Draining"])
+    expect(rows.locator(".reason")).to_have_text(["it does not answer", "another configuration"])
+    expect(rows.locator("[data-label='Model']")).to_have_text(
+        ["llama version 3", "", "llama version 3"]
+    )
+    expect(rows.locator("[data-label='In flight']")).to_have_text(["12", "", "0"])
+    expect(rows.locator("[data-label='Expected wait']")).to_have_text(["250 ms", "", "250 ms"])
+    table.scroll_into_view_if_needed()
+    person.picture("state-fleet")
 
 
 def test_the_machine_shows_its_processors_and_memory(state: Person) -> None:

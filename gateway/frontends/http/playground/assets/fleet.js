@@ -1,0 +1,54 @@
+// The table of a router's replicas: a row for each model of each of them.
+
+import { $, make } from "./dom.js";
+import { milliseconds } from "./speed.js";
+
+const STATES = {
+  READY: ["Ready", "ready"],
+  STARTING: ["Starting", "loading"],
+  DRAINING: ["Draining", "unloading"],
+  SILENT: ["Silent", "unavailable"],
+  LOST: ["Not connected", "unavailable"],
+};
+const MS = 1e3;
+
+export class Fleet {
+  // What a router says of its fleet now; other servers have no replicas.
+  update(fleet) {
+    const replicas = fleet?.replicas ?? [];
+    $("fleet").hidden = !replicas.length;
+    const wanted = replicas.flatMap((replica) =>
+      replica.models.length ? replica.models.map((model) => values(replica, model)) : [values(replica)],
+    );
+    const text = JSON.stringify(wanted);
+    if (text === this.shown) return; // A selection in the table stays.
+    this.shown = text;
+    $("replicas").tBodies[0].replaceChildren(...wanted.map(row));
+  }
+}
+
+function values({ address, state, reason }, model) {
+  if (!model) return { address, state, reason, name: "", version: "", inFlight: "", wait: "" };
+  const { name, version, trouble, refused, in_flight: inFlight, expected_wait_secs: secs } = model;
+  const why = reason || refused || trouble;
+  return { address, state, reason: why, name, version, inFlight, wait: milliseconds(secs * MS) };
+}
+
+function row({ address, state, reason, name, version, inFlight, wait }) {
+  const [words, look] = STATES[state] ?? [state, ""];
+  const tag = version ? make("span", { class: "tag" }, `version ${version}`) : null;
+  return make(
+    "tr",
+    {},
+    make("th", { scope: "row" }, address),
+    make(
+      "td",
+      { "data-label": "State" },
+      make("span", { class: `badge ${look}` }, words),
+      reason ? make("p", { class: "reason" }, reason) : null,
+    ),
+    make("td", { "data-label": "Model" }, make("span", {}, name, " ", tag ?? "")),
+    make("td", { class: "number", "data-label": "In flight" }, inFlight),
+    make("td", { class: "number", "data-label": "Expected wait" }, wait),
+  );
+}
