@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.sweep.holdings import Holdings
+from tests.sweep.routed_server import RoutedServer
 from tests.sweep.server import Server
 from tests.sweep.stage import Stage
 from tests.sweep.steps import Hang, soon, until
@@ -53,6 +54,18 @@ async def lose(server: Server, way: Way, scene: Scene, ground: Ground) -> bool:
     played = await play(server, way, scene, lambda _: server.lose_instances())
     check_each(played, lambda error: bool(error))
     await server.recovered()
+    await server.settled(ground.held)
+    await check_another(server, way)
+    await server.settled(ground.held)
+    return played.fired
+
+
+async def disconnect_replica(server: Server, way: Way, scene: Scene, ground: Ground) -> bool:
+    """The router loses its replica; the requests have an answer or an error, and it reconnects."""
+    assert isinstance(server, RoutedServer)
+    played = await play(server, way, scene, lambda _: server.lose_connection())
+    check_each(played, bool)
+    await until(lambda: server.ready, lambda: "the replica is connected again")
     await server.settled(ground.held)
     await check_another(server, way)
     await server.settled(ground.held)

@@ -13,6 +13,7 @@ from gateway.in_process.options import read_settings
 from gateway.in_process.server import ModelHandle
 from gateway.in_process.server_loop import ServerHandle, ServerLoop
 from gateway.models import model as loaded
+from gateway.settings import Settings
 from tests.sweep.holdings import Holdings, workers
 from tests.sweep.questions import Question
 from tests.sweep.stand_in import StandIn
@@ -52,7 +53,11 @@ class Server:
             "exit_timeout_secs": EXIT_SECS,
             "resumable_grace_secs": GRACE_SECS,
         }
-        self._server_loop = ServerLoop(read_settings({**given, **subject.options, **options}))
+        self._begin(read_settings({**given, **subject.options, **options}), repository)
+
+    def _begin(self, settings: Settings, repository: Path) -> None:
+        """Begin to start."""
+        self._server_loop = ServerLoop(settings)
         self._task = asyncio.create_task(self._server_loop.run())
         self._handle = ServerHandle(self._server_loop)
 
@@ -178,7 +183,8 @@ class Server:
     def requests(self) -> int:
         """The requests that the models which are asked count as ended."""
         names = {self.subject.name, *(self.subject.needs if self.subject.endless else ())}
-        counted = [model.statistics for model in self._models() if model.name in names]
+        asked = self._server_loop.server.dataplane.models()
+        counted = [model.statistics for model in asked if model.name in names]
         return sum(each.success.count + each.fail.count for each in counted)
 
     async def idle(self) -> None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.sweep.cases import ways_of
+from tests.sweep.routed_server import RoutedServer
 from tests.sweep.server import Server
 from tests.sweep.subjects import Subject
 from tests.sweep.ways import Way
@@ -38,7 +39,8 @@ class Stage:
     async def server(self) -> Server:
         """The server, started now if there is none."""
         if self._server is None:
-            self._server = Server(self.subject, self.ways[0].options, self._repository)
+            made = RoutedServer if self.subject.at_replica else Server
+            self._server = made(self.subject, self.ways[0].options, self._repository)
             try:
                 await self._server.started()
             except BaseException:

@@ -33,7 +33,8 @@ class Subject:
     sequence. `endless`: no request is answered to its end. `repeats`: all requests are equal, so
     that the cache has the answer. `bytes` lengthens each text; an LLM is asked with
     `sampling`, if it `streams` with the input `stream`, and adds the text `made`. `needs` are
-    other models. `options` are the server's.
+    other models. `options` are the server's. `at_replica`: the server is a router, and a replica
+    hosts the model.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Subject:
     streams: bool = False
     sampling: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    at_replica: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -286,6 +288,14 @@ SUBJECTS = (
         decoupled=True,
         **ENDLESS,
     ),
+    Subject(name="replica_slow", text=SLOW + DYNAMIC + TWO, at_replica=True),
+    Subject(
+        name="replica_stand_in",
+        text=STAND_IN + ONE + parameters(responses=3),
+        at_replica=True,
+        **MANY,
+    ),
+    Subject(name="endless_replica", text=STUCK + ONE, at_replica=True, **ENDLESS),
     *(() if find_spec("openvino_genai") is None else (GENAI,)),
     Subject(
         name="openai_python",

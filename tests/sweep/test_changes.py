@@ -11,6 +11,11 @@ from tests.sweep.sweep import Choice
 SCENES = 3
 
 
+def suits(subject: Subject) -> bool:
+    """Whether the server may change it: a router changes nothing at its replicas."""
+    return not subject.at_replica
+
+
 def test_a_model_may_be_reloaded_at_every_step(
     subject: Subject, repository: Path, run: Run, choice: Choice
 ) -> None:
