@@ -30,7 +30,8 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
 
     `trouble` is the reason why it is not ready, "" if it is. `max_model_len` is 0 without a limit,
     `concurrency` the number of its concurrent executions, `most_in_flight` that of requests that
-    it accepts. Fields are only added at the end, with defaults.
+    it accepts. `loaded_at` is the time of its load (seconds since the epoch), which tells loads
+    apart. Fields are only added at the end, with defaults.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
     trouble: str
     concurrency: _Positive = 1
     most_in_flight: _Natural = 1024
+    loaded_at: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -97,6 +99,7 @@ def offer(model: Model) -> ModelOffer:
         trouble=model.trouble,
         concurrency=max(1, sum(instance.concurrency or 1 for instance in model.instances)),
         most_in_flight=model.most_in_flight,
+        loaded_at=model.loaded_at,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,19 @@ class _Kept:
     absent: int = 0
 
 
+@dataclass(slots=True)
+class Placement:
+    """A served version, with the `digest` of its description.
+
+    `loads` are its loads at replicas, by the id of the replica and the time.
+    """
+
+    digest: bytes
+    model: FleetModel
+    instance: FleetInstance
+    loads: Set[tuple[str, float]] = frozenset()
+
+
 class Router:
     """The models of a fleet in a server: each is served while the server runs.
 
@@ -75,8 +89,7 @@ class Router:
     ) -> None:
         self._control = control
         self._summaries = summaries
-        self._placed: dict[Key, bytes] = {}
-        self._instances: dict[Key, FleetInstance] = {}
+        self._placed: dict[Key, Placement] = {}
         self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
         self._identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
@@ -123,16 +136,19 @@ class Router:
 
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""
-        return router_status(self._identity, self.connections, self._instances, self._refusal)
+        return router_status(self._identity, self.connections, self._instances(), self._refusal)
 
     def families(self) -> list[MetricReading]:
         """See `FleetMember`."""
-        return router_families(self.connections, self._instances)
+        return router_families(self.connections, self._instances())
+
+    def _instances(self) -> Mapping[Key, FleetInstance]:
+        return {key: each.instance for key, each in self._placed.items()}
 
     def _refusal(self, replica: ReplicaConnection, key: Key) -> str:
         """The reason why an offer is not used; "" if it is."""
         placed, digest = self._placed.get(key), replica.digests[key]
-        if placed == digest:
+        if placed is not None and placed.digest == digest:
             return ""
         return self._unusable.get((key, digest)) or (OTHER_CONFIG if placed else OWN_MODEL)
 
@@ -146,17 +162,29 @@ class Router:
         offered = {key for each in self.connections for key in each.models}
         names = {name for name, _ in offered}
         for key in [each for each in self._placed if each not in offered and each[0] in names]:
-            del self._placed[key], self._instances[key]
+            del self._placed[key]
             self._control.displace(*key)
+        for key, placement in self._placed.items():
+            self._follow_loads(key, placement)
         self._control.registry.notify()
+
+    def _follow_loads(self, key: Key, placement: Placement) -> None:
+        """Forget cached responses at each new load: the files of the model may have changed."""
+        hosts = [each for each in self.connections if each.digests.get(key) == placement.digest]
+        loads = {(each.id, each.models[key].loaded_at) for each in hosts}
+        if not loads <= placement.loads:
+            placement.loads = loads
+            self._control.cache_responses(placement.model, repr(sorted(loads)).encode())
 
     def _is_new(self, replica: ReplicaConnection, key: Key) -> bool:
         placed, digest = self._placed.get(key), replica.digests[key]
-        if placed == digest or (key, digest) in self._unusable:
+        if (key, digest) in self._unusable:
             return False
         if placed is None:
             return not self._control.is_own(key[0])
-        if any(each.digests.get(key) == placed for each in self.connections):
+        if placed.digest == digest:
+            return False
+        if any(each.digests.get(key) == placed.digest for each in self.connections):
             self._refuse(replica, key, OTHER_CONFIG)
             return False
         return True
@@ -191,8 +219,8 @@ class Router:
             text = f"its configuration has the name '{config.name}', expected '{name}'"
             raise InferenceError(Code.INVALID_ARG, text)
         statistics = ModelStatistics.of(config, summaries=self._summaries)
-        before = self._instances.get(key)
-        counts = ModelCounts() if before is None else before.counts
+        before = self._placed.get(key)
+        counts = ModelCounts() if before is None else before.instance.counts
         instance = FleetInstance(config, offer, self._with(key, digest), counts)
 
         async def load() -> FleetInstance:
@@ -206,7 +234,7 @@ class Router:
         # Each replica has the limit of the configuration, and announces its room.
         model.most_in_flight = sys.maxsize
         self._control.place(model)
-        self._placed[key], self._instances[key] = digest, instance
+        self._placed[key] = Placement(digest, model, instance)
         log.info("model placed", extra={"model": name, "version": version})
 
     def _with(self, key: Key, digest: bytes) -> Connections:

@@ -234,7 +234,7 @@ class ModelLoader:
 
     async def _use_cache(self, model: Model, source: LoadSource, folder: Path) -> None:
         """Cache the model's responses if the server and the config enable it."""
-        if self._cache is None or not _is_cached(model.config):
+        if self._cache is None or not is_cached(model.config):
             return
         identify = shared_load if self._shares_responses(model.config) else private_load
         load = await self._threads.run(identify, source, model.config, folder)
@@ -245,7 +245,7 @@ class ModelLoader:
 
         An ensemble's responses also depend on files of its members.
         """
-        shared = self._cache is not None and self._cache.shared and _is_cached(config)
+        shared = self._cache is not None and self._cache.shared and is_cached(config)
         return shared and config.ensemble_scheduling is None
 
     async def _backend(self, config: ModelConfig, members: LoadedMembers) -> Backend:
@@ -336,7 +336,8 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
     return found
 
 
-def _is_cached(config: ModelConfig) -> bool:
+def is_cached(config: ModelConfig) -> bool:
+    """Whether the responses of a model are cached on a server with a response cache."""
     return config.response_cache is not None and config.response_cache.enable
 
 

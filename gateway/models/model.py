@@ -191,8 +191,9 @@ class Model:
         """Check a request and pass it to the interceptor, or to the scheduler, in one step.
 
         A request that the cache can answer takes no place in a queue. The cache is not asked for a
-        request with an interceptor. Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE
-        if no instance is alive or, if `limited`, too many requests are in flight.
+        request with an interceptor, or of a sequence at a replica. Raises InferenceError:
+        INVALID_ARG from validation, UNAVAILABLE if no instance is alive or, if `limited`, too many
+        requests are in flight.
         """
         checked = request.checked
         if checked is not None and checked.rules is self._rules:
@@ -202,7 +203,8 @@ class Model:
         if not self.instances.able:
             raise self._unable()
         cached: CachedRequest | None = None
-        if self._cache is not None and interceptor is None:
+        has_order = self.of_fleet and request.sequence is not None
+        if self._cache is not None and interceptor is None and not has_order:
             interceptor = cached = CachedRequest(self._cache, request)
         needs_place = limited and (cached is None or cached.lookup.response is None)
         if needs_place and len(self.requests) >= self.most_in_flight:

@@ -16,7 +16,7 @@ from gateway.models.closings import Closings
 from gateway.models.ensemble_members import poll_failed
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
-from gateway.models.loading import Infer, ModelLoader, SharedParts
+from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
@@ -216,6 +216,14 @@ class RepositoryControl:
         known = self.registry.get(ModelId(name))
         found = [*self.registry.named(name), *([] if known is None else [known])]
         return any(not each.of_fleet for each in found)
+
+    def cache_responses(self, model: Model, load: bytes) -> None:
+        """Cache the responses of a model of replicas from now on, if server and config enable it.
+
+        `load` is new for each load of the model at one of them.
+        """
+        if self._cache is not None and is_cached(model.config):
+            model.use_cache(self._cache, load, self._request_threads)
 
     def place(self, model: Model) -> None:
         """Serve a model that replicas host, instead of the present one of its version."""

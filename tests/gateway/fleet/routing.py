@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gateway.backend_loader import BackendLoader
+from gateway.cache.cache import ResponseCache
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
 from gateway.fleet.directory import Resolver
@@ -35,11 +36,14 @@ class Routed(NamedTuple):
 
 @asynccontextmanager
 async def routing(
-    repository: Path, *replicas: FakeReplica, resolver: Resolver | None = None
+    repository: Path,
+    *replicas: FakeReplica,
+    resolver: Resolver | None = None,
+    cache: ResponseCache | None = None,
 ) -> AsyncIterator[Routed]:
     """A router of these replicas, or of those of a resolver, for the length of the block."""
     models = ModelSettings(repositories=(repository,))
-    control = RepositoryControl(ModelRepository((repository,)), models, BackendLoader())
+    control = RepositoryControl(ModelRepository((repository,)), models, BackendLoader(), cache)
     if resolver is None:
         places = tuple(("127.0.0.1", each.port) for each in replicas)
         router = Router(FleetSettings(replicas=places), control, summaries=False)
