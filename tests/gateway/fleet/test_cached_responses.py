@@ -10,6 +10,7 @@ import pytest
 from gateway.cache.cache import LocalCache
 from gateway.config import ModelResponseCache
 from gateway.dataplane import DataPlane
+from gateway.fleet.choice import ReplicaState
 from gateway.messages import InferRequest, SequenceTag
 from tests.builders import TEXT, soon, text_request
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
@@ -78,3 +79,16 @@ async def test_responses_of_a_model_without_a_cache_are_not_cached(
     for answer in ("first", "second"):
         found = await asked(routed.dataplane, replica, text_request(), answer)
         assert found == answer.encode()
+
+
+async def test_a_lost_replica_leaves_the_cache_as_it_is(
+    tmp_path: Path, replica: FakeReplica
+) -> None:
+    async with listening() as other:
+        other.offer(offered(CACHED), state=ReplicaState.DRAINING)
+        async with routing(tmp_path, replica, other, cache=LocalCache(1 << 20)) as routed:
+            found = await asked(routed.dataplane, replica, text_request(), "first")
+            other.links[-1].abort()
+            await until(lambda: routed.router.connections[1].state is None)
+            again = await asked(routed.dataplane, replica, text_request(), "not asked")
+            assert (found, again) == (b"first", b"first")
