@@ -21,7 +21,6 @@ from tests.conformance.models import identity
 from tests.redis_server import HOST, Relay, redis_server, relay
 from tests.serving import Serving, series, serving, write_model
 
-pytestmark = pytest.mark.own_models("a response cache")
 
 CACHED = "response_cache { enable: true }\n"
 BATCHED = "max_batch_size: 8\ndynamic_batching { }\n"
@@ -177,6 +176,7 @@ def test_errors_are_not_kept(http: httpx.Client) -> None:
     assert counts(http, "failing")["cache_hit"] == 0
 
 
+@pytest.mark.own_models("loads and unloads")
 def test_a_reloaded_model_does_not_answer_with_what_the_old_one_said(http: httpx.Client) -> None:
     changed = {
         "backend": "identity",
@@ -238,6 +238,7 @@ def redis_flags(port: int, **more: object) -> list[str]:
     return [f"--cache-config=redis,{key}={value}" for key, value in settings.items()]
 
 
+@pytest.mark.own_models("the files of models")
 def test_servers_share_a_redis(models: Path, redis_port: int) -> None:
     found = []
     for _ in range(2):

@@ -193,7 +193,6 @@ def test_a_conversation_is_continued_by_its_own_tenant_only(server: Serving) -> 
     assert turn("a again").status_code == 200
 
 
-@pytest.mark.own_models("a response cache")
 def test_a_cached_response_is_that_of_a_tenant(server: Serving) -> None:
     def hits() -> float:
         return server.metrics()[series("nv_cache_num_hits_per_model", "cached")]
