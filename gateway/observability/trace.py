@@ -99,8 +99,8 @@ class Trace:
     def routed(self, replica: str) -> str:
         """Record that the request is sent to a replica; returns its `traceparent` there."""
         traceparent = f"00-{secrets.token_hex(TRACE_ID_BYTES)}-{self.id:016x}-01"
-        self.objects.append({"id": self.id, "replica": replica, "traceparent": traceparent})
-        self.stamp("REPLICA_SEND")
+        sent = {"replica": replica, "traceparent": traceparent, "ns": time.perf_counter_ns()}
+        self.objects.append({"id": self.id, **sent})
         return traceparent
 
     def responded(self, response: InferResponse, ns: int, *, first: bool) -> None:

@@ -54,8 +54,8 @@ def _pairs(config: pytest.Config) -> Iterator[tuple[str, str]]:
 
 
 def _names(metafunc: pytest.Metafunc) -> list[str]:
-    wanted = getattr(metafunc.module, "suits", lambda subject: True)
-    names = [each.name for each in SUBJECTS if wanted(each) and not each.endless]
+    wanted = getattr(metafunc.module, "suits", lambda subject: not subject.endless)
+    names = [each.name for each in SUBJECTS if wanted(each)]
     if metafunc.config.getoption("--every-step"):
         return names
     seed = f"{_seed(metafunc.config)} {metafunc.function.__name__}"

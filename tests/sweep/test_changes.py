@@ -13,7 +13,7 @@ SCENES = 3
 
 def suits(subject: Subject) -> bool:
     """Whether the server may change it: a router changes nothing at its replicas."""
-    return not subject.at_replica
+    return not subject.at_replica and not subject.endless
 
 
 def test_a_model_may_be_reloaded_at_every_step(

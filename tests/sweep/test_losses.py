@@ -14,7 +14,9 @@ SCENES = 4
 def suits(subject: Subject) -> bool:
     """Whether its instances can be lost; a request that killed a worker may not be repeated."""
     members = (subject, *(BY_NAME[name] for name in subject.needs))
-    return any(each.has_worker or each.is_stand_in for each in members) and not subject.repeats
+    if subject.repeats or subject.endless:
+        return False
+    return any(each.has_worker or each.is_stand_in for each in members)
 
 
 def test_instances_may_be_lost_at_every_step(

@@ -63,7 +63,7 @@ async def test_a_trace_of_a_router_is_the_parent_of_that_of_its_replica(folder: 
     assert len(set(parents)) == 2
     assert members(there, "traceparent") == parents
     assert members(there, "request_id") == ["7", "7"]
-    assert stamps(here)[:3] == ["REQUEST_START", "QUEUE_START", "REPLICA_SEND"]
+    assert members(here, "ns") == sorted(members(here, "ns"))
     begin, end = stamps(there)[:2], stamps(there)[-2:]
     assert begin == ["FLEET_RECV_START", "FLEET_RECV_END"]
     assert sorted(end) == ["FLEET_SEND_END", "REQUEST_END"]
