@@ -5,6 +5,7 @@ In reading order:
 - `handshake`: the first frames of a connection, and the proof of the secret
 - `offers`: the models of a replica and its load, as it announces them
 - `replica`: the port of a replica, and the requests of its routers
+- `answer`: the answer to one of them
 - `connection`: a router's connection to one replica
 - `directory`: the addresses of replicas, as a list or DNS has them
 - `choice`: the replica that gets a request, and the requests that move to another one

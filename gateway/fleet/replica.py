@@ -4,14 +4,14 @@ import asyncio
 import logging
 import ssl
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError, RefusedError, unexpected
+from gateway.errors import Code, InferenceError, RefusedError
+from gateway.fleet.answer import RoutedAnswer
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
@@ -26,17 +26,14 @@ from gateway.fleet.metrics import ROUTERS, FleetPage
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
-from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, ChannelCall, Frame
+from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import (
     read_request,
-    write_error,
-    write_response,
 )
-from gateway.processes.text_runs import take_run
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import FleetSettings, netloc
 from gateway.stream import ResponseStream
@@ -158,93 +155,11 @@ class RouterLink:
         self.answers.add(answer)
         answer.begin(stream, partial(self._ended, answer, key, trace))
 
-    def _ended(self, answer: "RoutedAnswer", key: Key, trace: Trace | None) -> None:
+    def _ended(self, answer: RoutedAnswer, key: Key, trace: Trace | None) -> None:
         end_trace(trace)
         self.answers.discard(answer)
         self._port.change_load(key)
         self._finish()
-
-
-class RoutedAnswer(ChannelCall):
-    """The answer to a request of a router: a stream of the data plane, read without a task.
-
-    GONE, ABORT and a disconnect cancel the stream. While the router does not acknowledge what was
-    sent, responses remain in the stream, which holds back the model.
-    """
-
-    def __init__(self, channel: Channel, call: int) -> None:
-        super().__init__(channel, call)
-        self._stream: ResponseStream | None = None
-        self._taken: deque[InferResponse] = deque()
-        self._is_due = False
-        self._ended: Callable[[], None] = _nothing
-
-    def begin(self, stream: ResponseStream, ended: Callable[[], None]) -> None:
-        """Send the responses of a stream; `ended` is called after the last one."""
-        self._stream, self._ended = stream, ended
-        self._channel.join(self._call, self)
-        stream.listen(self._look_soon)
-
-    def refuse(self, error: InferenceError) -> None:
-        """Send the end of a request that was not accepted."""
-        self._channel.send(InferenceKind.REFUSED, self._call, write_error(error))
-
-    def hear(self, frame: Frame) -> None:
-        super().hear(frame)
-        if frame.kind == InferenceKind.TAKEN:
-            self._look_soon()
-
-    def lose(self) -> None:
-        self._close()
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind in (InferenceKind.GONE, InferenceKind.ABORT):
-            self._close()
-
-    def _look_soon(self) -> None:
-        """Send the responses of this turn of the event loop at its end, texts in one frame."""
-        if not self._is_due:
-            self._is_due = True
-            self._channel.before_write(self._look)
-
-    def _look(self) -> None:
-        """Send the responses that are there, as far as the window has room."""
-        self._is_due = False
-        while (stream := self._stream) is not None and self._window.has_room:
-            try:
-                if not self._taken and not self._take_from(stream):
-                    return
-                texts = take_run(self._taken)
-                if texts is None:
-                    self._send_data(write_response(self._taken.popleft()))
-                else:
-                    self._send_data(texts, InferenceKind.TEXTS)
-            except InferenceError as error:
-                self.refuse(error)
-                self._close()
-            except Exception:
-                # Around one request: its model has made a value that no message can have.
-                log.exception("response not sent")
-                self.refuse(unexpected())
-                self._close()
-
-    def _take_from(self, stream: ResponseStream) -> bool:
-        """Take the responses that are there; False if there are none now, or no more at all."""
-        responses = stream.take()
-        if responses is None:
-            return False
-        self._taken.extend(responses)
-        if not responses:
-            self._channel.send(InferenceKind.END, self._call)
-            self._close()
-        return bool(responses)
-
-    def _close(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            self._channel.leave(self._call)
-            stream.close()
-            self._ended()
 
 
 def _number(request: InferRequest) -> int:
@@ -253,10 +168,6 @@ def _number(request: InferRequest) -> int:
         return int(request.version)
     text = f"model '{request.model}': found version {request.version!a}, expected a number"
     raise InferenceError(Code.INVALID_ARG, text)
-
-
-def _nothing() -> None:
-    """The end of an answer that has not begun."""
 
 
 class FleetPort(Listeners):

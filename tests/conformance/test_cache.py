@@ -21,7 +21,6 @@ from tests.conformance.models import identity
 from tests.redis_server import HOST, Relay, redis_server, relay
 from tests.serving import Serving, series, serving, write_model
 
-
 CACHED = "response_cache { enable: true }\n"
 BATCHED = "max_batch_size: 8\ndynamic_batching { }\n"
 SIZE = 1 << 20

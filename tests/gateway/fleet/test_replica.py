@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.fleet import replica
-from gateway.fleet.replica import FleetPort, RoutedAnswer
+from gateway.fleet.answer import RoutedAnswer
+from gateway.fleet.replica import FleetPort
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import read_response
 from gateway.processes.text_runs import read_run
