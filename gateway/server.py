@@ -17,10 +17,11 @@ from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane, FleetMember
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import LoopWatch, busy_poll
+from gateway.models.backend_control import BackendControl
 from gateway.models.instance_groups import UsableGpus
 from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
-from gateway.models.repository_control import BackendControl, RepositoryControl
+from gateway.models.repository_control import RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer

@@ -59,7 +59,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class Placement:
+class _Placed:
     """A served version, with the `digest` of its description.
 
     `loads` are its loads at replicas, by the id of the replica and the time.
@@ -89,7 +89,7 @@ class Router:
     ) -> None:
         self._control = control
         self._summaries = summaries
-        self._placed: dict[Key, Placement] = {}
+        self._placed: dict[Key, _Placed] = {}
         self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
         self._identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
@@ -168,7 +168,7 @@ class Router:
             self._follow_loads(key, placement)
         self._control.registry.notify()
 
-    def _follow_loads(self, key: Key, placement: Placement) -> None:
+    def _follow_loads(self, key: Key, placement: _Placed) -> None:
         """Forget cached responses at each new load: the files of the model may have changed."""
         hosts = [each for each in self.connections if each.digests.get(key) == placement.digest]
         loads = {(each.id, each.models[key].loaded_at) for each in hosts}
@@ -234,7 +234,7 @@ class Router:
         # Each replica has the limit of the configuration, and announces its room.
         model.most_in_flight = sys.maxsize
         self._control.place(model)
-        self._placed[key] = Placement(digest, model, instance)
+        self._placed[key] = _Placed(digest, model, instance)
         log.info("model placed", extra={"model": name, "version": version})
 
     def _with(self, key: Key, digest: bytes) -> Connections:

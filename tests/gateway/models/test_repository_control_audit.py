@@ -12,8 +12,9 @@ import pytest
 
 from gateway.errors import InferenceError
 from gateway.in_process.server import Server
+from gateway.models.backend_control import BackendControl
 from gateway.models.repository import ModelRepository
-from gateway.models.repository_control import BackendControl, RepositoryControl, audited
+from gateway.models.repository_control import RepositoryControl, audited
 from gateway.policy.audit import AuditLog
 from gateway.settings import ControlMode, ModelSettings
 from tests.builders import soon

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.repository_control import BackendControl
+from gateway.models.backend_control import BackendControl
 from gateway.settings import ControlMode
 from tests.registries import ScriptedBackend, Start, write
 
