@@ -5,9 +5,9 @@ import logging
 import math
 import ssl
 from collections import defaultdict
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 
 import msgspec
 
@@ -81,12 +81,12 @@ class ReplicaConnection:
 
     async def run(self) -> None:
         """Connect, and connect again, until cancelled; one line is logged for equal failures."""
-        pause, logged, clock = FIRST_PAUSE_SECS, "", asyncio.get_running_loop().time
+        pause, logged, time = FIRST_PAUSE_SECS, "", asyncio.get_running_loop().time
         while True:
             connected_at = math.inf
             try:
                 await self._connect()
-                connected_at = clock()
+                connected_at = time()
                 event, self.trouble = "replica lost", await self._follow()
                 self._count_loss()
                 self.counts.losses += 1
@@ -98,7 +98,7 @@ class ReplicaConnection:
             finally:
                 self._lose()
                 self.attempted.set()
-            if clock() - connected_at > LONGEST_PAUSE_SECS:
+            if time() - connected_at > LONGEST_PAUSE_SECS:
                 pause, logged = FIRST_PAUSE_SECS, ""
             if self.trouble != logged:
                 log.warning(event, extra=self._about())
@@ -183,14 +183,14 @@ class ReplicaConnection:
 
     async def _follow(self) -> str:
         """Ping until the replica is lost or silent for too long; returns the reason."""
-        channel, clock = self._channel, asyncio.get_running_loop().time
+        channel, time = self._channel, asyncio.get_running_loop().time
         assert channel is not None  # noqa: S101 - it is connected
         while not channel.is_lost:
             channel.send(FleetKind.PING)
             with suppress(TimeoutError):
                 async with asyncio.timeout(PING_SECS):
                     await channel.lost()
-            if clock() - channel.heard_at > GONE_SECS:
+            if time() - channel.heard_at > GONE_SECS:
                 return f"it has sent nothing for {GONE_SECS:g} s"
         return self._fault or "it has disconnected"
 
@@ -280,13 +280,13 @@ class ReplicaCall(RequestingEnd):
         super().__init__(channel, number, request, "its replica", on_news)
         self._known = known
         self.expected_secs = wait(known, ANY_REQUEST)
-        self._sent_at = time.monotonic()
+        self._sent_at = monotonic()
         self._known.send(number, 0)
 
     @property
     def age_secs(self) -> float:
         """The time since it was sent."""
-        return time.monotonic() - self._sent_at
+        return monotonic() - self._sent_at
 
     def leave(self) -> int:
         self._known.end(self._call)

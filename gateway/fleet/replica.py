@@ -31,9 +31,7 @@ from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
 from gateway.processes.inference_calls import InferenceKind
-from gateway.processes.inference_messages import (
-    read_request,
-)
+from gateway.processes.inference_messages import read_request
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import FleetSettings, netloc
 from gateway.stream import ResponseStream

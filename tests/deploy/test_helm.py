@@ -29,7 +29,7 @@ SECRET = "/etc/sluice/fleet/secret"
 METRIC = re.compile(r"\b(?:nv|gateway)_\w+")
 TAGGED = re.compile(r"[\w./-]+:[\w.-]+")
 LEAVING_SECS, SPARE_SECS = 5, 10
-LATER = {"gateway_fleet_need", "gateway_fleet_model_replicas"}
+LATER = {"gateway_fleet_need"}
 """Metrics of a fleet that no server has yet."""
 LONGEST_NAME = 63 - len("-12345")
 """The pods of a StatefulSet have its name and a number."""
