@@ -4,7 +4,7 @@ Read in this order. On disk: `repository` (models, versions, configs), `single_m
 that is one model), `model_folder` (their files, a client's override), `normalisation` (defaults),
 `config_checks` and `sequence_checks` (Triton's checks), `supported_fields` and
 `supported_parameters` (honoured, ignored, refused), `instance_groups` (kinds, counts, GPUs, places
-of instances).
+of instances), `replicas` (their number and placement in a fleet).
 
 In memory: `registry` (known models, look-ups, index), `repository_control` (start, polls, loads and
 unloads on request), `lifecycle` (loads, reloads, unloads), `loading` (versions), `ensemble_members`

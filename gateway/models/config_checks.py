@@ -9,6 +9,7 @@ from gateway.config.platforms import ENSEMBLE, TENSORRT, accepted_platforms
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 from gateway.ensembles.checks import flow_problems
 from gateway.errors import Code, InferenceError
+from gateway.models.replicas import problems as replica_problems
 from gateway.models.sequence_checks import sequence_problems
 
 ANY_SIZE = -1
@@ -47,6 +48,7 @@ def _model_problems(config: ModelConfig) -> Iterator[str]:
         yield f"'max_batch_size' must be non-negative value for {config.name}"
     yield from _cache_problems(config)
     yield from _metrics_problems(config)
+    yield from replica_problems(config)
 
 
 def _platform_problems(config: ModelConfig) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import InferenceError
+from gateway.models import replicas
 from gateway.models.supported_fields import (
     HONOURED,
     PARAMETERS,
@@ -31,6 +32,11 @@ class ParameterSupport:
 
     support: FieldSupport = HONOURED
     problem: Problem = _accepted
+
+    def judge(self, key: str, value: str, model: str) -> FieldSupport:
+        """The verdict on a value."""
+        found = self.problem(key, value, model)
+        return FieldSupport(FieldVerdict.REFUSED, found) if found else self.support
 
 
 def _checked(problem: Problem, support: FieldSupport = HONOURED) -> ParameterSupport:
@@ -276,6 +282,9 @@ OF_ALL_MODELS = (
 )
 """Parameters that the gateway reads."""
 
+OF_REPLICAS = dict.fromkeys(replicas.READERS, ParameterSupport(problem=replicas.problem))
+"""Parameters of the replicas of any model."""
+
 
 def parameter_support(backend: str, key: str, value: str, model: str) -> FieldSupport:
     """The verdict on a parameter of a model of that backend.
@@ -283,21 +292,21 @@ def parameter_support(backend: str, key: str, value: str, model: str) -> FieldSu
     A key that the backend does not have is ignored, as on Triton. Backends without a table may read
     any key.
     """
+    if key in OF_REPLICAS:
+        return OF_REPLICAS[key].judge(key, value, model)
     known = BACKENDS.get(backend)
     if known is None or key in OF_ALL_MODELS:
         return PARAMETERS.get(key, HONOURED)
     found = key.upper() if backend in IN_ANY_CASE else key
     if found not in known:
         return PARAMETERS.get(key) or _unknown(backend, key, known)
-    rule = known[found]
-    problem = rule.problem(found, value, model)
-    return FieldSupport(FieldVerdict.REFUSED, problem) if problem else rule.support
+    return known[found].judge(found, value, model)
 
 
 def _unknown(backend: str, key: str, known: Mapping[str, ParameterSupport]) -> FieldSupport:
     import difflib  # 0.2 MiB, for this remark only
 
-    names = {each.lower(): each for each in (*known, *OF_ALL_MODELS)}
+    names = {each.lower(): each for each in (*known, *OF_ALL_MODELS, *OF_REPLICAS)}
     close = difflib.get_close_matches(key.lower(), names, n=1)
     hint = f"; did you mean '{names[close[0]]}'?" if close else ""
     return FieldSupport(

@@ -296,3 +296,19 @@ def test_a_narrow_table_has_long_names_in_full() -> None:
     Console(width=60, file=shown).print(table([finding]))
     cells = [row.split("│")[2].strip() for row in shown.getvalue().splitlines() if "│" in row]
     assert "".join(cells) == name
+
+
+def test_a_wrong_parameter_of_replicas_is_refused_with_its_line(tmp_path: Path) -> None:
+    text = """backend: "python"
+parameters { key: "replica_labels" value { string_value: '{"zone": "a"}' } }
+parameters { key: "replicas" value { string_value: "8..1" } }
+"""
+    findings = findings_of(tmp_path, text)
+    assert brief(findings)[1:] == [
+        (2, "parameters.replica_labels", HONOURED),
+        (3, "parameters.replicas", REFUSED),
+    ]
+    assert findings[-1].why == (
+        "model 'm': parameter 'replicas' is '8..1', expected a number from 1 to 9999, or a range "
+        "such as 1..8"
+    )

@@ -1,0 +1,72 @@
+"""The number of replicas that a model needs: shares of them, and the change of their number."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from gateway.fleet.choice import Load
+from gateway.models.replicas import ReplicaRules
+
+KV_SHARE = 0.8
+"""The share of KV blocks in use at which a replica is fully used."""
+TOLERANCE = 0.1
+"""A need that differs from the number of replicas by less than this share changes nothing."""
+LARGEST_STEP = 4
+"""At most this many replicas are added at a time, or as many as there are."""
+
+
+def need(load: Load, concurrency: int, target_wait_secs: float) -> float:
+    """The replicas that the load of one replica would fully use; those of all replicas add up.
+
+    `concurrency` is the number of its concurrent executions, for a model without tokens: each
+    busy one is a part of the replica, and only the requests beyond them wait.
+    """
+    if load.prefill_rate:
+        waiting_secs = load.waiting_tokens / load.prefill_rate
+        return max(waiting_secs / target_wait_secs, load.kv_used / KV_SHARE)
+    requests = load.queued + load.running
+    busy = min(requests, concurrency)
+    waiting_secs = (requests - busy) * load.step_secs / concurrency
+    return max(waiting_secs / target_wait_secs, busy / concurrency)
+
+
+class ReplicaCount:
+    """The wanted number of replicas of one model, from the needs of the last minutes.
+
+    More replicas are wanted once every need of `up_secs` was higher than their number, fewer, one
+    at a time, once every need of `down_secs` was lower.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: deque[tuple[float, int]] = deque()
+
+    def want(self, rules: ReplicaRules, needed: float, present: int, now: float) -> int:
+        """The number of replicas to have now, of which `present` are there or about to be."""
+        wanted = max(rules.least, min(rules.most, _settled(needed, present)))
+        self._wanted.append((now, wanted))
+        oldest = now - max(rules.up_secs, rules.down_secs)
+        while len(self._wanted) > 1 and self._wanted[1][0] <= oldest:
+            self._wanted.popleft()
+        if not rules.least <= present <= rules.most:
+            return max(rules.least, present - 1)
+        up = self._of_last(rules.up_secs, min, now)
+        if up is not None and up > present:
+            self._wanted.clear()
+            return min(up, present + max(present, LARGEST_STEP))
+        down = self._of_last(rules.down_secs, max, now)
+        return present - 1 if down is not None and down < present else present
+
+    def _of_last(
+        self, secs: float, choose: Callable[[Iterable[int]], int], now: float
+    ) -> int | None:
+        """The lowest or highest number of the last seconds; None if they are not known."""
+        if self._wanted[0][0] > now - secs:
+            return None
+        return choose([wanted for at, wanted in self._wanted if at >= now - secs])
+
+
+def _settled(needed: float, present: int) -> int:
+    """A whole number of replicas; the present one if the need is about that."""
+    if abs(needed - present) <= TOLERANCE * present:
+        return present
+    return math.ceil(needed)
