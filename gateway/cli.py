@@ -14,6 +14,7 @@ from gateway.errors import InferenceError
 from gateway.flags import fleet as fleet_flags
 from gateway.flags import keys as key_flags
 from gateway.flags import serve as flags
+from gateway.flags.ray_fleet import require_ray
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
 from gateway.flags.values import seconds, url
 from gateway.process_limits import collect_garbage_rarely
@@ -82,6 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
     flags.add_flags(replica)
     fleet_flags.add_replica_flags(replica)
     replica.set_defaults(command=_replica)
+    fleet = commands.add_parser("fleet", help="show or end the replicas of a fleet on Ray")
+    fleet_flags.add_command_flags(fleet)
+    fleet.set_defaults(command=_fleet)
     chat = commands.add_parser("chat", help="chat with a model of a running server")
     chat_options.add_flags(chat)
     chat.set_defaults(command=_chat)
@@ -193,6 +197,11 @@ def _announce(settings: Settings, ports: Mapping[str, int], models: Sequence[Any
     if chats and "http" in places:
         url = f"{web}{places['http']}/v2/models/{chats[0]}/generate_stream"
         sys.stderr.write(f"\nStream tokens:\n\n  curl -N {url} -d '{CHAT}'\n\n")
+
+
+def _fleet(parsed: argparse.Namespace) -> None:
+    require_ray()
+    importlib.import_module("gateway.fleet.ray_command").run(parsed, _console())
 
 
 def _console() -> Any:

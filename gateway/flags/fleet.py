@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
+from gateway.flags.ray_fleet import ray_settings
 from gateway.flags.tls import add_files, mutual_settings
-from gateway.flags.values import address, port
+from gateway.flags.values import address, port, seconds
 from gateway.policy.caller import is_this_machine
 from gateway.settings import UNIX, FleetSettings
 
-STATIC, DNS = "static:", "dns:"
+STATIC, DNS, RAY = "static:", "dns:", "ray"
 HOST_NAME = re.compile(r"(?=.{1,254}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 LEAST_SECRET_BYTES = 32
@@ -22,9 +23,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group, defaults = parser.add_argument_group("fleet"), FleetSettings()
     group.add_argument(
         "--fleet",
-        metavar="static:HOST:PORT[,HOST:PORT...] or dns:NAME:PORT",
-        help="send requests to the replicas at these addresses, or at every address of a name in "
-        "DNS, for the models that they host (default: none)",
+        metavar="static:HOST:PORT[,HOST:PORT...], dns:NAME:PORT or ray",
+        help="send requests to the replicas at these addresses, at every address of a name in DNS, "
+        "or in the Ray cluster of this machine, which hosts the repository (default: none)",
     )
     group.add_argument(
         "--fleet-name",
@@ -62,6 +63,25 @@ def add_replica_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(allow_http=False, allow_grpc=False, allow_metrics=False)
 
 
+def add_command_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the action of `sluice fleet` and its options."""
+    defaults = FleetSettings()
+    parser.add_argument("action", choices=("status", "down"), help="show it, or end it")
+    parser.add_argument(
+        "--fleet-name",
+        default=defaults.name,
+        metavar="NAME",
+        help="name of the fleet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drain-secs",
+        type=seconds,
+        default=40.0,
+        metavar="SECS",
+        help="time limit of the drain of its replicas with `down` (seconds, default: %(default)g)",
+    )
+
+
 def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
     """Settings from the parsed options, None outside of fleets; INVALID_ARG for wrong values."""
     is_replica = "fleet_port" in flags
@@ -75,6 +95,8 @@ def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
         raise _invalid("--fleet is an option of `sluice serve`: a replica sends no requests on")
     secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
     found = FleetSettings(name=flags.fleet_name, secret=secret, tls=mutual_settings(flags, "fleet"))
+    if not is_replica and flags.fleet == RAY:
+        return replace(found, ray=ray_settings(flags))
     if not is_replica:
         return _with_replicas(found, flags.fleet)
     host = address("--fleet-address", flags.fleet_address)
@@ -93,7 +115,8 @@ def _with_replicas(settings: FleetSettings, text: str) -> FleetSettings:
         found = dict.fromkeys(map(_place, text.removeprefix(STATIC).split(",")))
         return replace(settings, replicas=tuple(found))
     raise _invalid(
-        f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003 or {DNS}name:8003"
+        f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003, {DNS}name:8003 or "
+        f"{RAY}"
     )
 
 

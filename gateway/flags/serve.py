@@ -35,8 +35,10 @@ from gateway.flags.values import (
 from gateway.settings import (
     ENVIRONMENT,
     MOST_PER_ADDRESS,
+    FleetSettings,
     HttpSettings,
     HttpTimeLimits,
+    ModelSettings,
     ResumptionSettings,
     Settings,
 )
@@ -71,6 +73,7 @@ def settings(flags: argparse.Namespace) -> Settings:
     require_closed(flags)
     metrics = telemetry_flags.metrics_settings(flags)
     changes = control(flags)
+    fleet = fleet_flags.fleet_settings(flags)
     _check_log_directory(flags)
     found = Settings(
         id=flags.id,
@@ -82,10 +85,10 @@ def settings(flags: argparse.Namespace) -> Settings:
         jwt=jwt_flags.jwt_settings(flags),
         audit_log=flags.audit_log,
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
-        fleet=fleet_flags.fleet_settings(flags),
+        fleet=fleet,
         resumption=_resumption_settings(flags),
         models=replace(
-            model_flags.model_settings(flags),
+            _router_models(model_flags.model_settings(flags), fleet),
             summaries=metrics.summary_latencies,
             gpus=gpu_settings(flags),
         ),
@@ -120,6 +123,12 @@ def settings(flags: argparse.Namespace) -> Settings:
         trace=telemetry_flags.trace_settings(flags),
     )
     return exposed(found, flags)
+
+
+def _router_models(found: ModelSettings, fleet: FleetSettings | None) -> ModelSettings:
+    """The models of a server; those of the repository are at replicas if it is a router of Ray."""
+    is_ray = fleet is not None and fleet.ray is not None
+    return replace(found, repositories=()) if is_ray else found
 
 
 def _check_log_directory(flags: argparse.Namespace) -> None:

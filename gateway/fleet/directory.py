@@ -1,10 +1,11 @@
-"""Directories: the addresses of the replicas of a fleet, a fixed list or those of a name in DNS."""
+"""Directories: the addresses of the replicas of a fleet, in a list, in DNS or in a Ray cluster."""
 
 import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
+from gateway.fleet.ray_addresses import from_ray
 from gateway.settings import FleetSettings, netloc
 
 log = logging.getLogger("sluice.fleet")
@@ -31,6 +32,8 @@ async def resolved(host: str, port: int) -> Addresses:
 
 def answers(settings: FleetSettings, resolver: Resolver) -> Answers:
     """The answers of the directory of the settings."""
+    if settings.ray is not None:
+        return from_ray(settings.ray)
     if settings.dns is None:
         return _fixed(settings.replicas)
     return by_name(*settings.dns, resolver)

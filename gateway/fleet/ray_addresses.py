@@ -1,0 +1,106 @@
+"""The addresses of replicas on Ray, as a child process of a router reads them there."""
+
+import asyncio
+import logging
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+
+import msgspec
+
+from gateway.processes.channel import module_command, module_environment
+from gateway.settings import RaySettings
+
+log = logging.getLogger("sluice.fleet")
+
+CHILD = "gateway.fleet.ray_directory"
+PAUSE_SECS = 2.0
+"""Pause before a child process in place of one that has ended."""
+EXIT_SECS = 5.0
+LONGEST_LINE = 1 << 20
+
+
+class RayTable(msgspec.Struct, frozen=True):
+    """A line of the child process: addresses of replicas, and models that lack some.
+
+    `reason` is why there is no new table; then the last one holds.
+    """
+
+    replicas: tuple[tuple[str, int], ...] = ()
+    troubles: Mapping[str, str] = {}
+    reason: str = ""
+
+
+class RayQuestion(msgspec.Struct, frozen=True):
+    """The line that a child process reads first; it makes the controller if it is missing."""
+
+    settings: RaySettings
+    makes_controller: bool
+
+
+read_table = msgspec.json.Decoder(RayTable).decode
+read_question = msgspec.json.Decoder(RayQuestion).decode
+encode = msgspec.json.Encoder().encode
+
+
+async def from_ray(settings: RaySettings) -> AsyncGenerator[tuple[tuple[str, int], ...], None]:
+    """The addresses of the replicas; a child process that ends is started again.
+
+    Ray's library ends its process when the cluster cannot be reached, so that no router loads it.
+    """
+    logged: dict[str, str] = {}
+    has_controller = False
+    while True:
+        question = encode(RayQuestion(settings, not has_controller)) + b"\n"
+        async for table in _tables(question):
+            _log(table, logged)
+            if not table.reason:
+                has_controller = True
+                yield table.replicas
+        await asyncio.sleep(PAUSE_SECS)
+
+
+def _log(table: RayTable, logged: dict[str, str]) -> None:
+    """Log each trouble once, until it changes."""
+    found = {**table.troubles, **({"": table.reason} if table.reason else {})}
+    for model, reason in found.items():
+        if logged.get(model) == reason:
+            continue
+        if model:
+            log.warning("replicas lack", extra={"model": model, "reason": reason})
+        else:
+            log.error("replicas not known", extra={"reason": reason})
+    logged.clear()
+    logged.update(found)
+
+
+async def _tables(question: bytes) -> AsyncGenerator[RayTable, None]:
+    """The tables of one child process, until it ends."""
+    child = await asyncio.create_subprocess_exec(
+        *module_command(CHILD),
+        stdin=PIPE,
+        stdout=PIPE,
+        env=module_environment(),
+        limit=LONGEST_LINE,
+    )
+    try:
+        assert child.stdin is not None  # noqa: S101 - it is a pipe
+        assert child.stdout is not None  # noqa: S101 - it is a pipe
+        child.stdin.write(question)
+        reason = ""
+        async for line in child.stdout:
+            table = read_table(line)
+            reason = table.reason
+            yield table
+        status = await child.wait()
+        yield RayTable(reason=reason or f"{CHILD} ended with status {status}")
+    finally:
+        await _end(child)
+
+
+async def _end(child: Process) -> None:
+    if child.returncode is None:
+        child.kill()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_SECS):
+                await child.wait()

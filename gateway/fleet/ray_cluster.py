@@ -1,0 +1,284 @@
+"""A fleet in a Ray cluster: actors, their placement groups, and the connection of a driver."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray._raylet import GcsClient
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address, list_named_actors, placement_group
+from ray.util import get_placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from gateway.errors import Code, InferenceError
+from gateway.fleet.ray_controller import (
+    Controller,
+    ModelStatus,
+    ReplicaPhase,
+    ReplicaView,
+    Repository,
+)
+from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
+from gateway.models.replicas import CPU, GPU, ReplicaRules
+from gateway.settings import RaySettings
+
+log = logging.getLogger("sluice.fleet")
+
+NAMESPACE = "sluice"
+DECISION_SECS = 2.0
+ANSWER_SECS = 1.0
+"""A replica actor that does not answer for this time is silent."""
+CONTROLLER_SECS = 20.0
+POLL_SECS = 0.1
+MEMORY = "memory"
+"""The resource of a node that is an option of its own of actors."""
+
+
+class ReplicaActor:
+    """The actor of one replica, in its placement group."""
+
+    def __init__(self, name: str, model: str, settings: RaySettings, *, sees_gpus: bool) -> None:
+        host = get_node_ip_address() if settings.exposed else THIS_MACHINE
+        node = ray.get_runtime_context().get_node_id()
+        view = ReplicaView(
+            name=name, model=model, phase=ReplicaPhase.STARTING, node=node, host=host
+        )
+        self._process = ReplicaProcess(view, settings.options, sees_gpus=sees_gpus)
+
+    def view(self) -> ReplicaView:
+        """The present view of the replica."""
+        return self._process.view()
+
+    def drain(self) -> None:
+        """Let the replica complete its requests and end."""
+        self._process.drain()
+
+
+class ControllerActor:
+    """The one actor that decides; it is restarted by Ray, and reads again what it needs."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        logging.basicConfig(level=logging.INFO)
+        repository = Repository(settings.repositories, settings.config_name)
+        self._controller = Controller(RayCluster(settings), repository.rules)
+        self._decided = asyncio.Event()
+        self._deciding = asyncio.get_running_loop().create_task(self._decide())
+
+    async def _decide(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self._controller.decide)
+            except Exception:
+                # Around one decision: the next one sees the cluster anew.
+                log.exception("decision failed")
+            decided, self._decided = self._decided, asyncio.Event()
+            decided.set()
+            await asyncio.sleep(DECISION_SECS)
+
+    async def status(self) -> Sequence[ModelStatus]:
+        """The models and their replicas, as they were at the last decision."""
+        return self._controller.status()
+
+    async def next_status(self) -> Sequence[ModelStatus]:
+        """The models and their replicas after the next decision."""
+        await self._decided.wait()
+        return self._controller.status()
+
+
+class RayCluster:
+    """The replicas of one fleet: an actor and a placement group of one name for each.
+
+    A group without an actor is a replica that has ended.
+    """
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings = settings
+        self._asked: dict[str, Any] = {}
+        self._have_answered: set[str] = set()
+
+    def replicas(self) -> Sequence[ReplicaView]:
+        """See `Cluster`."""
+        groups = dict(_groups(self._settings.fleet))
+        actors = _replica_names(self._settings.fleet)
+        answers = self._answers(actors)
+        self._have_answered = (self._have_answered | answers.keys()) & groups.keys()
+        return [
+            answers.get(name) or self._unanswered(name, group, name in actors)
+            for name, group in groups.items()
+        ]
+
+    def draining_nodes(self) -> frozenset[str]:
+        """See `Cluster`."""
+        # Ray has no public way to ask for them.
+        client = GcsClient(address=ray.get_runtime_context().gcs_address)
+        return frozenset(client.get_draining_nodes())
+
+    def make(self, model: str, rules: ReplicaRules) -> None:
+        """See `Cluster`."""
+        name = f"{_prefix(self._settings.fleet)}{model}:{secrets.token_hex(4)}"
+        resources, labels = dict(rules.resources), dict(rules.labels)
+        group = placement_group(
+            [resources],
+            strategy="STRICT_PACK",
+            name=name,
+            lifetime="detached",
+            bundle_label_selector=[labels],
+        )
+        cpus, gpus = resources.pop(CPU, 0), resources.pop(GPU, 0)
+        options: dict[str, Any] = {"memory": resources.pop(MEMORY)} if MEMORY in resources else {}
+        ray.remote(ReplicaActor).options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            resources=resources,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            **options,
+        ).remote(name, model, self._settings, sees_gpus=bool(gpus))
+
+    def drain(self, name: str) -> None:
+        """See `Cluster`."""
+        with suppress(ValueError, RayError):
+            ray.get_actor(name, NAMESPACE).drain.remote()
+
+    def remove(self, name: str) -> None:
+        """See `Cluster`."""
+        self._asked.pop(name, None)
+        with suppress(ValueError, RayError):
+            ray.kill(ray.get_actor(name, NAMESPACE))
+        with suppress(ValueError):
+            remove_placement_group(get_placement_group(name))
+
+    def _answers(self, actors: Sequence[str]) -> Mapping[str, ReplicaView]:
+        """The views of the replicas that answer now; each has one question at a time."""
+        asked = {}
+        for name in actors:
+            with suppress(ValueError):
+                known = self._asked.get(name)
+                asked[name] = known or ray.get_actor(name, NAMESPACE).view.remote()
+        done = _done(list(asked.values()))
+        self._asked = {name: each for name, each in asked.items() if each not in done}
+        found = {}
+        for name in asked.keys() - self._asked.keys():
+            with suppress(RayError):
+                found[name] = ray.get(asked[name])
+        return found
+
+    def _unanswered(self, name: str, group: Mapping[str, Any], has_actor: bool) -> ReplicaView:
+        model = name.removeprefix(_prefix(self._settings.fleet)).rpartition(":")[0]
+        node = group["bundles_to_node_id"].get(0) or ""
+        view = ReplicaView(name=name, model=model, phase=ReplicaPhase.SILENT, node=node)
+        if not has_actor:
+            return replace(view, phase=ReplicaPhase.ENDED, reason="its actor was lost")
+        if node:
+            has_answered = name in self._have_answered
+            return view if has_answered else replace(view, phase=ReplicaPhase.STARTING)
+        is_infeasible = group["stats"]["scheduling_state"] == "INFEASIBLE"
+        phase = ReplicaPhase.INFEASIBLE if is_infeasible else ReplicaPhase.PENDING
+        return replace(view, phase=phase)
+
+
+def connect() -> None:
+    """Connect this process as a driver; UNAVAILABLE with the reason of Ray."""
+    try:
+        ray.init(
+            address="auto",
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (RayError, ConnectionError, RuntimeError) as error:
+        raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {error}") from None
+
+
+def make_controller(settings: RaySettings) -> None:
+    """Make the controller of a fleet if there is none; Ray restarts it until `end_fleet`."""
+    ray.remote(ControllerActor).options(
+        name=_controller_name(settings.fleet),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        get_if_exists=True,
+    ).remote(settings)
+
+
+def next_status(fleet: str) -> Sequence[ModelStatus]:
+    """The status after the next decision; UNAVAILABLE if the controller does not answer."""
+    return _ask(fleet, "next_status")
+
+
+def status(fleet: str) -> Sequence[ModelStatus]:
+    """The status after the last decision; UNAVAILABLE if the controller does not answer."""
+    return _ask(fleet, "status")
+
+
+def end_fleet(fleet: str, drain_secs: float) -> int:
+    """End the controller, then every replica when it has drained; returns their number."""
+    with suppress(ValueError):
+        ray.kill(ray.get_actor(_controller_name(fleet), NAMESPACE))
+    cluster = RayCluster(RaySettings(fleet=fleet))
+    names = [each.name for each in cluster.replicas()]
+    for name in names:
+        cluster.drain(name)
+    ends_at = time.monotonic() + drain_secs
+    while names and time.monotonic() < ends_at:
+        draining = [each for each in cluster.replicas() if each.phase is ReplicaPhase.DRAINING]
+        if not draining:
+            break
+        time.sleep(POLL_SECS)
+    for name in names:
+        cluster.remove(name)
+    return len(names)
+
+
+def _ask(fleet: str, question: str) -> Sequence[ModelStatus]:
+    try:
+        actor = ray.get_actor(_controller_name(fleet), NAMESPACE)
+        found: Sequence[ModelStatus] = ray.get(
+            getattr(actor, question).remote(), timeout=CONTROLLER_SECS
+        )
+    except ValueError:
+        text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
+        raise InferenceError(Code.UNAVAILABLE, text) from None
+    except RayError as error:
+        text = f"the controller of fleet '{fleet}' does not answer: {error}"
+        raise InferenceError(Code.UNAVAILABLE, text) from None
+    return found
+
+
+def _done(asked: list[Any]) -> list[Any]:
+    """Those of some questions that are answered within the time."""
+    if not asked:
+        return []
+    done, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECS)
+    return list(done)
+
+
+def _controller_name(fleet: str) -> str:
+    return f"sluice:{fleet}"
+
+
+def _prefix(fleet: str) -> str:
+    return f"{_controller_name(fleet)}:"
+
+
+def _replica_names(fleet: str) -> list[str]:
+    actors = list_named_actors(all_namespaces=True)
+    named = [each["name"] for each in actors if each["namespace"] == NAMESPACE]
+    return [name for name in named if name.startswith(_prefix(fleet))]
+
+
+def _groups(fleet: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for group in placement_group_table().values():
+        if group["name"].startswith(_prefix(fleet)) and group["state"] != "REMOVED":
+            yield group["name"], group

@@ -1,0 +1,243 @@
+"""The controller of a fleet on Ray: it makes and ends replicas, from what the cluster has now."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from gateway.config.pbtxt import parse
+from gateway.errors import InferenceError
+from gateway.fleet.scaling import ReplicaCount
+from gateway.models.replicas import ReplicaRules
+from gateway.models.repository import ModelRepository
+
+log = logging.getLogger("sluice.fleet")
+
+FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 1.0, 60.0
+"""Pause before a replica in place of one that ended before it was ready; doubled each time."""
+
+
+class ReplicaPhase(StrEnum):
+    """The phase of a replica, in the order in which replicas are ended when fewer are wanted."""
+
+    INFEASIBLE = "INFEASIBLE"  # no node could ever have a place for it
+    PENDING = "PENDING"  # no node has a place for it now
+    STARTING = "STARTING"
+    READY = "READY"
+    SILENT = "SILENT"  # it does not answer; Ray decides whether it is lost
+    DRAINING = "DRAINING"
+    ENDED = "ENDED"
+
+
+PHASES = list(ReplicaPhase)
+NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """A replica as the controller sees it: `need` is its share, `reason` that of its phase."""
+
+    name: str
+    model: str
+    phase: ReplicaPhase
+    node: str = ""
+    host: str = ""
+    port: int = 0
+    need: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """The replicas of a model, the number that is wanted, and the reason of a lack."""
+
+    model: str
+    wanted: int
+    need: float
+    replicas: Sequence[ReplicaView]
+    trouble: str = ""
+
+
+class Cluster(Protocol):
+    """The replicas of a fleet in a cluster; each call may take a second."""
+
+    def replicas(self) -> Sequence[ReplicaView]:
+        """Every replica that has not been removed."""
+
+    def draining_nodes(self) -> frozenset[str]:
+        """The nodes that are about to end."""
+
+    def make(self, model: str, rules: ReplicaRules) -> None:
+        """Begin a replica."""
+
+    def drain(self, name: str) -> None:
+        """Let a replica complete its requests and end."""
+
+    def remove(self, name: str) -> None:
+        """End a replica now, and return its place."""
+
+
+class Repository:
+    """The rules of every model of the repositories, read again at each call."""
+
+    def __init__(self, paths: Iterable[str], config_name: str) -> None:
+        self._repository = ModelRepository([Path(each) for each in paths], config_name)
+        self._known: dict[str, tuple[str, ReplicaRules | str]] = {}
+
+    def rules(self) -> Mapping[str, ReplicaRules | str]:
+        """The rules of each model, or the reason why they cannot be read."""
+        names = self._repository.names()
+        self._known = {name: self._read(name) for name in names}
+        return {name: found for name, (_, found) in self._known.items()}
+
+    def _read(self, name: str) -> tuple[str, ReplicaRules | str]:
+        try:
+            file = self._repository.config_file(name)
+            known = self._known.get(name)
+            if known is not None and known[0] == file.text:
+                return known
+            return file.text, ReplicaRules.read(parse(file.text, file.source))
+        except InferenceError as error:
+            return "", error.message
+
+
+class _Tended:
+    """The memory of one model: its needs, and the replicas that failed before they were ready."""
+
+    def __init__(self) -> None:
+        self.count = ReplicaCount()
+        self.wanted = 0
+        self.failures = 0
+        self.again_at = 0.0
+        self.trouble = ""
+
+    def fail(self, reason: str, now: float) -> None:
+        """Count a replica that ended before it was ready; the next one waits."""
+        self.again_at = now + min(LONGEST_PAUSE_SECS, FIRST_PAUSE_SECS * 2**self.failures)
+        self.failures += 1
+        self.trouble = reason
+
+    def succeed(self) -> None:
+        """Forget failures: a replica is ready."""
+        self.failures, self.again_at, self.trouble = 0, 0.0, ""
+
+
+class Controller:
+    """The decisions for every model; what it remembers only delays them.
+
+    A model whose configuration cannot be read keeps its replicas.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rules: Callable[[], Mapping[str, ReplicaRules | str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._rules = rules
+        self._clock = clock
+        self._tended: dict[str, _Tended] = {}
+        self._were_ready: set[str] = set()
+        self._models: list[ModelStatus] = []
+
+    def status(self) -> Sequence[ModelStatus]:
+        """The models and their replicas, as they were at the last decision."""
+        return self._models
+
+    def decide(self) -> None:
+        """Look at the cluster and the repository, and make, drain and remove replicas."""
+        seen = self._cluster.replicas()
+        leaving = self._cluster.draining_nodes()
+        try:
+            rules = self._rules()
+        except InferenceError as error:
+            log.error("repository not read", extra={"reason": error.message})
+            return
+        for each in seen:
+            self._notice(each)
+        left = [each for each in seen if each.phase is not ReplicaPhase.ENDED]
+        self._were_ready &= {each.name for each in left}
+        self._models = [
+            self._tend(model, rules.get(model), [r for r in left if r.model == model], leaving)
+            for model in sorted(rules.keys() | {each.model for each in left})
+        ]
+        self._tended = {each.model: self._tended[each.model] for each in self._models}
+
+    def _notice(self, replica: ReplicaView) -> None:
+        """Remove a replica that has ended; remember whether it was ready."""
+        tended = self._tended.setdefault(replica.model, _Tended())
+        if replica.phase is ReplicaPhase.READY:
+            self._were_ready.add(replica.name)
+            tended.succeed()
+        elif replica.phase is ReplicaPhase.ENDED:
+            about = {"model": replica.model, "replica": replica.name, "reason": replica.reason}
+            log.info("replica ended", extra=about)
+            if replica.name not in self._were_ready and replica.reason:
+                tended.fail(replica.reason, self._clock())
+            self._cluster.remove(replica.name)
+
+    def _tend(
+        self,
+        model: str,
+        rules: ReplicaRules | str | None,
+        replicas: Sequence[ReplicaView],
+        leaving: frozenset[str],
+    ) -> ModelStatus:
+        tended = self._tended.setdefault(model, _Tended())
+        need = sum(each.need for each in replicas)
+        trouble = rules if isinstance(rules, str) else ""
+        working = [each for each in replicas if each.phase is not ReplicaPhase.DRAINING]
+        if rules is None:
+            self._end(working)
+            tended.wanted = 0
+        elif isinstance(rules, ReplicaRules):
+            staying = [each for each in working if each.node not in leaving]
+            silent = any(each.phase is ReplicaPhase.SILENT for each in staying)
+            # The need of a silent replica is unknown: none is ended meanwhile.
+            known = max(need, len(staying)) if silent else need
+            tended.wanted = tended.count.want(rules, known, len(staying), self._clock())
+            self._change(model, rules, tended, staying)
+            ready = [each for each in staying if each.phase is ReplicaPhase.READY]
+            if len(ready) >= tended.wanted:
+                self._end([each for each in working if each.node in leaving])
+            trouble = tended.trouble or _lack(rules, {each.phase for each in staying})
+        return ModelStatus(
+            model=model, wanted=tended.wanted, need=need, replicas=replicas, trouble=trouble
+        )
+
+    def _change(
+        self, model: str, rules: ReplicaRules, tended: _Tended, staying: Sequence[ReplicaView]
+    ) -> None:
+        """Make the replicas that lack, or end those of which there are too many."""
+        lacking = tended.wanted - len(staying)
+        if lacking > 0 and self._clock() >= tended.again_at:
+            log.info("replicas made", extra={"model": model, "count": lacking})
+            for _ in range(lacking):
+                self._cluster.make(model, rules)
+        elif lacking < 0:
+            by_use = sorted(staying, key=lambda each: (PHASES.index(each.phase), each.need))
+            self._end(by_use[:-lacking])
+
+    def _end(self, replicas: Iterable[ReplicaView]) -> None:
+        """Remove those that are not ready, and drain the others."""
+        for each in replicas:
+            about = {"model": each.model, "replica": each.name, "phase": each.phase}
+            log.info("replica not needed", extra=about)
+            if each.phase in NOT_READY:
+                self._cluster.remove(each.name)
+            else:
+                self._cluster.drain(each.name)
+
+
+def _lack(rules: ReplicaRules, phases: Set[ReplicaPhase]) -> str:
+    """The place that a replica waits for, "" if none waits."""
+    if not phases & {ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING}:
+        return ""
+    amounts = ", ".join(f"{amount:g} {name}" for name, amount in rules.resources.items())
+    labels = ", ".join(f"{name}={value}" for name, value in rules.labels.items())
+    free = "" if ReplicaPhase.INFEASIBLE in phases else " free"
+    return f"no node has {amounts}{free}" + (f" with {labels}" if labels else "")

@@ -1,0 +1,61 @@
+"""The child process of a router that reads the addresses of replicas in a Ray cluster."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from gateway.errors import InferenceError
+from gateway.fleet import ray_cluster
+from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
+from gateway.fleet.ray_controller import ModelStatus, ReplicaPhase
+
+PAUSE_SECS = 1.0
+ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
+
+
+def main() -> None:
+    """Write a table for each decision of the controller, until the router has ended."""
+    question = read_question(sys.stdin.buffer.readline())
+    # Only tables are written to the router: Ray's own texts go to the standard error.
+    router = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for each in _tables(question):
+        router.write(encode(each) + b"\n")
+        router.flush()
+
+
+def _tables(question: RayQuestion) -> Iterator[RayTable]:
+    threading.Thread(target=_end_with_router, daemon=True).start()
+    try:
+        ray_cluster.connect()
+    except InferenceError as error:
+        yield RayTable(reason=error.message)
+        return
+    if question.makes_controller:
+        ray_cluster.make_controller(question.settings)
+    while True:
+        try:
+            yield table(ray_cluster.next_status(question.settings.fleet))
+        except InferenceError as error:
+            yield RayTable(reason=error.message)
+            time.sleep(PAUSE_SECS)
+
+
+def table(models: Sequence[ModelStatus]) -> RayTable:
+    """The table of a status."""
+    replicas = [each for model in models for each in model.replicas]
+    return RayTable(
+        replicas=tuple((each.host, each.port) for each in replicas if each.phase in ADDRESSED),
+        troubles={each.model: each.trouble for each in models if each.trouble},
+    )
+
+
+def _end_with_router() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
