@@ -13,7 +13,7 @@ LAPTOP_READY := $(VENV)/ready-laptop
 AUDIT_LOCK := requirements-audit.lock
 AUDIT_VENV := build/audit
 AUDIT_READY := $(AUDIT_VENV)/ready
-LOCKS := $(LOCK) $(LAPTOP_LOCK) $(AUDIT_LOCK) $(addprefix tests/, $(addsuffix /requirements.txt, backends deploy e2e/litellm))
+LOCKS := $(LOCK) $(LAPTOP_LOCK) $(AUDIT_LOCK) $(addprefix tests/, $(addsuffix /requirements.txt, backends deploy e2e/litellm fleet))
 # The engine of `make serve`: openvino_genai, or vllm with the whole model repository.
 ENGINE ?= openvino_genai
 PIP_ARGS ?=
@@ -33,11 +33,17 @@ TENSORFLOW_TESTS := tests/backends/tensorflow tests/backends/sklearn
 TENSORFLOW_VENV := $(VENV)/tensorflow
 TENSORFLOW_BIN := $(TENSORFLOW_VENV)/bin
 TENSORFLOW_READY := $(TENSORFLOW_VENV)/ready
+# Ray takes 201 MB: likewise.
+RAY_TESTS := tests/fleet
+RAY_VENV := $(VENV)/ray
+RAY_BIN := $(RAY_VENV)/bin
+RAY_READY := $(RAY_VENV)/ready
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# Every test runs in one of these or in test-tensorflow, except those marked `release`, which take long and whose subject
-# rarely changes: they run in test-all. Tests marked `both` run in the first two.
-ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or release)
-ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet or release)
+# Every test runs in one of these, in test-tensorflow or in test-ray, except those marked `release`, which take long and whose
+# subject rarely changes: they run in test-all. Tests marked `both` run in the first two.
+ON_OLDEST := not (vllm or browser or node or sweep or wire or quiet or release or ray)
+ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet or release or ray)
+ON_RAY := ray and not release
 ALONE := quiet
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 # These tests without an engine run when those of the newest Python have ended, in two processes: both runs take as long then.
@@ -59,7 +65,7 @@ NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet large_requests grpc_abuse g
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-newest-tensorflow-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-newest-tensorflow-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
 
 setup: $(READY)
 
@@ -124,12 +130,17 @@ test-newest: $(READY) stored
 
 # One after the other, and then the rest of the tests without an engine, which take longer.
 test-newest-tensorflow-rest: $(READY) stored
-	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow \
+	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow && \
+	  $(MAKE) --no-print-directory test-ray \
 	  $(if $(ARGS),,&& $(MAKE) --no-print-directory test-oldest WORKERS=$(REST_WORKERS) OLDEST_TESTS='$(REST)')
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
 	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "not quiet $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)),-n $(WORKERS))
+
+# Ray clusters, whose nodes are processes of this machine.
+test-ray: $(RAY_READY)
+	$(call tested,$(RAY_BIN)/python -m pytest,-m "$(ON_RAY) $(MARKS)" $(or $(ARGS),$(RAY_TESTS)))
 
 test-alone: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
@@ -141,7 +152,8 @@ test-all: test
 	$(BIN)/pytest -n $(WORKERS) --frontends=2 $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
 	$(BIN)/pytest -n $(WORKERS) --fleet=2 $(filter-out $(NO_FLEET),$(wildcard tests/conformance/test_*.py))
 	$(BIN)/pytest -n $(WORKERS) -m "$(ON_OLDEST)"
-	$(BIN)/pytest -n $(WORKERS) -m release
+	$(BIN)/pytest -n $(WORKERS) -m "release and not ray"
+	$(MAKE) --no-print-directory test-ray ON_RAY=ray
 	@$(FIND_OLDEST); $$python -m pytest -n $(WORKERS) tests/sweep
 	$(BIN)/pytest -n $(WORKERS) tests/sweep tests/backends/vllm/serving/test_diverted_sweep.py --every-step
 
@@ -171,6 +183,14 @@ $(TENSORFLOW_READY): tests/backends/requirements.txt | $(READY)
 	@$(BIN)/pip --python $(TENSORFLOW_BIN)/python --disable-pip-version-check install --quiet --no-deps --no-compile \
 	  $(PIP_ARGS) -r $<
 	@$(call share_packages,$(TENSORFLOW_VENV))
+	@touch $@
+
+$(RAY_READY): tests/fleet/requirements.txt | $(READY)
+	@echo "test-ray: installing Ray (201 MB on disk)"
+	@$(BIN)/python -m venv --without-pip --clear $(RAY_VENV)
+	@$(BIN)/pip --python $(RAY_BIN)/python --disable-pip-version-check install --quiet --no-deps --no-compile \
+	  $(PIP_ARGS) -r $<
+	@$(call share_packages,$(RAY_VENV))
 	@touch $@
 
 # Renews the hashes in every lock, for the versions that stand there. A lock has a head, an empty line, and pins.

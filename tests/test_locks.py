@@ -18,6 +18,7 @@ LOCKS = (
     "requirements-audit.lock",
     "tests/backends/requirements.txt",
     "tests/deploy/requirements.txt",
+    "tests/fleet/requirements.txt",
     "tests/e2e/litellm/requirements.txt",
 )
 

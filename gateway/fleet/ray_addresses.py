@@ -43,7 +43,9 @@ read_question = msgspec.json.Decoder(RayQuestion).decode
 encode = msgspec.json.Encoder().encode
 
 
-async def from_ray(settings: RaySettings) -> AsyncGenerator[tuple[tuple[str, int], ...], None]:
+async def from_ray(
+    settings: RaySettings, child: str = CHILD
+) -> AsyncGenerator[tuple[tuple[str, int], ...], None]:
     """The addresses of the replicas; a child process that ends is started again.
 
     Ray's library ends its process when the cluster cannot be reached, so that no router loads it.
@@ -52,7 +54,7 @@ async def from_ray(settings: RaySettings) -> AsyncGenerator[tuple[tuple[str, int
     has_controller = False
     while True:
         question = encode(RayQuestion(settings, not has_controller)) + b"\n"
-        async for table in _tables(question):
+        async for table in _tables(child, question):
             _log(table, logged)
             if not table.reason:
                 has_controller = True
@@ -74,10 +76,10 @@ def _log(table: RayTable, logged: dict[str, str]) -> None:
     logged.update(found)
 
 
-async def _tables(question: bytes) -> AsyncGenerator[RayTable, None]:
+async def _tables(module: str, question: bytes) -> AsyncGenerator[RayTable, None]:
     """The tables of one child process, until it ends."""
     child = await asyncio.create_subprocess_exec(
-        *module_command(CHILD),
+        *module_command(module),
         stdin=PIPE,
         stdout=PIPE,
         env=module_environment(),
@@ -93,7 +95,7 @@ async def _tables(question: bytes) -> AsyncGenerator[RayTable, None]:
             reason = table.reason
             yield table
         status = await child.wait()
-        yield RayTable(reason=reason or f"{CHILD} ended with status {status}")
+        yield RayTable(reason=reason or f"{module} ended with status {status}")
     finally:
         await _end(child)
 

@@ -12,8 +12,14 @@ from typing import Any
 import ray
 from ray._raylet import GcsClient
 from ray.exceptions import RayError
-from ray.util import get_node_ip_address, list_named_actors, placement_group
-from ray.util import get_placement_group, placement_group_table, remove_placement_group
+from ray.util import (
+    get_node_ip_address,
+    get_placement_group,
+    list_named_actors,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gateway.errors import Code, InferenceError
@@ -36,6 +42,7 @@ ANSWER_SECS = 1.0
 """A replica actor that does not answer for this time is silent."""
 CONTROLLER_SECS = 20.0
 POLL_SECS = 0.1
+WITH_REQUESTS = (ReplicaPhase.READY, ReplicaPhase.SILENT, ReplicaPhase.DRAINING)
 MEMORY = "memory"
 """The resource of a node that is an option of its own of actors."""
 
@@ -232,8 +239,7 @@ def end_fleet(fleet: str, drain_secs: float) -> int:
         cluster.drain(name)
     ends_at = time.monotonic() + drain_secs
     while names and time.monotonic() < ends_at:
-        draining = [each for each in cluster.replicas() if each.phase is ReplicaPhase.DRAINING]
-        if not draining:
+        if not [each for each in cluster.replicas() if each.phase in WITH_REQUESTS]:
             break
         time.sleep(POLL_SECS)
     for name in names:

@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.fleet import ray_cluster
-from gateway.fleet.ray_controller import ModelStatus
+from gateway.fleet.ray_controller import ModelStatus, ReplicaPhase
 from gateway.settings import netloc
 
 COLUMNS = ("model", "replica", "state", "node", "address", "need")
@@ -32,7 +32,8 @@ def status_table(models: Sequence[ModelStatus]) -> Table:
     """A row for each model, and one for each of its replicas."""
     shown = Table(*(Column(name, overflow="fold") for name in COLUMNS))
     for model in models:
-        count = f"{len(model.replicas)} of {model.wanted}"
+        ready = sum(each.phase is ReplicaPhase.READY for each in model.replicas)
+        count = f"{ready} of {model.wanted}"
         shown.add_row(Text(model.model), count, "", "", "", f"{model.need:.2f}")
         for each in model.replicas:
             name, address = each.name.rpartition(":")[2], netloc(each.host, each.port)

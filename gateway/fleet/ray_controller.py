@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -99,7 +99,8 @@ class Repository:
             known = self._known.get(name)
             if known is not None and known[0] == file.text:
                 return known
-            return file.text, ReplicaRules.read(parse(file.text, file.source))
+            config = replace(parse(file.text, file.source), name=name)
+            return file.text, ReplicaRules.read(config)
         except InferenceError as error:
             return "", error.message
 

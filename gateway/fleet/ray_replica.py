@@ -14,7 +14,7 @@ from urllib.request import urlopen
 from gateway.fleet.ray_controller import ReplicaPhase, ReplicaView
 
 ANNOUNCED = re.compile(r"^\s*(fleet|metrics)\s+\S+:(\d+)\s*$")
-NEED = re.compile(rb'^gateway_fleet_need\{[^}]*\} (\S+)$', re.MULTILINE)
+NEED = re.compile(rb"^gateway_fleet_need\{[^}]*\} (\S+)$", re.MULTILINE)
 METRICS_SECS = 0.5
 LAST_LINES = 5
 """Lines of the log that are in the reason of an end."""
@@ -83,7 +83,7 @@ class ReplicaProcess:
     def _need(self) -> float:
         """The largest need of its models: an ensemble is as busy as its busiest member."""
         page = f"http://{THIS_MACHINE}:{self._ports['metrics']}/metrics"
-        with suppress(OSError), urlopen(page, timeout=METRICS_SECS) as answer:  # noqa: S310
+        with suppress(OSError), urlopen(page, timeout=METRICS_SECS) as answer:
             return max(map(float, NEED.findall(answer.read())), default=0.0)
         return 1.0
 

@@ -1,0 +1,155 @@
+"""A Ray cluster whose nodes are processes of this machine, and the fleets in it, from outside."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.serving import ROOT, wait_until
+
+OBJECTS_BYTES = 80 << 20
+LOST_SECS = 30.0
+"""Ray notices a lost node within two seconds with the settings below, and a fleet in some more."""
+COMMAND_SECS = 60.0
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """The environment of every process of a cluster: nothing outside of the folder is changed."""
+    return {
+        "HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_storage": "rocksdb",
+        "RAY_gcs_storage_path": str(folder / "gcs"),
+        "RAY_health_check_failure_threshold": "3",
+        "RAY_health_check_period_ms": "500",
+    }
+
+
+class RayNodes:
+    """A head without CPUs and some nodes with one CPU each, labelled with the letters of `zones`.
+
+    The environment of this process is that of its processes.
+    """
+
+    def __init__(self, zones: str) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": OBJECTS_BYTES,
+            "gcs_server_port": _free_port(),
+        }
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self._cluster.address
+        self._nodes: dict[str, Any] = {}
+        for zone in zones:
+            self.add(zone)
+
+    def add(self, zone: str) -> None:
+        """Start a node."""
+        self._nodes[zone] = self._cluster.add_node(
+            num_cpus=1, labels={"zone": zone}, object_store_memory=OBJECTS_BYTES
+        )
+
+    def kill(self, zone: str) -> None:
+        """Kill the raylet of a node."""
+        self._cluster.remove_node(self._nodes.pop(zone), allow_graceful=False)
+
+    def kill_gcs(self) -> None:
+        """Kill the process that has the state of the cluster."""
+        self._cluster.head_node.kill_gcs_server()
+
+    def start_gcs(self) -> None:
+        """Start it again."""
+        self._cluster.head_node.start_gcs_server()
+
+    def shutdown(self) -> None:
+        """End every process of the cluster."""
+        self._cluster.shutdown()
+
+    def workers(self, name: str) -> Sequence[int]:
+        """The processes of actors of that class."""
+        raylets = {self._raylet(node) for node in (self._cluster.head_node, *self._nodes.values())}
+        found = _processes(lambda pid, command: command.startswith(f"ray::{name}"))
+        return [pid for pid in found if _parent(pid) in raylets]
+
+    def _raylet(self, node: Any) -> int:
+        return int(node.all_processes["raylet"][0].process.pid)
+
+
+class Fleet:
+    """A fleet as the command `sluice fleet` and the system show it."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.environment = {"RAY_ADDRESS": address, "COLUMNS": "200"}
+
+    def command(self, action: str) -> subprocess.CompletedProcess[str]:
+        """Run `sluice fleet`."""
+        return subprocess.run(
+            [sys.executable, "-m", "gateway", "fleet", action, f"--fleet-name={self.name}"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            timeout=COMMAND_SECS,
+            check=False,
+        )
+
+    def replicas(self, model: str) -> Sequence[int]:
+        """The processes of the replicas of a model."""
+        named = f"--fleet-name={self.name}"
+        return list(
+            _processes(lambda pid, command: f"\0replica\0{model}\0" in command and named in command)
+        )
+
+    def wait_replicas(self, model: str, count: int, without: Sequence[int] = ()) -> Sequence[int]:
+        """The processes of the replicas of a model, once there are so many others than some."""
+
+        def others() -> Sequence[int]:
+            return [pid for pid in self.replicas(model) if pid not in without]
+
+        wait_until(lambda: len(others()) == count, f"{count} replicas of {model}", LOST_SECS)
+        return others()
+
+
+def kill(pid: int) -> None:
+    """Kill a process, and wait for its end."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not _command(pid), f"process {pid} has ended")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _processes(is_wanted: Callable[[int, str], bool]) -> Iterator[int]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        if is_wanted(pid, _command(pid)):
+            yield pid
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

@@ -1,0 +1,120 @@
+"""Failures of the parts of a Ray cluster, and changes of the number of replicas."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conformance.models import REPEAT, identity, with_parameters
+from tests.fleet.nodes import LOST_SECS, Fleet, RayNodes
+from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(240)]
+
+CHANGING = {
+    "replicas": "1..2",
+    "scale_target_wait_ms": 100,
+    "scale_up_secs": 1,
+    "scale_down_secs": 8,
+    "replica_resources": '{"CPU": 0.25}',
+}
+SMALL = {"replica_resources": '{"CPU": 0.25}'}
+BUSY_CLIENTS, BUSY_SECS = 16, 30.0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet") / "models"
+    write_model(folder, "repeat", REPEAT + with_parameters({**SMALL, "replicas": 2}))
+    write_model(folder, "slow", identity("BYTES", "1", delay_us=100_000, **CHANGING))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(nodes: RayNodes) -> Fleet:
+    return Fleet("failing", nodes.address)
+
+
+@pytest.fixture(scope="module")
+def router(models: Path, fleet: Fleet) -> Iterator[Serving]:
+    flags = ("--fleet=ray", f"--fleet-name={fleet.name}")
+    with running(Serving(models, flags, fleet.environment)) as found:
+        yield found
+        fleet.command("down")
+    assert "Traceback" not in found.text
+
+
+@pytest.fixture
+def http(router: Serving) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
+        for model in ("repeat", "slow"):
+            path = f"/v2/models/{model}/ready"
+            wait_until(lambda: found.get(path).is_success, f"{model} is ready", LOST_SECS)  # noqa: B023
+        yield found
+
+
+def streamed(http: httpx.Client) -> bool:
+    """Whether a stream arrives as a whole."""
+    body = {"text_input": "x", "n": 5, "delay_us": 0}
+    with http.stream("POST", "/v2/models/repeat/generate_stream", json=body) as answer:
+        return sum(line.startswith("data:") for line in answer.iter_lines()) == 5
+
+
+def test_replicas_of_a_node_that_is_killed_come_back_on_another(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes
+) -> None:
+    fleet.wait_replicas("repeat", 2)
+    nodes.add("b")
+    nodes.kill("a")
+    wait_until(lambda: len(fleet.replicas("repeat")) == 0, "they end with their node", LOST_SECS)
+    fleet.wait_replicas("repeat", 2)
+    wait_until(lambda: http.get("/v2/models/repeat/ready").is_success, "one is ready", LOST_SECS)
+    assert streamed(http)
+    nodes.add("a")
+
+
+def test_requests_continue_without_the_state_of_the_cluster(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes
+) -> None:
+    before = fleet.wait_replicas("repeat", 2)
+    nodes.kill_gcs()
+    assert streamed(http)
+    nodes.start_gcs()
+    wait_until(lambda: "READY" in fleet.command("status").stdout, "it has a status", LOST_SECS)
+    assert streamed(http)
+    assert sorted(fleet.replicas("repeat")) == sorted(before)
+
+
+def test_replicas_come_with_requests_that_wait_and_end_without_them(
+    http: httpx.Client, fleet: Fleet
+) -> None:
+    fleet.wait_replicas("slow", 1)
+    text = {"inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
+    is_over = False
+
+    def client() -> None:
+        while not is_over:
+            assert http.post("/v2/models/slow/infer", json=text).is_success
+
+    with ThreadPoolExecutor(BUSY_CLIENTS) as clients:
+        ends = [clients.submit(client) for _ in range(BUSY_CLIENTS)]
+        try:
+            fleet.wait_replicas("slow", 2)
+        finally:
+            is_over = True
+        for each in ends:
+            each.result(BUSY_SECS)
+    fleet.wait_replicas("slow", 1)
+
+
+def test_a_wrong_token_of_the_cluster_is_named(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    found = fleet.command("status")
+    assert found.returncode == 1
+    assert "Ray cannot be used" in found.stderr
+    assert "token" in found.stderr

@@ -1,0 +1,96 @@
+"""A fleet on Ray: `sluice serve --fleet ray`, and its end by `sluice fleet down`.
+
+One fleet serves all tests, and its end is checked after them: processes of Ray take seconds.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conformance.models import REPEAT, with_parameters
+from tests.fleet.nodes import LOST_SECS, Fleet, RayNodes, kill
+from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+STREAM = "/v2/models/repeat/generate_stream"
+READY = "/v2/models/repeat/ready"
+NOWHERE = {"replica_resources": '{"GPU": 8}', "replica_labels": '{"zone": "a"}'}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fleet") / "models"
+    write_model(folder, "repeat", REPEAT)
+    write_model(folder, "nowhere", REPEAT + with_parameters(NOWHERE))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(nodes: RayNodes) -> Fleet:
+    return Fleet("tested", nodes.address)
+
+
+@pytest.fixture(scope="module")
+def router(models: Path, fleet: Fleet) -> Iterator[Serving]:
+    flags = ("--fleet=ray", f"--fleet-name={fleet.name}")
+    with running(Serving(models, flags, fleet.environment)) as found:
+        yield found
+        ended = fleet.command("down")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert f"fleet '{fleet.name}' ended, with 2 replicas" in ended.stdout
+        assert fleet.replicas("repeat") == []
+    assert found.process.returncode == 0, found.log[-50:]
+    assert "Traceback" not in found.text
+    lacking = fleet.command("status")
+    assert lacking.returncode == 1
+    assert f"fleet '{fleet.name}' has no controller" in lacking.stderr
+
+
+@pytest.fixture
+def http(router: Serving) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
+        wait_until(lambda: found.get(READY).is_success, "a replica is ready", LOST_SECS)
+        yield found
+
+
+def streamed(http: httpx.Client, responses: int) -> int:
+    """The responses that a stream has brought."""
+    body = {"text_input": "x", "n": responses, "delay_us": 0}
+    with http.stream("POST", STREAM, json=body) as answer:
+        return sum(line.startswith("data:") for line in answer.iter_lines())
+
+
+def test_a_stream_passes_the_router_and_the_fleet_has_a_status(
+    http: httpx.Client, fleet: Fleet, router: Serving
+) -> None:
+    assert streamed(http, 500) == 500
+    found = fleet.command("status")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "READY" in found.stdout
+    assert "INFEASIBLE" in found.stdout
+    reason = "no node has 8 GPU with zone=a"
+    assert f"nowhere: {reason}" in found.stdout
+    router.wait_logged(reason)
+
+
+def test_a_replica_that_is_killed_comes_back(http: httpx.Client, fleet: Fleet) -> None:
+    (before,) = fleet.replicas("repeat")
+    kill(before)
+    fleet.wait_replicas("repeat", 1, without=[before])
+    wait_until(lambda: http.get(READY).is_success, "another replica is ready", LOST_SECS)
+    assert streamed(http, 5) == 5
+
+
+def test_requests_continue_without_the_controller_which_comes_back(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes
+) -> None:
+    before = fleet.replicas("repeat")
+    (controller,) = nodes.workers("ControllerActor")
+    kill(controller)
+    assert streamed(http, 5) == 5
+    wait_until(lambda: nodes.workers("ControllerActor") != [], "it is back", LOST_SECS)
+    assert "READY" in fleet.command("status").stdout
+    assert fleet.replicas("repeat") == before

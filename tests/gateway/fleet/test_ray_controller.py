@@ -1,0 +1,204 @@
+"""The decisions of the controller on Ray, with a cluster in memory and virtual time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gateway.fleet.ray_controller import Controller, ReplicaPhase, ReplicaView, Repository
+from gateway.models.replicas import ReplicaRules
+from tests.builders import add_model
+
+STARTING, READY, SILENT = ReplicaPhase.STARTING, ReplicaPhase.READY, ReplicaPhase.SILENT
+DRAINING, ENDED = ReplicaPhase.DRAINING, ReplicaPhase.ENDED
+TWO = ReplicaRules(least=2, most=2, resources={"CPU": 1})
+QUICK = ReplicaRules(least=1, most=4, resources={"CPU": 1}, up_secs=2, down_secs=4)
+TICK_SECS = 2
+
+
+class FakeCluster:
+    """Replicas that do what the test says; it is a `Cluster`, with its controller and clock."""
+
+    def __init__(self, **rules: ReplicaRules | str) -> None:
+        self.views: dict[str, ReplicaView] = {}
+        self.leaving: frozenset[str] = frozenset()
+        self.rules: Mapping[str, ReplicaRules | str] = rules
+        self.now = 0.0
+        self.made = 0
+        self.controller = Controller(self, lambda: self.rules, lambda: self.now)
+
+    def replicas(self) -> Sequence[ReplicaView]:
+        return list(self.views.values())
+
+    def draining_nodes(self) -> frozenset[str]:
+        return self.leaving
+
+    def make(self, model: str, rules: ReplicaRules) -> None:
+        self.made += 1
+        name = f"{model}:{self.made}"
+        node = f"node{self.made}"
+        self.views[name] = ReplicaView(name=name, model=model, phase=STARTING, node=node)
+
+    def drain(self, name: str) -> None:
+        self.change(name, phase=DRAINING)
+
+    def remove(self, name: str) -> None:
+        del self.views[name]
+
+    def change(self, name: str, **fields: object) -> None:
+        self.views[name] = replace(self.views[name], **fields)  # type: ignore[arg-type]
+
+    def decide(self, times: int = 1) -> dict[str, ReplicaPhase]:
+        """Decide, every two seconds; returns the phases then."""
+        for _ in range(times):
+            self.controller.decide()
+            self.now += TICK_SECS
+        return {name: each.phase for name, each in self.views.items()}
+
+    def start(self) -> "FakeCluster":
+        """Make the replicas, which are then ready."""
+        self.decide()
+        for name in self.views:
+            self.change(name, phase=READY)
+        self.decide()
+        return self
+
+    @property
+    def troubles(self) -> dict[str, str]:
+        return {each.model: each.trouble for each in self.controller.status() if each.trouble}
+
+
+def test_the_replicas_of_every_model_are_made_once() -> None:
+    cluster = FakeCluster(a=TWO, b=QUICK)
+    expected = {"a:1": STARTING, "a:2": STARTING, "b:3": STARTING}
+    assert cluster.decide() == expected
+    assert cluster.decide(3) == expected
+
+
+def test_a_controller_that_was_restarted_keeps_what_is_there() -> None:
+    cluster = FakeCluster(a=TWO).start()
+    cluster.controller = Controller(cluster, lambda: cluster.rules, lambda: cluster.now)
+    assert cluster.decide(3) == {"a:1": READY, "a:2": READY}
+
+
+def test_a_ready_replica_that_was_lost_is_replaced_at_once() -> None:
+    cluster = FakeCluster(a=TWO).start()
+    cluster.change("a:1", phase=ENDED, reason="its actor was lost")
+    assert cluster.decide() == {"a:2": READY, "a:3": STARTING}
+    assert cluster.troubles == {}
+
+
+def test_a_replica_that_does_not_start_is_replaced_after_longer_and_longer_pauses() -> None:
+    cluster = FakeCluster(a=replace(TWO, least=1, most=1))
+    made_at = []
+    for _ in range(40):
+        before = cluster.made
+        cluster.decide()
+        if cluster.made > before:
+            made_at.append(cluster.now)
+            cluster.change(f"a:{cluster.made}", phase=ENDED, reason="no such file")
+    pauses = [later - sooner for sooner, later in pairwise(made_at)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 16
+    assert cluster.troubles == {"a": "no such file"}
+
+
+def test_the_pause_is_over_once_a_replica_is_ready() -> None:
+    cluster = FakeCluster(a=replace(TWO, least=1, most=1))
+    cluster.decide()
+    cluster.change("a:1", phase=ENDED, reason="no such file")
+    cluster.decide(3)
+    cluster.change("a:2", phase=READY)
+    cluster.decide()
+    assert cluster.troubles == {}
+    cluster.change("a:2", phase=ENDED, reason="killed")
+    assert cluster.decide() == {"a:3": STARTING}
+
+
+def test_replicas_come_with_the_need_and_end_without_it() -> None:
+    cluster = FakeCluster(a=QUICK).start()
+    cluster.change("a:1", need=2.5)
+    assert cluster.decide(3) == {"a:1": READY, "a:2": STARTING, "a:3": STARTING}
+    cluster.change("a:1", need=0.5)
+    cluster.change("a:2", phase=READY, need=0.2)
+    assert cluster.decide(6)["a:1"] is READY
+    assert "a:3" not in cluster.views
+    assert cluster.views["a:2"].phase is DRAINING
+
+
+def test_a_starting_replica_ends_before_an_idle_and_an_idle_before_a_busy_one() -> None:
+    cluster = FakeCluster(a=replace(QUICK, least=3)).start()
+    cluster.change("a:1", need=0.3)
+    cluster.change("a:3", phase=STARTING)
+    cluster.rules = {"a": replace(QUICK, least=2, most=2)}
+    assert cluster.decide() == {"a:1": READY, "a:2": READY}
+    cluster.rules = {"a": replace(QUICK, least=1, most=1)}
+    assert cluster.decide() == {"a:1": READY, "a:2": DRAINING}
+
+
+def test_no_replica_ends_for_lack_of_need_while_one_is_silent() -> None:
+    cluster = FakeCluster(a=replace(QUICK, least=2)).start()
+    cluster.rules = {"a": QUICK}
+    cluster.change("a:1", phase=SILENT)
+    assert cluster.decide(10) == {"a:1": SILENT, "a:2": READY}
+    cluster.change("a:1", phase=READY)
+    assert DRAINING in cluster.decide(4).values()
+
+
+def test_replicas_of_a_draining_node_are_replaced_first_and_then_drained() -> None:
+    cluster = FakeCluster(a=TWO).start()
+    cluster.leaving = frozenset({"node1"})
+    assert cluster.decide(2) == {"a:1": READY, "a:2": READY, "a:3": STARTING}
+    cluster.change("a:3", phase=READY)
+    assert cluster.decide() == {"a:1": DRAINING, "a:2": READY, "a:3": READY}
+
+
+def test_the_replicas_of_a_model_that_was_removed_are_drained() -> None:
+    cluster = FakeCluster(a=TWO).start()
+    cluster.change("a:2", phase=STARTING)
+    cluster.rules = {}
+    assert cluster.decide() == {"a:1": DRAINING}
+    cluster.remove("a:1")
+    cluster.decide()
+    assert cluster.controller.status() == []
+
+
+def test_a_model_whose_configuration_cannot_be_read_keeps_its_replicas() -> None:
+    cluster = FakeCluster(a=TWO).start()
+    cluster.rules = {"a": "line 3 is wrong"}
+    assert cluster.decide(3) == {"a:1": READY, "a:2": READY}
+    assert cluster.troubles == {"a": "line 3 is wrong"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "trouble"),
+    [
+        (ReplicaPhase.INFEASIBLE, "no node has 8 GPU, 1 CPU with zone=a"),
+        (ReplicaPhase.PENDING, "no node has 8 GPU, 1 CPU free with zone=a"),
+    ],
+)
+def test_a_replica_without_a_place_has_the_reason(phase: ReplicaPhase, trouble: str) -> None:
+    rules = ReplicaRules(resources={"GPU": 8, "CPU": 1}, labels={"zone": "a"})
+    cluster = FakeCluster(a=rules)
+    cluster.decide()
+    cluster.change("a:1", phase=phase, node="")
+    cluster.decide()
+    assert cluster.troubles == {"a": trouble}
+
+
+def test_rules_are_read_again_from_the_repository(tmp_path: Path) -> None:
+    add_model(tmp_path, "m", "")
+    add_model(tmp_path, "n", "parameters { key: 'replicas' value { string_value: '0' } }")
+    repository = Repository([str(tmp_path)], "")
+    assert repository.rules() == {
+        "m": ReplicaRules(resources={"CPU": 1}),
+        "n": "model 'n': parameter 'replicas' is '0', expected a number from 1 to 9999, or a range "
+        "such as 1..8",
+    }
+    config = "parameters { key: 'replicas' value { string_value: '2' } }"
+    (tmp_path / "m" / "config.pbtxt").write_text(config)
+    found = repository.rules()["m"]
+    assert isinstance(found, ReplicaRules)
+    assert found.most == 2
