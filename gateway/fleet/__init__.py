@@ -7,7 +7,7 @@ In reading order:
 - `replica`: the port of a replica, and the requests of its routers
 - `answer`: the answer to one of them
 - `connection`: a router's connection to one replica
-- `directory`: the addresses of replicas, as a list or DNS has them
+- `directory`, `ray_addresses`: the addresses of replicas, as a list, DNS or a child process has them
 - `choice`: the replica that gets a request, and the requests that move to another one
 - `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
 - `metrics`: the counts of a router
@@ -15,4 +15,7 @@ In reading order:
 - `instance`: the instance of a model that replicas host
 - `status`: the description of a fleet at `/v2/fleet`, and its metrics
 - `router`: the connections of a router, and the models that it has from them
+- `scaling`: the number of replicas that a model needs
+- `ray_controller`, `ray_replica`, `ray_cluster`: the replicas of a fleet in a Ray cluster
+- `ray_directory`, `ray_command`: the child process of a router with Ray, and `sluice fleet`
 """
