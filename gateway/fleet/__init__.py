@@ -7,7 +7,7 @@ In reading order:
 - `replica`: the port of a replica, and the requests of its routers
 - `answer`: the answer to one of them
 - `connection`: a router's connection to one replica
-- `directory`, `ray_addresses`: the addresses of replicas, as a list, DNS or a child process has them
+- `directory`, `ray_addresses`: the addresses of replicas, from a list, DNS or a child process
 - `choice`: the replica that gets a request, and the requests that move to another one
 - `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
 - `metrics`: the counts of a router

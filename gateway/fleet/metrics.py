@@ -10,6 +10,7 @@ from gateway.observability.statistics import SECONDS_BUCKETS, Histogram
 REPLICAS = "gateway_fleet_replicas"
 MODEL_REPLICAS = "gateway_fleet_model_replicas"
 ROUTERS = "gateway_fleet_routers"
+NEED = "gateway_fleet_need"
 REQUESTS = "gateway_fleet_requests_total"
 RETRIES = "gateway_fleet_retries_total"
 LOST = "gateway_fleet_lost_total"
@@ -21,6 +22,7 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         REPLICAS: "Replicas of this router, by state",
         MODEL_REPLICAS: "Replicas that take new requests of a model",
         ROUTERS: "Routers that are connected to this replica",
+        NEED: "Replicas that the load of this one would fully use",
     },
     "counter": {
         REQUESTS: "Requests sent to a replica, repeated ones included",

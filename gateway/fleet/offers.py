@@ -97,10 +97,15 @@ def offer(model: Model) -> ModelOffer:
         adapters=tuple(dict.fromkeys(adapters)),
         max_model_len=model.max_model_len or 0,
         trouble=model.trouble,
-        concurrency=max(1, sum(instance.concurrency or 1 for instance in model.instances)),
+        concurrency=concurrency(model),
         most_in_flight=model.most_in_flight,
         loaded_at=model.loaded_at,
     )
+
+
+def concurrency(model: Model) -> int:
+    """The number of concurrent executions of a model."""
+    return max(1, sum(instance.concurrency or 1 for instance in model.instances))
 
 
 def first_load(offered: ModelOffer) -> Load:

@@ -106,6 +106,7 @@ class RayCluster:
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
+        self._gcs: GcsClient | None = None
         self._asked: dict[str, Any] = {}
         self._have_answered: set[str] = set()
 
@@ -123,8 +124,9 @@ class RayCluster:
     def draining_nodes(self) -> frozenset[str]:
         """See `Cluster`."""
         # Ray has no public way to ask for them.
-        client = GcsClient(address=ray.get_runtime_context().gcs_address)
-        return frozenset(client.get_draining_nodes())
+        if self._gcs is None:
+            self._gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+        return frozenset(self._gcs.get_draining_nodes())
 
     def make(self, model: str, rules: ReplicaRules) -> None:
         """See `Cluster`."""
@@ -262,12 +264,12 @@ def _ask(fleet: str, question: str) -> Sequence[ModelStatus]:
     return found
 
 
-def _done(asked: list[Any]) -> list[Any]:
+def _done(asked: list[Any]) -> set[Any]:
     """Those of some questions that are answered within the time."""
     if not asked:
-        return []
+        return set()
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECS)
-    return list(done)
+    return set(done)
 
 
 def _controller_name(fleet: str) -> str:

@@ -12,7 +12,7 @@ from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.answer import RoutedAnswer
-from gateway.fleet.choice import ReplicaState
+from gateway.fleet.choice import Load, ReplicaState
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
     HANDSHAKE_SECS,
@@ -22,11 +22,13 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
-from gateway.fleet.metrics import ROUTERS, FleetPage
+from gateway.fleet.metrics import NEED, ROUTERS, FleetPage
 from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
+from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest
+from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
@@ -248,6 +250,9 @@ class FleetPort(Listeners):
         """See `FleetMember`."""
         page = FleetPage()
         page.add(ROUTERS, len(self._routers()))
+        for model in self._dataplane.models():
+            needed = need_of(model, self._load(model, 0))
+            page.add(NEED, needed, model=model.name, version=model.version)
         return page.families()
 
     def _routers(self) -> list[RouterLink]:
@@ -305,10 +310,13 @@ class FleetPort(Listeners):
                 model = self._dataplane.model(key[0], str(key[1]))
             except InferenceError:  # it has been unloaded
                 continue
-            meter = self._meters.setdefault(key, LoadMeter())
             for link in self._routers():
-                load = meter.load(model, link.seen.get(key, 0))
+                load = self._load(model, link.seen.get(key, 0))
                 link.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, load))
+
+    def _load(self, model: Model, seen: int) -> Load:
+        meter = self._meters.setdefault((model.name, int(model.version)), LoadMeter())
+        return meter.load(model, seen)
 
     def _send_offers(self) -> None:
         payload = self.offers()

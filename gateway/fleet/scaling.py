@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway.fleet.choice import Load
+from gateway.fleet.offers import concurrency
+from gateway.models.model import Model
 from gateway.models.replicas import ReplicaRules
 
 KV_SHARE = 0.8
@@ -15,19 +17,25 @@ LARGEST_STEP = 4
 """At most this many replicas are added at a time, or as many as there are."""
 
 
-def need(load: Load, concurrency: int, target_wait_secs: float) -> float:
+def need_of(model: Model, load: Load) -> float:
+    """The need of a model at a replica."""
+    target_secs = ReplicaRules.read(model.config).target_wait_secs
+    return need(load, concurrency(model), target_secs)
+
+
+def need(load: Load, executions: int, target_wait_secs: float) -> float:
     """The replicas that the load of one replica would fully use; those of all replicas add up.
 
-    `concurrency` is the number of its concurrent executions, for a model without tokens: each
-    busy one is a part of the replica, and only the requests beyond them wait.
+    `executions` is the number of its concurrent ones, for a model without tokens: each busy one is
+    a part of the replica, and only the requests beyond them wait.
     """
     if load.prefill_rate:
         waiting_secs = load.waiting_tokens / load.prefill_rate
         return max(waiting_secs / target_wait_secs, load.kv_used / KV_SHARE)
     requests = load.queued + load.running
-    busy = min(requests, concurrency)
-    waiting_secs = (requests - busy) * load.step_secs / concurrency
-    return max(waiting_secs / target_wait_secs, busy / concurrency)
+    busy = min(requests, executions)
+    waiting_secs = (requests - busy) * load.step_secs / executions
+    return max(waiting_secs / target_wait_secs, busy / executions)
 
 
 class ReplicaCount:

@@ -54,9 +54,23 @@ class RayNodes:
             self.add(zone)
 
     def add(self, zone: str) -> None:
-        """Start a node."""
-        self._nodes[zone] = self._cluster.add_node(
-            num_cpus=1, labels={"zone": zone}, object_store_memory=OBJECTS_BYTES
+        """Start a node if there is none in the zone."""
+        if zone not in self._nodes:
+            self._nodes[zone] = self._cluster.add_node(
+                num_cpus=1, labels={"zone": zone}, object_store_memory=OBJECTS_BYTES
+            )
+
+    def drain(self, zone: str) -> None:
+        """Let a node complete its work, and get no more, as a cloud does before it takes one."""
+        subprocess.run(
+            [
+                *(str(Path(sys.executable).with_name("ray")), "drain-node"),
+                *(f"--address={self.address}", f"--node-id={self._nodes[zone].node_id}"),
+                *("--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test"),
+                "--deadline-remaining-seconds=100",
+            ],
+            check=True,
+            timeout=COMMAND_SECS,
         )
 
     def kill(self, zone: str) -> None:

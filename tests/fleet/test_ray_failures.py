@@ -75,6 +75,20 @@ def test_replicas_of_a_node_that_is_killed_come_back_on_another(
     nodes.add("a")
 
 
+def test_replicas_of_a_draining_node_are_replaced_before_they_end(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes
+) -> None:
+    before = fleet.wait_replicas("repeat", 2)
+    nodes.add("b")
+    nodes.drain("a")
+    wait_until(lambda: len(fleet.replicas("repeat")) > 2, "others start", LOST_SECS)
+    wait_until(lambda: not set(before) & set(fleet.replicas("repeat")), "they end", LOST_SECS)
+    assert len(fleet.replicas("repeat")) == 2
+    assert streamed(http)
+    nodes.kill("a")
+    nodes.add("a")
+
+
 def test_requests_continue_without_the_state_of_the_cluster(
     http: httpx.Client, fleet: Fleet, nodes: RayNodes
 ) -> None:
