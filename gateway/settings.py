@@ -16,7 +16,6 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 MODEL_NAME = "MODEL_NAME"
 """The variable with the name of a model that is a repository of its own."""
 
-
 MOST_PER_ADDRESS = 256
 """Open connections of one address at one port, by default."""
 
@@ -337,35 +336,19 @@ class ResumptionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaySettings:
-    """A fleet on Ray, as its first router makes it.
-
-    `repositories` are paths of each node, `config_name` is that of their configurations, `options`
-    are those of `sluice replica`. Replicas that are `exposed` listen for other machines.
-    """
-
-    fleet: str
-    repositories: tuple[str, ...] = ()
-    config_name: str = ""
-    options: tuple[str, ...] = ()
-    exposed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """A router or a replica of the fleet `name`.
 
     Both ends of a connection have the same `secret`, b"" for none, and certificates of one
-    authority with `tls`. A router, whose `port` is None, connects to `replicas`, to every address
-    of the name in `dns`, or to the replicas of `ray`. A replica listens at `address` and `port`; 0
-    picks a free one.
+    authority with `tls`. A router has no `port`: it connects to `replicas`, to the name in `dns`,
+    or to replicas on Ray, which have the options `ray`. A replica's `port` of 0 picks a free one.
     """
 
     name: str = "sluice"
     secret: bytes = field(default=b"", repr=False)
     replicas: tuple[tuple[str, int], ...] = ()
     dns: tuple[str, int] | None = None
-    ray: RaySettings | None = None
+    ray: tuple[str, ...] | None = None
     address: str = "127.0.0.1"
     port: int | None = None
     tls: TlsSettings | None = None

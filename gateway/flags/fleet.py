@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
-from gateway.flags.ray_fleet import ray_settings
+from gateway.flags.ray_fleet import replica_options
 from gateway.flags.tls import add_files, mutual_settings
 from gateway.flags.values import address, port, seconds
 from gateway.policy.caller import is_this_machine
@@ -96,7 +96,7 @@ def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
     secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
     found = FleetSettings(name=flags.fleet_name, secret=secret, tls=mutual_settings(flags, "fleet"))
     if not is_replica and flags.fleet == RAY:
-        return replace(found, ray=ray_settings(flags))
+        return replace(found, ray=replica_options(flags))
     if not is_replica:
         return _with_replicas(found, flags.fleet)
     host = address("--fleet-address", flags.fleet_address)
@@ -115,8 +115,8 @@ def _with_replicas(settings: FleetSettings, text: str) -> FleetSettings:
         found = dict.fromkeys(map(_place, text.removeprefix(STATIC).split(",")))
         return replace(settings, replicas=tuple(found))
     raise _invalid(
-        f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003, {DNS}name:8003 or "
-        f"{RAY}"
+        f"--fleet is '{text}', expected such as {STATIC}host1:8003,host2:8003 or {DNS}name:8003, "
+        f"or {RAY}"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway.errors import Code, InferenceError
 from gateway.flags.tls import PEM_FILES
-from gateway.settings import ControlMode, RaySettings
+from gateway.settings import ControlMode
 
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 PATHS = (
@@ -20,8 +20,8 @@ VALUES = ("model-config-name", "fleet-name", "stall-secs", "exit-timeout-secs", 
 """Options whose values are as they were written."""
 
 
-def ray_settings(flags: argparse.Namespace) -> RaySettings:
-    """Settings of a fleet on Ray from the parsed options of its router.
+def replica_options(flags: argparse.Namespace) -> tuple[str, ...]:
+    """The options of the replicas of a fleet on Ray, from the parsed ones of its router.
 
     UNSUPPORTED without Ray, INVALID_ARG for options that such a fleet cannot have.
     """
@@ -36,13 +36,7 @@ def ray_settings(flags: argparse.Namespace) -> RaySettings:
             "--model-control-mode has no effect with --fleet ray, whose replicas host every model "
             "of the repository"
         )
-    return RaySettings(
-        fleet=flags.fleet_name,
-        repositories=tuple(str(path.absolute()) for path in flags.model_repository),
-        config_name=flags.model_config_name,
-        options=tuple(_options(flags)),
-        exposed=bool(flags.fleet_secret_file or flags.fleet_server_cert),
-    )
+    return tuple(_options(flags))
 
 
 def require_ray() -> None:

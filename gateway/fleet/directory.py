@@ -5,7 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
-from gateway.fleet.ray_addresses import from_ray
+from gateway.fleet.ray_addresses import RayFleet, from_ray
 from gateway.settings import FleetSettings, netloc
 
 log = logging.getLogger("sluice.fleet")
@@ -33,7 +33,7 @@ async def resolved(host: str, port: int) -> Addresses:
 def answers(settings: FleetSettings, resolver: Resolver) -> Answers:
     """The answers of the directory of the settings."""
     if settings.ray is not None:
-        return from_ray(settings.ray)
+        return from_ray(RayFleet(settings.name, settings.ray))
     if settings.dns is None:
         return _fixed(settings.replicas)
     return by_name(*settings.dns, resolver)

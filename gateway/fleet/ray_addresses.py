@@ -4,20 +4,29 @@ import asyncio
 import logging
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
 
 import msgspec
 
 from gateway.processes.channel import module_command, module_environment
-from gateway.settings import RaySettings
 
 log = logging.getLogger("sluice.fleet")
 
 CHILD = "gateway.fleet.ray_directory"
 PAUSE_SECS = 2.0
 """Pause before a child process in place of one that has ended."""
-EXIT_SECS = 5.0
 LONGEST_LINE = 1 << 20
+
+
+class RayFleet(msgspec.Struct, frozen=True):
+    """A fleet on Ray: its name, and the options of its replicas."""
+
+    name: str
+    options: tuple[str, ...] = ()
+
+    def values(self, option: str) -> list[str]:
+        """The values of an option."""
+        given = [each.partition("=") for each in self.options]
+        return [value for name, _, value in given if name == option]
 
 
 class RayTable(msgspec.Struct, frozen=True):
@@ -34,7 +43,7 @@ class RayTable(msgspec.Struct, frozen=True):
 class RayQuestion(msgspec.Struct, frozen=True):
     """The line that a child process reads first; it makes the controller if it is missing."""
 
-    settings: RaySettings
+    fleet: RayFleet
     makes_controller: bool
 
 
@@ -44,7 +53,7 @@ encode = msgspec.json.Encoder().encode
 
 
 async def from_ray(
-    settings: RaySettings, child: str = CHILD
+    fleet: RayFleet, child: str = CHILD
 ) -> AsyncGenerator[tuple[tuple[str, int], ...], None]:
     """The addresses of the replicas; a child process that ends is started again.
 
@@ -53,7 +62,7 @@ async def from_ray(
     logged: dict[str, str] = {}
     has_controller = False
     while True:
-        question = encode(RayQuestion(settings, not has_controller)) + b"\n"
+        question = encode(RayQuestion(fleet, not has_controller)) + b"\n"
         async for table in _tables(child, question):
             _log(table, logged)
             if not table.reason:
@@ -103,6 +112,4 @@ async def _tables(module: str, question: bytes) -> AsyncGenerator[RayTable, None
 async def _end(child: Process) -> None:
     if child.returncode is None:
         child.kill()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_SECS):
-                await child.wait()
+        await child.wait()

@@ -23,6 +23,7 @@ from ray.util import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gateway.errors import Code, InferenceError
+from gateway.fleet.ray_addresses import RayFleet
 from gateway.fleet.ray_controller import (
     Controller,
     ModelStatus,
@@ -32,7 +33,6 @@ from gateway.fleet.ray_controller import (
 )
 from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
 from gateway.models.replicas import CPU, GPU, ReplicaRules
-from gateway.settings import RaySettings
 
 log = logging.getLogger("sluice.fleet")
 
@@ -50,13 +50,14 @@ MEMORY = "memory"
 class ReplicaActor:
     """The actor of one replica, in its placement group."""
 
-    def __init__(self, name: str, model: str, settings: RaySettings, *, sees_gpus: bool) -> None:
-        host = get_node_ip_address() if settings.exposed else THIS_MACHINE
+    def __init__(self, name: str, model: str, fleet: RayFleet, *, sees_gpus: bool) -> None:
+        is_safe = any(map(fleet.values, ("--fleet-secret-file", "--fleet-server-cert")))
+        host = get_node_ip_address() if is_safe else THIS_MACHINE
         node = ray.get_runtime_context().get_node_id()
         view = ReplicaView(
             name=name, model=model, phase=ReplicaPhase.STARTING, node=node, host=host
         )
-        self._process = ReplicaProcess(view, settings.options, sees_gpus=sees_gpus)
+        self._process = ReplicaProcess(view, fleet.options, sees_gpus=sees_gpus)
 
     def view(self) -> ReplicaView:
         """The present view of the replica."""
@@ -70,10 +71,11 @@ class ReplicaActor:
 class ControllerActor:
     """The one actor that decides; it is restarted by Ray, and reads again what it needs."""
 
-    def __init__(self, settings: RaySettings) -> None:
+    def __init__(self, fleet: RayFleet) -> None:
         logging.basicConfig(level=logging.INFO)
-        repository = Repository(settings.repositories, settings.config_name)
-        self._controller = Controller(RayCluster(settings), repository.rules)
+        names = fleet.values("--model-config-name")
+        repository = Repository(fleet.values("--model-repository"), "".join(names))
+        self._controller = Controller(RayCluster(fleet), repository.rules)
         self._decided = asyncio.Event()
         self._deciding = asyncio.get_running_loop().create_task(self._decide())
 
@@ -104,16 +106,16 @@ class RayCluster:
     A group without an actor is a replica that has ended.
     """
 
-    def __init__(self, settings: RaySettings) -> None:
-        self._settings = settings
+    def __init__(self, fleet: RayFleet) -> None:
+        self._fleet = fleet
         self._gcs: GcsClient | None = None
         self._asked: dict[str, Any] = {}
         self._have_answered: set[str] = set()
 
     def replicas(self) -> Sequence[ReplicaView]:
         """See `Cluster`."""
-        groups = dict(_groups(self._settings.fleet))
-        actors = _replica_names(self._settings.fleet)
+        groups = dict(_groups(self._fleet.name))
+        actors = _replica_names(self._fleet.name)
         answers = self._answers(actors)
         self._have_answered = (self._have_answered | answers.keys()) & groups.keys()
         return [
@@ -130,7 +132,7 @@ class RayCluster:
 
     def make(self, model: str, rules: ReplicaRules) -> None:
         """See `Cluster`."""
-        name = f"{_prefix(self._settings.fleet)}{model}:{secrets.token_hex(4)}"
+        name = f"{_prefix(self._fleet.name)}{model}:{secrets.token_hex(4)}"
         resources, labels = dict(rules.resources), dict(rules.labels)
         group = placement_group(
             [resources],
@@ -151,7 +153,7 @@ class RayCluster:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             **options,
-        ).remote(name, model, self._settings, sees_gpus=bool(gpus))
+        ).remote(name, model, self._fleet, sees_gpus=bool(gpus))
 
     def drain(self, name: str) -> None:
         """See `Cluster`."""
@@ -182,7 +184,7 @@ class RayCluster:
         return found
 
     def _unanswered(self, name: str, group: Mapping[str, Any], has_actor: bool) -> ReplicaView:
-        model = name.removeprefix(_prefix(self._settings.fleet)).rpartition(":")[0]
+        model = name.removeprefix(_prefix(self._fleet.name)).rpartition(":")[0]
         node = group["bundles_to_node_id"].get(0) or ""
         view = ReplicaView(name=name, model=model, phase=ReplicaPhase.SILENT, node=node)
         if not has_actor:
@@ -208,17 +210,17 @@ def connect() -> None:
         raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {error}") from None
 
 
-def make_controller(settings: RaySettings) -> None:
+def make_controller(fleet: RayFleet) -> None:
     """Make the controller of a fleet if there is none; Ray restarts it until `end_fleet`."""
     ray.remote(ControllerActor).options(
-        name=_controller_name(settings.fleet),
+        name=_controller_name(fleet.name),
         namespace=NAMESPACE,
         lifetime="detached",
         num_cpus=0,
         max_restarts=-1,
         max_task_retries=0,
         get_if_exists=True,
-    ).remote(settings)
+    ).remote(fleet)
 
 
 def next_status(fleet: str) -> Sequence[ModelStatus]:
@@ -235,7 +237,7 @@ def end_fleet(fleet: str, drain_secs: float) -> int:
     """End the controller, then every replica when it has drained; returns their number."""
     with suppress(ValueError):
         ray.kill(ray.get_actor(_controller_name(fleet), NAMESPACE))
-    cluster = RayCluster(RaySettings(fleet=fleet))
+    cluster = RayCluster(RayFleet(fleet))
     names = [each.name for each in cluster.replicas()]
     for name in names:
         cluster.drain(name)

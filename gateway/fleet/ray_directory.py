@@ -34,10 +34,10 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
         yield RayTable(reason=error.message)
         return
     if question.makes_controller:
-        ray_cluster.make_controller(question.settings)
+        ray_cluster.make_controller(question.fleet)
     while True:
         try:
-            yield table(ray_cluster.next_status(question.settings.fleet))
+            yield table(ray_cluster.next_status(question.fleet.name))
         except InferenceError as error:
             yield RayTable(reason=error.message)
             time.sleep(PAUSE_SECS)

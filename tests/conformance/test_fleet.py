@@ -146,18 +146,6 @@ def test_a_request_that_a_replica_refuses_is_refused_with_a_json_error(http: htt
     assert "is not open" in answer.json()["error"]
 
 
-def test_the_metrics_of_replicas_have_the_need_of_a_model(
-    http: httpx.Client, replicas: tuple[Serving, Serving]
-) -> None:
-    def need() -> float:
-        return sum(each.metric("gateway_fleet_need", "repeat") for each in replicas)
-
-    wait_until(lambda: need() == 0, "nothing is needed")
-    with http.stream("POST", STREAM, json=ENDLESS):
-        wait_until(lambda: need() == 1, "one replica is needed")
-    wait_until(lambda: need() == 0, "nothing is needed any more")
-
-
 def test_a_stream_arrives_as_a_whole(http: httpx.Client) -> None:
     body = {"text_input": "x", "n": 500, "delay_us": 0}
     with http.stream("POST", STREAM, json=body) as answer:

@@ -126,7 +126,7 @@ class Fleet:
         )
 
     def wait_replicas(self, model: str, count: int, without: Sequence[int] = ()) -> Sequence[int]:
-        """The processes of the replicas of a model, once there are so many others than some."""
+        """The processes of the replicas of a model, once they are as many without some."""
 
         def others() -> Sequence[int]:
             return [pid for pid in self.replicas(model) if pid not in without]

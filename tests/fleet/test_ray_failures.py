@@ -62,7 +62,7 @@ def streamed(http: httpx.Client) -> bool:
         return sum(line.startswith("data:") for line in answer.iter_lines()) == 5
 
 
-def test_replicas_of_a_node_that_is_killed_come_back_on_another(
+def test_replicas_of_a_node_that_is_killed_are_replaced_on_another(
     http: httpx.Client, fleet: Fleet, nodes: RayNodes
 ) -> None:
     fleet.wait_replicas("repeat", 2)

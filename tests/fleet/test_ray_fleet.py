@@ -76,7 +76,7 @@ def test_a_stream_passes_the_router_and_the_fleet_has_a_status(
     router.wait_logged(reason)
 
 
-def test_a_replica_that_is_killed_comes_back(http: httpx.Client, fleet: Fleet) -> None:
+def test_a_replica_that_is_killed_is_replaced(http: httpx.Client, fleet: Fleet) -> None:
     (before,) = fleet.replicas("repeat")
     kill(before)
     fleet.wait_replicas("repeat", 1, without=[before])
@@ -84,7 +84,7 @@ def test_a_replica_that_is_killed_comes_back(http: httpx.Client, fleet: Fleet) -
     assert streamed(http, 5) == 5
 
 
-def test_requests_continue_without_the_controller_which_comes_back(
+def test_requests_continue_without_the_controller_until_ray_restarts_it(
     http: httpx.Client, fleet: Fleet, nodes: RayNodes
 ) -> None:
     before = fleet.replicas("repeat")

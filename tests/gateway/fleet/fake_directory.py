@@ -9,7 +9,7 @@ if __name__ == "__main__":
     maker = "made" if question.makes_controller else "found"
     tables = [
         RayTable(replicas=((maker, 1),), troubles={"m": "no node has 8 GPU"}),
-        RayTable(replicas=((maker, 1), (question.settings.fleet, 2))),
-        *([RayTable(reason="GCS gone")] if question.settings.config_name else []),
+        RayTable(replicas=((maker, 1), (question.fleet.name, 2))),
+        *([RayTable(reason="GCS gone")] if question.fleet.values("--fails") else []),
     ]
     sys.stdout.buffer.write(b"\n".join(encode(each) for each in tables) + b"\n")

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from gateway.fleet import ray_addresses
-from gateway.fleet.ray_addresses import from_ray
-from gateway.settings import RaySettings
+from gateway.fleet.ray_addresses import RayFleet, from_ray
 
 CHILD = "tests.gateway.fleet.fake_directory"
 WITHIN_SECS = 30.0
@@ -38,7 +37,7 @@ async def test_a_child_process_is_restarted_and_makes_the_controller_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = await taken(from_ray(RaySettings(fleet="f"), CHILD), 3)
+        found = await taken(from_ray(RayFleet("f"), CHILD), 3)
     assert found == [(("made", 1),), (("made", 1), ("f", 2)), (("found", 1),)]
     said = [
         (each.message, vars(each).get("model"), vars(each)["reason"]) for each in caplog.records
@@ -54,6 +53,6 @@ async def test_the_reason_of_a_child_process_is_logged_and_the_last_table_holds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        found = await taken(from_ray(RaySettings(fleet="f", config_name="x"), CHILD), 3)
+        found = await taken(from_ray(RayFleet("f", ("--fails=yes",)), CHILD), 3)
     assert found[2] == (("found", 1),)
     assert [vars(each)["reason"] for each in caplog.records] == ["GCS gone"]

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from gateway.backend import MetricSample
+from gateway.config.pbtxt import parse
 from gateway.fleet import replica
 from gateway.fleet.answer import RoutedAnswer
 from gateway.fleet.replica import FleetPort
+from gateway.observability.statistics import ModelStatistics
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import read_response
 from gateway.processes.text_runs import read_run
@@ -22,6 +25,8 @@ from gateway.stream import ResponseStream
 from tests.builders import FLAG, text_response
 from tests.certificates import Authority
 from tests.gateway.fleet.fake_replica import until
+
+QUICK = "parameters { key: 'scale_target_wait_ms' value { string_value: '100' } }"
 
 
 @asynccontextmanager
@@ -130,3 +135,23 @@ async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
     assert [*read_run(sent[0][2]), read_response(sent[1][2])] == given
     assert len(due) == 1
     assert ended.is_set()
+
+
+async def test_the_metrics_of_a_replica_have_the_need_of_each_model() -> None:
+    async with opened() as port:
+        busy = SimpleNamespace(
+            name="busy",
+            version="2",
+            config=parse(QUICK, "busy/config.pbtxt"),
+            instances=[SimpleNamespace(concurrency=1), SimpleNamespace(concurrency=1)],
+            requests=range(10),
+            most_in_flight=100,
+            statistics=ModelStatistics(),
+        )
+        dataplane: Any = port._dataplane  # noqa: SLF001 - it is the one of `opened`
+        dataplane.models = lambda: [busy]
+        (found,) = [each for each in port.families() if each.name == "gateway_fleet_need"]
+    # Eight requests wait for two executions of 50 ms at a time: 200 ms are twice the target.
+    assert found.samples == [
+        MetricSample("gateway_fleet_need", {"model": "busy", "version": "2"}, pytest.approx(2.0))
+    ]
