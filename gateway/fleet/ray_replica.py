@@ -85,6 +85,7 @@ class ReplicaProcess:
         page = f"http://{THIS_MACHINE}:{self._ports['metrics']}/metrics"
         with suppress(OSError), urlopen(page, timeout=METRICS_SECS) as answer:
             return max(map(float, NEED.findall(answer.read())), default=0.0)
+        # One that is too busy to answer is fully used.
         return 1.0
 
     def _read(self) -> None:

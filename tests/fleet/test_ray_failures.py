@@ -11,7 +11,7 @@ from tests.conformance.models import REPEAT, identity, with_parameters
 from tests.fleet.nodes import LOST_SECS, Fleet, RayNodes
 from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.release, pytest.mark.timeout(300)]
 
 CHANGING = {
     "replicas": "1..2",

@@ -13,7 +13,7 @@ from tests.conformance.models import REPEAT, with_parameters
 from tests.fleet.nodes import LOST_SECS, Fleet, RayNodes, kill
 from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 STREAM = "/v2/models/repeat/generate_stream"
 READY = "/v2/models/repeat/ready"
