@@ -42,6 +42,7 @@ def router(models: Path, fleet: Fleet) -> Iterator[Serving]:
         assert (ended.returncode, ended.stderr) == (0, "")
         assert f"fleet '{fleet.name}' ended, with 2 replicas" in ended.stdout
         assert fleet.replicas("repeat") == []
+        assert "with 0 replicas" in fleet.command("down").stdout
     assert found.process.returncode == 0, found.log[-50:]
     assert "Traceback" not in found.text
     lacking = fleet.command("status")
