@@ -28,6 +28,7 @@ BUSY_CLIENTS, BUSY_SECS = 16, 30.0
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fleet") / "models"
     write_model(folder, "repeat", REPEAT + with_parameters({**SMALL, "replicas": 2}))
+    write_model(folder, "broken", 'backend: "none"\n' + with_parameters(SMALL))
     write_model(folder, "slow", identity("BYTES", "1", delay_us=100_000, **CHANGING))
     return folder
 
@@ -38,8 +39,14 @@ def fleet(nodes: RayNodes) -> Fleet:
 
 
 @pytest.fixture(scope="module")
-def router(models: Path, fleet: Fleet) -> Iterator[Serving]:
-    flags = ("--fleet=ray", f"--fleet-name={fleet.name}")
+def router(
+    models: Path, fleet: Fleet, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    """A router of replicas that listen for all machines, since they have a secret."""
+    secret = tmp_path_factory.mktemp("secret") / "secret"
+    secret.write_text("s" * 32)
+    own = (f"--fleet-name={fleet.name}", f"--fleet-secret-file={secret}")
+    flags = ("--fleet=ray", *own)
     with running(Serving(models, flags, fleet.environment)) as found:
         yield found
         fleet.command("down")
@@ -73,6 +80,15 @@ def test_replicas_of_a_node_that_is_killed_are_replaced_on_another(
     wait_until(lambda: http.get("/v2/models/repeat/ready").is_success, "one is ready", LOST_SECS)
     assert streamed(http)
     nodes.add("a")
+
+
+def test_the_reason_of_a_replica_that_does_not_start_is_named(
+    http: httpx.Client, fleet: Fleet, router: Serving
+) -> None:
+    reason = "unable to find backend 'none'"
+    router.wait_logged(reason, LOST_SECS)
+    assert reason in " ".join(fleet.command("status").stdout.split())
+    assert streamed(http)
 
 
 def test_replicas_of_a_draining_node_are_replaced_before_they_end(

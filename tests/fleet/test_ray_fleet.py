@@ -77,6 +77,11 @@ def test_a_stream_passes_the_router_and_the_fleet_has_a_status(
     router.wait_logged(reason)
 
 
+def test_a_replica_without_gpus_sees_none(http: httpx.Client, fleet: Fleet) -> None:
+    (pid,) = fleet.replicas("repeat")
+    assert b"\0CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
 def test_a_replica_that_is_killed_is_replaced(http: httpx.Client, fleet: Fleet) -> None:
     (before,) = fleet.replicas("repeat")
     kill(before)
