@@ -86,13 +86,10 @@ class ControllerActor:
             except Exception:
                 # Around one decision: the next one sees the cluster anew.
                 log.exception("decision failed")
-            decided, self._decided = self._decided, asyncio.Event()
-            decided.set()
+            else:
+                decided, self._decided = self._decided, asyncio.Event()
+                decided.set()
             await asyncio.sleep(DECISION_SECS)
-
-    async def status(self) -> Sequence[ModelStatus]:
-        """The models and their replicas, as they were at the last decision."""
-        return self._controller.status()
 
     async def next_status(self) -> Sequence[ModelStatus]:
         """The models and their replicas after the next decision."""
@@ -225,12 +222,16 @@ def make_controller(fleet: RayFleet) -> None:
 
 def next_status(fleet: str) -> Sequence[ModelStatus]:
     """The status after the next decision; UNAVAILABLE if the controller does not answer."""
-    return _ask(fleet, "next_status")
-
-
-def status(fleet: str) -> Sequence[ModelStatus]:
-    """The status after the last decision; UNAVAILABLE if the controller does not answer."""
-    return _ask(fleet, "status")
+    try:
+        actor = ray.get_actor(_controller_name(fleet), NAMESPACE)
+        found: Sequence[ModelStatus] = ray.get(actor.next_status.remote(), timeout=CONTROLLER_SECS)
+    except ValueError:
+        text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
+        raise InferenceError(Code.UNAVAILABLE, text) from None
+    except RayError as error:
+        text = f"the controller of fleet '{fleet}' does not answer: {error}"
+        raise InferenceError(Code.UNAVAILABLE, text) from None
+    return found
 
 
 def end_fleet(fleet: str, drain_secs: float) -> int:
@@ -249,21 +250,6 @@ def end_fleet(fleet: str, drain_secs: float) -> int:
     for name in names:
         cluster.remove(name)
     return len(names)
-
-
-def _ask(fleet: str, question: str) -> Sequence[ModelStatus]:
-    try:
-        actor = ray.get_actor(_controller_name(fleet), NAMESPACE)
-        found: Sequence[ModelStatus] = ray.get(
-            getattr(actor, question).remote(), timeout=CONTROLLER_SECS
-        )
-    except ValueError:
-        text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
-        raise InferenceError(Code.UNAVAILABLE, text) from None
-    except RayError as error:
-        text = f"the controller of fleet '{fleet}' does not answer: {error}"
-        raise InferenceError(Code.UNAVAILABLE, text) from None
-    return found
 
 
 def _done(asked: list[Any]) -> set[Any]:

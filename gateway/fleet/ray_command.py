@@ -18,7 +18,7 @@ def run(parsed: argparse.Namespace, console: Console) -> None:
     """Run `status` or `down`; UNAVAILABLE with the reason of Ray."""
     ray_cluster.connect()
     if parsed.action == "status":
-        models = ray_cluster.status(parsed.fleet_name)
+        models = ray_cluster.next_status(parsed.fleet_name)
         console.print(status_table(models))
         for each in models:
             if each.trouble:

@@ -129,7 +129,7 @@ class _Tended:
 class Controller:
     """The decisions for every model; what it remembers only delays them.
 
-    A model whose configuration cannot be read keeps its replicas.
+    A model keeps its replicas while its configuration, or the repository, cannot be read.
     """
 
     def __init__(
@@ -156,8 +156,7 @@ class Controller:
         try:
             rules = self._rules()
         except InferenceError as error:
-            log.error("repository not read", extra={"reason": error.message})
-            return
+            rules = dict.fromkeys((each.model for each in seen), error.message)
         for each in seen:
             self._notice(each)
         left = [each for each in seen if each.phase is not ReplicaPhase.ENDED]

@@ -95,6 +95,11 @@ class RayNodes:
         found = _processes(lambda pid, command: command.startswith(f"ray::{name}"))
         return [pid for pid in found if _parent(pid) in raylets]
 
+    def zone(self, replica: int) -> str:
+        """The zone of a replica: its process is the child of an actor, and that of a raylet."""
+        raylet = _parent(_parent(replica))
+        return next(zone for zone, node in self._nodes.items() if self._raylet(node) == raylet)
+
     def _raylet(self, node: Any) -> int:
         return int(node.all_processes["raylet"][0].process.pid)
 

@@ -72,14 +72,16 @@ def streamed(http: httpx.Client) -> bool:
 def test_replicas_of_a_node_that_is_killed_are_replaced_on_another(
     http: httpx.Client, fleet: Fleet, nodes: RayNodes
 ) -> None:
-    fleet.wait_replicas("repeat", 2)
     nodes.add("b")
-    nodes.kill("a")
-    wait_until(lambda: len(fleet.replicas("repeat")) == 0, "they end with their node", LOST_SECS)
-    fleet.wait_replicas("repeat", 2)
+    lost = fleet.wait_replicas("repeat", 2)[0]
+    zone = nodes.zone(lost)
+    nodes.kill(zone)
+    wait_until(lambda: lost not in fleet.replicas("repeat"), "it ends with its node", LOST_SECS)
+    for each in fleet.wait_replicas("repeat", 2):
+        assert nodes.zone(each) != zone
     wait_until(lambda: http.get("/v2/models/repeat/ready").is_success, "one is ready", LOST_SECS)
     assert streamed(http)
-    nodes.add("a")
+    nodes.add(zone)
 
 
 def test_the_reason_of_a_replica_that_does_not_start_is_named(
@@ -87,22 +89,25 @@ def test_the_reason_of_a_replica_that_does_not_start_is_named(
 ) -> None:
     reason = "unable to find backend 'none'"
     router.wait_logged(reason, LOST_SECS)
-    assert reason in " ".join(fleet.command("status").stdout.split())
+    wait_until(lambda: reason in fleet.command("status").stdout, "the status has it", LOST_SECS)
     assert streamed(http)
 
 
 def test_replicas_of_a_draining_node_are_replaced_before_they_end(
     http: httpx.Client, fleet: Fleet, nodes: RayNodes
 ) -> None:
-    before = fleet.wait_replicas("repeat", 2)
     nodes.add("b")
-    nodes.drain("a")
-    wait_until(lambda: len(fleet.replicas("repeat")) > 2, "others start", LOST_SECS)
-    wait_until(lambda: not set(before) & set(fleet.replicas("repeat")), "they end", LOST_SECS)
-    assert len(fleet.replicas("repeat")) == 2
+    before = fleet.wait_replicas("repeat", 2)
+    zone = nodes.zone(before[0])
+    nodes.drain(zone)
+    wait_until(lambda: len(fleet.replicas("repeat")) > 2, "another one starts", LOST_SECS)
+    assert before[0] in fleet.replicas("repeat")
+    wait_until(lambda: before[0] not in fleet.replicas("repeat"), "it ends", LOST_SECS)
+    for each in fleet.wait_replicas("repeat", 2):
+        assert nodes.zone(each) != zone
     assert streamed(http)
-    nodes.kill("a")
-    nodes.add("a")
+    nodes.kill(zone)
+    nodes.add(zone)
 
 
 def test_requests_continue_without_the_state_of_the_cluster(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_controller import Controller, ReplicaPhase, ReplicaView, Repository
 from gateway.models.replicas import ReplicaRules
 from tests.builders import add_model
@@ -170,6 +171,17 @@ def test_a_model_whose_configuration_cannot_be_read_keeps_its_replicas() -> None
     cluster.rules = {"a": "line 3 is wrong"}
     assert cluster.decide(3) == {"a:1": READY, "a:2": READY}
     assert cluster.troubles == {"a": "line 3 is wrong"}
+
+
+def test_replicas_are_kept_while_the_repository_cannot_be_read() -> None:
+    cluster = FakeCluster(a=TWO).start()
+
+    def unreadable() -> Mapping[str, ReplicaRules | str]:
+        raise InferenceError(Code.INTERNAL, "no such folder")
+
+    cluster.controller = Controller(cluster, unreadable, lambda: cluster.now)
+    assert cluster.decide(3) == {"a:1": READY, "a:2": READY}
+    assert cluster.troubles == {"a": "no such folder"}
 
 
 @pytest.mark.parametrize(
