@@ -130,15 +130,14 @@ test-newest: $(READY) stored
 
 # One after the other, and then the rest of the tests without an engine, which take longer.
 test-newest-tensorflow-rest: $(READY) stored
-	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow && \
-	  $(MAKE) --no-print-directory test-ray \
+	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow test-ray \
 	  $(if $(ARGS),,&& $(MAKE) --no-print-directory test-oldest WORKERS=$(REST_WORKERS) OLDEST_TESTS='$(REST)')
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
 	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "not quiet $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)),-n $(WORKERS))
 
-# Ray clusters, whose nodes are processes of this machine.
+# Ray clusters, whose nodes are processes of this machine. These tests mostly wait: with `make -j` other tests run meanwhile.
 test-ray: $(RAY_READY)
 	$(call tested,$(RAY_BIN)/python -m pytest,-m "$(ON_RAY) $(MARKS)" $(or $(ARGS),$(RAY_TESTS)))
 
