@@ -219,7 +219,14 @@ class Transcript:
         )
         """Whether each response has a new part of one text, and no log probability."""
 
-    def respond(self, deltas: Sequence[Delta], prompt_tokens: int, *, final: bool) -> InferResponse:
+    def respond(
+        self,
+        deltas: Sequence[Delta],
+        prompt_tokens: int,
+        *,
+        final: bool,
+        cached_tokens: int | None = None,
+    ) -> InferResponse:
         """One response with the deltas; sequences without a delta get an empty text."""
         row = deltas if len(deltas) == len(self._latest) == 1 else self._row(deltas)
         outputs: tuple[Tensor, ...] = (
@@ -231,6 +238,7 @@ class Transcript:
             prompt_tokens=0 if self._prompt_counted else prompt_tokens,
             completion_tokens=row[0].tokens if row is deltas else sum(d.tokens for d in deltas),
             finish_reason=(row[0].finish_reason or "") if final else "",
+            cached_tokens=None if self._prompt_counted else cached_tokens,
         )
         self._prompt_counted = True
         return InferResponse(outputs=outputs, final=final, usage=usage)

@@ -171,6 +171,14 @@ class Checked(NamedTuple):
     batch_size: int
 
 
+@value
+class RoutedPrompt:
+    """A prompt as the router of a fleet found it: its bytes, and the keys of its prefixes."""
+
+    size_bytes: int
+    keys: tuple[bytes, ...] = ()
+
+
 @keyword_value
 class InferRequest:
     """One request.
@@ -183,7 +191,8 @@ class InferRequest:
     the model does not repeat. `cancellation` is set while it executes, unless the execution
     continues without clients. `sink` is set while it executes alone; an instance that changes the
     responses of another passes it `replace(request, sink=None)`. `caller` is None on a server
-    without API keys, and in a program with the server in it.
+    without API keys, and in a program with the server in it. `prompt` is set by the router of a
+    fleet, for models with tokens.
     """
 
     model: str
@@ -201,6 +210,7 @@ class InferRequest:
     cancellation: Cancellation | None = field(default=None, compare=False, repr=False)
     sink: Sink | None = field(default=None, compare=False, repr=False)
     caller: Caller | None = field(default=None, compare=False, repr=False)
+    prompt: RoutedPrompt | None = None
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""
@@ -217,11 +227,15 @@ def request_prefix(request_id: str) -> str:
 
 @value
 class Usage:
-    """Tokens of one response: of the prompt, and those that this response adds."""
+    """Tokens of one response: of the prompt, and those that this response adds.
+
+    `cached_tokens` are those of the prompt that the engine found in its cache; None if unknown.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: str = ""
+    cached_tokens: int | None = field(default=None, compare=False)
 
 
 @value

@@ -11,12 +11,16 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 from rich.console import Console
 
 from loadtests import streams
+from loadtests.fleet_sessions import cached_shares
+from loadtests.routing.times import times_of_a_choice
 from loadtests.support import rounds
 from loadtests.support.results import Line, Metric
 from loadtests.support.rounds import Report, Step
@@ -44,7 +48,10 @@ REQUEST = json.dumps(
 
 
 def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure small inferences of one client, and streams, through a router and without one."""
+    """Measure small inferences of one client, and streams, through a router and without one.
+
+    Then the cached part of prompts on several replicas, and the time of a choice.
+    """
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 32], metavar="N,N")
     parser.add_argument("--requests", type=rounds.positive, default=3000, metavar="N")
     parser.add_argument("--secs", type=float, default=streams.SECS, metavar="SECS")
@@ -81,7 +88,9 @@ def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
     ]
     with serving(hosted, asked.server_cpus):
         title = "A router with a replica, and one server"
-        return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
+        report = rounds.compare_contenders(title, contenders, steps, asked, console)[1]
+    notes = [cached_shares(folder, asked.server_cpus), times_of_a_choice(Random(1))]
+    return replace(report, notes=notes)
 
 
 def _rate(kind: str, count: int, secs: float, server: Server) -> Mapping[Metric, float]:

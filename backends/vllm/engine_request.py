@@ -225,6 +225,12 @@ def count_tokens(output: Any) -> int:
     return sum(len(completion.token_ids) for completion in output.outputs)
 
 
+def cached_tokens(output: Any) -> int | None:
+    """The tokens of the prompt that were in the engine's cache; None if it does not count them."""
+    found: int | None = getattr(output, "num_cached_tokens", None)
+    return found
+
+
 def _logprobs(positions: Any) -> str:
     if positions is None:
         return "null"

@@ -14,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import stop_engine
 from backends.vllm.engine_processes import STOPPED, Watch
-from backends.vllm.engine_request import EngineRequest, read_output
+from backends.vllm.engine_request import EngineRequest, cached_tokens, read_output
 from backends.vllm.failures import FAILURES, Failures, refusals
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.prompts import PromptRenderer
@@ -126,7 +126,8 @@ class VllmInstance(Instance):
                     output = await running.next()
                     deltas = read_output(output, logprobs=generation.optional.logprobs)
                     count = len(output.prompt_token_ids)
-                    yield 0, transcript.respond(deltas, count, final=output.finished)
+                    cached, final = cached_tokens(output), output.finished
+                    yield 0, transcript.respond(deltas, count, final=final, cached_tokens=cached)
                     if sink is not None:
                         running.divert(partial(transcript.deliver, sink, count), sink)
                         sink = None

@@ -3,7 +3,9 @@
 In reading order:
 
 - `handshake`: the first frames of a connection, and the proof of the secret
-- `offers`: the models of a replica and its load, as it announces them
+- `offers`: the models of a replica, its loads and its prefixes, as it announces them
+- `meter`: the load of one model of a replica, and the prefixes that its engine holds
+- `announcer`: the announcements of loads and prefixes
 - `replica`: the port of a replica, and the requests of its routers
 - `answer`: the answer to one of them
 - `connection`: a router's connection to one replica
@@ -12,6 +14,9 @@ In reading order:
 - `prefixes`: keys of prompts and pins, those that a replica holds, and the index of a router
 - `metrics`: the counts of a router
 - `traces`: the traces of a request at both ends
+- `prompts`: the prompts of one model in a router
+- `moves`: the requests of one model that may move
+- `placement`: the choice among the connections, and those of sequences
 - `instance`: the instance of a model that replicas host
 - `status`: the description of a fleet at `/v2/fleet`, and its metrics
 - `router`: the connections of a router, and the models that it has from them

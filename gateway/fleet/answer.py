@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gateway.errors import InferenceError, unexpected
+from gateway.fleet.meter import MeteredPrompt
 from gateway.messages import InferResponse
 from gateway.processes.channel import Channel, ChannelCall, Frame
 from gateway.processes.inference_calls import InferenceKind
@@ -28,10 +29,16 @@ class RoutedAnswer(ChannelCall):
         self._taken: deque[InferResponse] = deque()
         self._is_due = False
         self._ended: Callable[[], None] = _nothing
+        self._metered: MeteredPrompt | None = None
 
-    def begin(self, stream: ResponseStream, ended: Callable[[], None]) -> None:
+    def begin(
+        self,
+        stream: ResponseStream,
+        ended: Callable[[], None],
+        metered: MeteredPrompt | None = None,
+    ) -> None:
         """Send the responses of a stream; `ended` is called after the last one."""
-        self._stream, self._ended = stream, ended
+        self._stream, self._ended, self._metered = stream, ended, metered
         self._channel.join(self._call, self)
         stream.listen(self._look_soon)
 
@@ -64,6 +71,8 @@ class RoutedAnswer(ChannelCall):
             try:
                 if not self._taken and not self._take_from(stream):
                     return
+                if self._metered is not None:
+                    self._metered.respond(self._taken[0])
                 texts = take_run(self._taken)
                 if texts is None:
                     self._send_data(write_response(self._taken.popleft()))
@@ -94,6 +103,8 @@ class RoutedAnswer(ChannelCall):
         if stream is not None:
             self._channel.leave(self._call)
             stream.close()
+            if self._metered is not None:
+                self._metered.end()
             self._ended()
 
 

@@ -137,6 +137,8 @@ class KnownReplica:
     - `room`: the number of requests that the replica accepts now
     - `refused_until`: the end of the time without requests after a refusal
     - `open_calls`: the calls of this router that have not ended
+
+    A replica of a model with tokens that has not measured its rate yet counts requests.
     """
 
     def __init__(
@@ -208,6 +210,8 @@ class KnownReplica:
 
     def work(self, demand: Demand) -> int:
         """The part of `ahead` that a request is for those after it."""
+        if not self.load.prefill_rate:
+            return 1
         return max(1, demand.tokens - demand.held.get(self.id, 0))
 
 
@@ -220,7 +224,7 @@ def cost(replica: KnownReplica, demand: Demand, ahead: int | None = None) -> flo
     secs = replica.empty_secs
     if ahead is not None:
         secs = replica.fixed_secs + ahead * replica.unit_secs
-    secs += max(1, demand.tokens - demand.held.get(replica.id, 0)) * replica.own_secs
+    secs += replica.work(demand) * replica.own_secs
     if demand.adapter and demand.adapter not in replica.adapters:
         secs += demand.adapter_secs
     return secs

@@ -12,7 +12,7 @@ from time import monotonic
 import msgspec
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.choice import ANY_REQUEST, KnownReplica, Load, ReplicaState, wait
+from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, Load, ReplicaState, wait
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
     HANDSHAKE_SECS,
@@ -22,8 +22,18 @@ from gateway.fleet.handshake import (
     Identity,
 )
 from gateway.fleet.metrics import ReplicaCounts
-from gateway.fleet.offers import Key, ModelOffer, Offers, first_load, read_load, read_offers
+from gateway.fleet.offers import (
+    Key,
+    ModelOffer,
+    Offers,
+    first_load,
+    read_load,
+    read_offers,
+    read_prefixes,
+)
 from gateway.fleet.pauses import Pauses
+from gateway.fleet.prefixes import KeyChanges
+from gateway.fleet.prompts import PrefixIndexes
 from gateway.messages import InferRequest
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame, call_numbers
 from gateway.processes.inference_calls import RequestingEnd
@@ -47,7 +57,8 @@ class ReplicaConnection:
 
     `state` and `models` are the last offers of the replica, None and empty without a connection.
     `on_change` is called after each change of them. `loads` has what the choice needs of each
-    model, `digests` those of their descriptions; `attempted` is set after the first attempt.
+    model, `digests` those of their descriptions; `attempted` is set after the first attempt. The
+    prefixes of the replica are in `indexes` while it is connected.
     """
 
     def __init__(
@@ -56,6 +67,7 @@ class ReplicaConnection:
         port: int,
         identity: Identity,
         on_change: Callable[[], None],
+        indexes: PrefixIndexes,
         tls: TlsSettings | None = None,
     ) -> None:
         self.address = netloc(host, port)
@@ -70,6 +82,7 @@ class ReplicaConnection:
         self._tls = tls
         self._identity = identity
         self._on_change = on_change
+        self._indexes = indexes
         self._numbers = call_numbers()
         self._channel: Channel | None = None
         self._handshake: Handshake | None = None
@@ -125,7 +138,9 @@ class ReplicaConnection:
             return False
         return silent_secs <= SILENT_SECS
 
-    def call(self, key: Key, request: InferRequest, on_news: Callable[[], None]) -> "ReplicaCall":
+    def call(
+        self, key: Key, request: InferRequest, on_news: Callable[[], None], demand: Demand
+    ) -> "ReplicaCall":
         """Send a request to a model; raises InferenceError if it cannot be encoded."""
         channel, known = self._channel, self.loads.get(key)
         if channel is None or known is None:
@@ -133,7 +148,11 @@ class ReplicaConnection:
         if key in self._pauses:
             self._pauses[key].send(asyncio.get_running_loop().time())
             self._leave_out(key)
-        return ReplicaCall(channel, next(self._numbers), request, known, on_news)
+        number = next(self._numbers)
+        call = ReplicaCall(channel, number, request, known, on_news)
+        call.expected_secs = wait(known, demand)
+        known.send(number, known.work(demand))
+        return call
 
     def fail(self, key: Key) -> None:
         """Count a failure of a model; after three in ten seconds it is left out for a while."""
@@ -199,6 +218,8 @@ class ReplicaConnection:
         channel, self._channel = self._channel, None
         self.state, self._handshake = None, None
         self.models, self.loads, self.digests, self._known = {}, {}, {}, {}
+        for index in self._indexes.values():
+            index.remove(self.id)
         if channel is not None:
             channel.abort()
             self._on_change()
@@ -212,6 +233,8 @@ class ReplicaConnection:
                 self._take_offers(read_offers(frame.payload))
             elif frame.kind == FleetKind.LOAD:
                 self._take_load(*read_load(frame.payload))
+            elif frame.kind == FleetKind.PREFIXES:
+                self._take_prefixes(*read_prefixes(frame.payload))
         except (msgspec.DecodeError, ValueError) as error:
             self._fault = f"its announcements cannot be used: {error}"
             if self._channel is not None:
@@ -259,6 +282,10 @@ class ReplicaConnection:
         if known is not None:
             known.announce(load)
 
+    def _take_prefixes(self, key: Key, changes: KeyChanges) -> None:
+        if key in self._known:
+            self._indexes[key].announce(self.id, changes)
+
     def _about(self) -> dict[str, str]:
         return {"address": self.address, "reason": self.trouble}
 
@@ -281,7 +308,6 @@ class ReplicaCall(RequestingEnd):
         self._known = known
         self.expected_secs = wait(known, ANY_REQUEST)
         self._sent_at = monotonic()
-        self._known.send(number, 0)
 
     @property
     def age_secs(self) -> float:

@@ -31,6 +31,7 @@ class FleetKind(FrameKind):
     REFUSAL = 34  # the reason, as text: the sender closes the connection
     OFFERS = 35  # `Offers`: the state of a replica and its models; replaces the last one
     LOAD = 36  # `Load`: absolute counts of a replica
+    PREFIXES = 37  # `KeyChanges`: the prefixes of prompts that a replica gained and lost
 
 
 class FleetRole(StrEnum):

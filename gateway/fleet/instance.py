@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import math
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -12,15 +10,17 @@ from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
 from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
-from gateway.fleet.choice import ANY_REQUEST, ReplicaState, choose
+from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, ReplicaState
 from gateway.fleet.connection import ReplicaCall, ReplicaConnection
 from gateway.fleet.continuable import NotContinued
 from gateway.fleet.continuation import SentText, generates_text
 from gateway.fleet.metrics import ModelCounts
+from gateway.fleet.moves import WaitingRequests
 from gateway.fleet.offers import Key, ModelOffer
-from gateway.fleet.prefixes import rendezvous
+from gateway.fleet.placement import Connections, ReplicaPlacement, sequence_of
+from gateway.fleet.prompts import ModelPrompts
 from gateway.fleet.traces import sent_to
-from gateway.messages import InferRequest, InferResponse, SequenceKey, SequenceTag, Sink
+from gateway.messages import InferRequest, InferResponse, Sink
 from gateway.models.limits import Limits
 from gateway.observability.statistics import is_timeout
 from gateway.suspects import ENDS, KEPT_SECS, Suspects
@@ -29,12 +29,8 @@ log = logging.getLogger("sluice.fleet")
 
 REPLAY = "replay"
 """The parameter of a model whose requests may be executed twice."""
-MOST_SEQUENCES = 65_536
-"""Open sequences whose replicas are known; older ones are found by their hashes."""
 WITH_EFFECTS = frozenset({"python", "ensemble"})
 """Backends whose executions may have effects besides their responses."""
-
-Connections = Callable[[], Sequence[ReplicaConnection]]
 
 
 class FleetInstance(Instance):
@@ -56,19 +52,21 @@ class FleetInstance(Instance):
         offer: ModelOffer,
         connections: Connections,
         counts: ModelCounts,
+        prompts: ModelPrompts,
     ) -> None:
         self.counts = counts
         self.adapters = offer.adapters
         self.max_model_len = offer.max_model_len or None
         self.key: Key = (offer.name, offer.version)
+        self.prompts = prompts
         self._version = str(offer.version)
-        self._connections = connections
         self._is_repeatable = _is_repeatable(config)
         may_continue = self._is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
         self._suspects = Suspects()
-        self._random = Random()
-        self._open_sequences: OrderedDict[SequenceKey, ReplicaConnection] = OrderedDict()
+        random = Random()
+        self.placement = ReplicaPlacement(self.key, connections, random)
+        self.waiting = WaitingRequests(self.placement.targets, random)
         self.singles = self
 
     def accepts(self, request: InferRequest) -> bool:
@@ -90,21 +88,25 @@ class FleetInstance(Instance):
         raise NotImplementedError("`accepts` leaves every request to `begin`")
 
     def send(
-        self, request: InferRequest, tried: list[ReplicaConnection], on_news: Callable[[], None]
+        self,
+        routed: "RoutedRequest",
+        request: InferRequest,
+        replica: ReplicaConnection,
+        demand: Demand,
+        on_news: Callable[[], None],
     ) -> ReplicaCall:
-        """Send a request to a replica that is not among those tried, and add it to them.
-
-        Raises InferenceError if none takes it, or it cannot be encoded.
-        """
-        replica = self._choice(request, tried)
-        if replica is None:
-            raise self._nowhere()
-        tried.append(replica)
-        trace = sent_to(replica.address, request.trace)
-        call = replica.call(self.key, replace(request, version=self._version, trace=trace), on_news)
+        """Send a request, or the rest of it; raises InferenceError if it cannot be encoded."""
+        known, prompt = replica.loads[self.key], routed.prompt
+        ahead, trace = known.ahead, sent_to(replica.address, request.trace)
+        sent = replace(request, version=self._version, trace=trace, prompt=prompt)
+        call = replica.call(self.key, sent, on_news, demand)
         replica.counts.requests += 1
         self.counts.wait.observe(call.expected_secs)
-        self.counts.retries += len(tried) > 1
+        self.counts.retries += len(routed.tried) > 1
+        if prompt is not None and prompt.keys:
+            self.prompts.index.expect(known.id, prompt.keys, asyncio.get_running_loop().time())
+        if self._is_repeatable and not routed.has_begun and sequence_of(request) is None:
+            self.waiting.add(routed, known, ahead)
         return call
 
     def sent_text(self, request: InferRequest) -> SentText | None:
@@ -159,103 +161,70 @@ class FleetInstance(Instance):
         text = f"model '{self.key[0]}': replica {replica.id} was lost {when}"
         return InferenceError(Code.UNAVAILABLE, text)
 
-    def pinned(self) -> Iterable[ReplicaConnection]:
-        """The replica of each open sequence."""
-        return self._open_sequences.values()
-
     async def check_ready(self) -> None:
-        if not any(each.serves(self.key) for each in self._connections()):
-            raise self._nowhere()
+        if not self.placement.is_ready:
+            raise self.placement.nowhere()
 
     async def close(self) -> None:
         """Nothing is held between requests."""
-
-    def _choice(
-        self, request: InferRequest, tried: Collection[ReplicaConnection]
-    ) -> ReplicaConnection | None:
-        """The replica with the fewest requests; that of its sequence for a request of one."""
-        found = [each for each in self._connections() if each.serves(self.key)]
-        if request.sequence is not None and request.sequence.correlation_id not in (0, ""):
-            return self._pinned(request.sequence, found, tried)
-        by_load = {each.loads[self.key]: each for each in found if each not in tried}
-        now = asyncio.get_running_loop().time()
-        # If all are left out after failures, an attempt is better than a refusal.
-        for at in (now, math.inf):
-            chosen = choose(ANY_REQUEST, by_load, now=at, random=self._random)
-            if chosen is not None:
-                return by_load[chosen]
-        return None
-
-    def _pinned(
-        self,
-        sequence: SequenceTag,
-        found: Collection[ReplicaConnection],
-        tried: Collection[ReplicaConnection],
-    ) -> ReplicaConnection | None:
-        """The replica of a sequence: that of its earlier requests, else the one of its hash."""
-        chosen = None if sequence.start else self._open_sequences.get(sequence.key)
-        if chosen is None or not chosen.continues(self.key):
-            pin = repr((self.key, sequence.key)).encode()
-            by_id = {each.id: each for each in found}
-            chosen = next((by_id[each] for each in rendezvous(pin, by_id)), None)
-        if chosen is None or chosen in tried:
-            return None
-        self._open_sequences.pop(sequence.key, None)
-        if not sequence.end:
-            self._open_sequences[sequence.key] = chosen
-            if len(self._open_sequences) > MOST_SEQUENCES:
-                self._open_sequences.popitem(last=False)
-        return chosen
-
-    def _nowhere(self) -> InferenceError:
-        name, version = self.key
-        states = ", ".join(dict.fromkeys(map(self._trouble, self._connections())))
-        return InferenceError(
-            Code.UNAVAILABLE,
-            f"model '{name}' version {version} has no replica that takes requests ({states}); "
-            "retry shortly",
-        )
-
-    def _trouble(self, replica: ReplicaConnection) -> str:
-        if replica.state is None:
-            return "it is not connected"  # the reason is in the log, with the address
-        if replica.state is not ReplicaState.READY:
-            return f"it is {replica.state}"
-        offer = replica.models.get(self.key)
-        if offer is None:
-            return "it does not host the model"
-        if replica.serves(self.key):
-            return f"it has {offer.most_in_flight} requests in flight, the most it accepts"
-        return offer.trouble or "it has not answered for some seconds"
 
 
 class RoutedRequest:
     """A request at a replica, and at another one if the first is lost; without a task.
 
-    While the reader of its responses is full, they remain in the call, whose replica then waits.
+    `tried` are its replicas so far, `prompt` is that of a request of a model with tokens. While the
+    reader of its responses is full, they remain in the call, whose replica then waits.
     """
 
     def __init__(self, instance: FleetInstance, request: InferRequest, reader: Reader) -> None:
         self._instance = instance
-        self._request = request
+        self.request = request
+        prompts = instance.prompts
+        self.prompt = prompts.read(request) if prompts.has_tokens else None
         self._reader: Reader | None = reader
         self._sink = request.sink
-        self._tried: list[ReplicaConnection] = []
+        self.tried: list[ReplicaConnection] = []
         self._call: ReplicaCall | None = None
-        self._has_begun = False
+        self.has_begun = False
         self._sent: SentText | None = None
         self._waits = False
 
     def begin(self) -> None:
         """Send the request; an error goes to the reader."""
         try:
-            self._instance.check_suspect(self._request)
-            self._send(self._request)
+            self._instance.check_suspect(self.request)
+            self._send(self.request)
         except InferenceError as error:
             self._end(error)
 
-    def _send(self, request: InferRequest) -> None:
-        self._call = self._instance.send(request, self._tried, self._look)
+    def demand(self) -> Demand:
+        """See `Movable`."""
+        if self.prompt is None:
+            return ANY_REQUEST
+        return self._instance.prompts.demand(self.prompt, asyncio.get_running_loop().time())
+
+    def move(self, to: KnownReplica) -> None:
+        """See `Movable`: the replica that it leaves is not one of those tried."""
+        replica, call = self._instance.placement.connection_of(to), self._call
+        if replica is None or call is None:
+            return
+        call.leave()
+        self._call = None
+        left = self.tried.pop()
+        try:
+            self._send(self.request, replica)
+        except InferenceError as error:
+            self._end(error)
+        extra = {"model": self.request.model, "id": self.request.id, "left": left.address}
+        log.debug("request moved", extra=extra)
+
+    def _send(self, request: InferRequest, replica: ReplicaConnection | None = None) -> None:
+        """Send a request, or the rest of it, to a replica, by default to that of least cost."""
+        demand = self.demand()
+        if replica is None:
+            replica = self._instance.placement.choice(self.request, demand, self.tried)
+        self.tried.append(replica)
+        self._call = self._instance.send(self, request, replica, demand, self._look)
         self._look()  # the replica may have been lost meanwhile
 
     def abandon(self) -> None:
@@ -277,18 +246,21 @@ class RoutedRequest:
                 return
             if response is None:
                 if call.is_over:
-                    self._instance.executed(self._request)
+                    self._instance.executed(self.request)
                     self._end(None)
                 return
             self._pass_on(call, response)
 
     def _pass_on(self, call: ReplicaCall, response: InferResponse) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
+            self._instance.waiting.discard(self)
             self._instance.counts.responded(call.expected_secs, call.age_secs)
-            self._tried[-1].answered(self._instance.key)
+            self.tried[-1].answered(self._instance.key)
             if not response.final:
-                self._sent = self._instance.sent_text(self._request)
+                self._sent = self._instance.sent_text(self.request)
+        if response.usage is not None:
+            self._instance.prompts.learn(self.prompt, response.usage)
         if self._sent is not None:
             try:
                 joined = self._sent.take(response)
@@ -314,16 +286,17 @@ class RoutedRequest:
 
     def _fail(self, call: ReplicaCall, error: InferenceError) -> None:
         """Try another replica, or end with the error."""
-        replica, is_lost = self._tried[-1], call.is_lost
+        replica, is_lost = self.tried[-1], call.is_lost
         call.leave()
         self._call = None
+        self._instance.waiting.discard(self)
         if is_lost and self._sent is not None and self._sent.is_complete:
             self._end(None)
             return
-        self._instance.note_failure(self._request, replica, error, lost=is_lost)
+        self._instance.note_failure(self.request, replica, error, lost=is_lost)
         try:
-            self._instance.check_suspect(self._request)
-            if self._has_begun:
+            self._instance.check_suspect(self.request)
+            if self.has_begun:
                 self._continue(replica, error, is_lost=is_lost)
             else:
                 self._repeat(replica, error, is_lost=is_lost)
@@ -336,10 +309,10 @@ class RoutedRequest:
         if is_lost:
             effects = "" if may_repeat else "; it may have had effects"
             error = self._instance.lost(replica, f"while it executed the request{effects}")
-        if not may_repeat or len(self._tried) > 1:
+        if not may_repeat or len(self.tried) > 1:
             raise error
         try:
-            self._send(self._request)
+            self._send(self.request)
         except InferenceError:  # no other replica takes it
             raise error from None
         self._log("request repeated", replica)
@@ -366,13 +339,14 @@ class RoutedRequest:
         self._log("request continued", replica)
 
     def _log(self, event: str, replica: ReplicaConnection) -> None:
-        extra = {"model": self._request.model, "id": self._request.id, "lost": replica.address}
+        extra = {"model": self.request.model, "id": self.request.id, "lost": replica.address}
         log.warning(event, extra=extra)
 
     def _end(self, error: InferenceError | None) -> None:
         call, self._call = self._call, None
         if call is not None:
             call.leave()
+            self._instance.waiting.discard(self)
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.over(error)

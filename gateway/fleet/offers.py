@@ -1,8 +1,5 @@
-"""Announcements of a replica to its routers: its state and models, and the load of each model."""
+"""Announcements of a replica: its state and models, and the load and prefixes of each model."""
 
-import time
-from collections import deque
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -11,10 +8,9 @@ from msgspec import Meta
 
 from gateway.config.pbtxt import to_text
 from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
+from gateway.fleet.prefixes import KEY_BYTES, KeyChanges
 from gateway.models.model import Model
 
-WINDOW_SECS = 10.0
-"""The length of the time whose requests have their mean duration in a load."""
 FIRST_STEP_SECS = 0.05
 """The duration of a request of a model that has answered none."""
 
@@ -77,6 +73,14 @@ class _LoadFrame(msgspec.Struct, array_like=True, frozen=True):
     room: int
 
 
+class _PrefixesFrame(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    version: int
+    gained: bytes
+    lost: bytes
+    reset: bool
+
+
 LOAD_FIELDS = _LoadFrame.__struct_fields__[2:]
 """The fields of a load that a frame has, in order."""
 
@@ -84,6 +88,7 @@ write_offers = msgspec.msgpack.Encoder().encode
 read_offers = msgspec.msgpack.Decoder(Offers).decode
 _encode = msgspec.msgpack.Encoder().encode
 _load_frame = msgspec.msgpack.Decoder(_LoadFrame).decode
+_prefixes_frame = msgspec.msgpack.Decoder(_PrefixesFrame).decode
 
 
 def offer(model: Model) -> ModelOffer:
@@ -110,13 +115,13 @@ def concurrency(model: Model) -> int:
 
 def first_load(offered: ModelOffer) -> Load:
     """The load of a replica that has announced none for a model that it offers."""
-    return _counted(seen=0, queued=0, step_secs=FIRST_STEP_SECS, room=offered.most_in_flight)
+    return load_of_requests(queued=0, step_secs=FIRST_STEP_SECS, room=offered.most_in_flight)
 
 
-def _counted(*, seen: int, queued: int, step_secs: float, room: int) -> Load:
+def load_of_requests(*, queued: int, step_secs: float, room: int) -> Load:
     """A load in requests, without tokens."""
     return Load(
-        seen=seen,
+        seen=0,
         waiting_tokens=0,
         running=0,
         queued=queued,
@@ -143,36 +148,23 @@ def read_load(payload: bytes) -> tuple[Key, Load]:
     return (found.name, found.version), Load(**fields, state=ReplicaState.READY)
 
 
-class LoadMeter:
-    """The load of one model, from its requests in flight and the durations of ended ones.
+def write_prefixes(key: Key, changes: KeyChanges) -> bytes:
+    """The payload of the changes of the prefixes that a replica holds."""
+    return _encode(
+        _PrefixesFrame(*key, b"".join(changes.gained), b"".join(changes.lost), changes.reset)
+    )
 
-    Engines do not report their queues: every request in flight counts as queued.
-    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._ended: deque[tuple[float, int, int]] = deque()
+def read_prefixes(payload: bytes) -> tuple[Key, KeyChanges]:
+    """The changes that `write_prefixes` encoded; ValueError for others."""
+    try:
+        found = _prefixes_frame(payload)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"prefixes cannot be read: {error}") from None
+    changes = KeyChanges(_keys(found.gained), _keys(found.lost), found.reset)
+    return (found.name, found.version), changes
 
-    def load(self, model: Model, seen: int) -> Load:
-        """The present load, for a router whose latest call is `seen`."""
-        in_flight = len(model.requests)
-        room, step_secs = model.most_in_flight - in_flight, self._step_secs(model)
-        return _counted(seen=seen, queued=in_flight, step_secs=step_secs, room=room)
 
-    def _step_secs(self, model: Model) -> float:
-        """The mean duration of the requests that ended within the window, without their waits.
-
-        The same for all replicas of an engine: lengths of answers say nothing about its speed.
-        """
-        if any(instance.concurrency is None for instance in model.instances):
-            return FIRST_STEP_SECS
-        now, statistics = self._clock(), model.statistics
-        ns = statistics.success.ns - statistics.queue.ns
-        self._ended.append((now, statistics.success.count, ns))
-        while len(self._ended) > 2 and self._ended[1][0] < now - WINDOW_SECS:
-            self._ended.popleft()
-        _, first_count, first_ns = self._ended[0]
-        count = statistics.success.count - first_count
-        if not count:
-            return FIRST_STEP_SECS
-        return min(3600.0, max(0.0, (ns - first_ns) / count / 1e9))
+def _keys(joined: bytes) -> list[bytes]:
+    """Keys that stand one behind the other; the last one may be too short."""
+    return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]

@@ -5,12 +5,14 @@ import logging
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, RefusedError
+from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer
 from gateway.fleet.choice import Load, ReplicaState
 from gateway.fleet.handshake import (
@@ -22,8 +24,10 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
+from gateway.fleet.meter import NO_CHANGES, LoadMeter
 from gateway.fleet.metrics import NEED, ROUTERS, FleetPage
-from gateway.fleet.offers import Key, LoadMeter, Offers, offer, write_load, write_offers
+from gateway.fleet.offers import Key, Offers, offer, write_load, write_offers, write_prefixes
+from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
@@ -43,8 +47,6 @@ log = logging.getLogger("sluice.fleet")
 
 MOST_ROUTERS = 1024
 """Connections of routers at one time, those in their handshake included."""
-LOAD_SECS = 0.05
-"""The shortest time between two loads."""
 SILENT_SECS = 10.0
 """A router that sends nothing for this time is disconnected."""
 
@@ -61,6 +63,7 @@ class RouterLink:
         self._handshake: Handshake | None = Handshake(port.identity)
         self.router_id = ""
         self.seen: dict[Key, int] = {}
+        self._informed: dict[Key, LoadMeter] = {}
         self.answers: set[RoutedAnswer] = set()
         self._is_finishing = False
         loop = asyncio.get_running_loop()
@@ -79,6 +82,19 @@ class RouterLink:
         # TLS that fails or does not begin neither makes nor loses the connection.
         self._watch.cancel()
         self._end()
+
+    def announce(self, key: Key, meter: LoadMeter, load: Load, changes: KeyChanges) -> None:
+        """Send the load of a model, and its changed prefixes: all, if the router has others."""
+        known = self._informed.get(key)
+        if known is not meter:
+            self._informed[key] = meter
+            changes = meter.all_prefixes()
+            if known is None and not changes.gained:
+                changes = NO_CHANGES
+        if changes:
+            self.channel.send(FleetKind.PREFIXES, NO_CALL, write_prefixes(key, changes))
+        own = replace(load, seen=self.seen.get(key, 0))
+        self.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, own))
 
     def finish(self, grace_secs: float) -> None:
         """Disconnect once the answers under way are sent, at the latest after the grace period."""
@@ -138,6 +154,7 @@ class RouterLink:
             self.channel.limit(MOST_BYTES)
             log.info("router connected", extra={"id": self.router_id})
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
+            self._port.loads.announce_tokens()
 
     def _begin(self, frame: Frame) -> None:
         answer = RoutedAnswer(self.channel, frame.call)
@@ -151,14 +168,16 @@ class RouterLink:
             answer.refuse(error)
             return
         self.seen[key] = frame.call
-        self._port.change_load(key)
+        self._port.loads.change(key)
         self.answers.add(answer)
-        answer.begin(stream, partial(self._ended, answer, key, trace))
+        prompt = request.prompt
+        metered = None if prompt is None else self._port.loads.begin(key, prompt)
+        answer.begin(stream, partial(self._ended, answer, key, trace), metered)
 
     def _ended(self, answer: RoutedAnswer, key: Key, trace: Trace | None) -> None:
         end_trace(trace)
         self.answers.discard(answer)
-        self._port.change_load(key)
+        self._port.loads.change(key)
         self._finish()
 
 
@@ -185,9 +204,7 @@ class FleetPort(Listeners):
         self._settings = settings
         self._server: asyncio.Server | None = None
         self._announcing: asyncio.Task[None] | None = None
-        self._meters: dict[Key, LoadMeter] = {}
-        self._changed: set[Key] = set()
-        self._sending: asyncio.TimerHandle | None = None
+        self.loads = LoadAnnouncer(self._dataplane, self.links)
 
     @property
     def ports(self) -> Mapping[str, int]:  # type: ignore[override]  # most need no property
@@ -227,8 +244,7 @@ class FleetPort(Listeners):
     def stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         if self._announcing is not None:
             self._announcing.cancel()
-        if self._sending is not None:
-            self._sending.cancel()
+        self.loads.stop()
         for link in tuple(self.links):
             link.finish(grace_secs)
         self._inner.stop_waiting(tasks, grace_secs)
@@ -251,7 +267,8 @@ class FleetPort(Listeners):
         page = FleetPage()
         page.add(ROUTERS, len(self._routers()))
         for model in self._dataplane.models():
-            needed = need_of(model, self._load(model, 0))
+            meter = self.loads.meter((model.name, int(model.version)))
+            needed = need_of(model, meter.load())
             page.add(NEED, needed, model=model.name, version=model.version)
         return page.families()
 
@@ -293,30 +310,8 @@ class FleetPort(Listeners):
     async def _announce(self) -> None:
         while True:
             await self._dataplane.changed()
+            self.loads.forget_unloaded()
             self._send_offers()
-
-    def change_load(self, key: Key) -> None:
-        """Send the load of a model soon."""
-        self._changed.add(key)
-        if self._sending is None:
-            loop = asyncio.get_running_loop()
-            self._sending = loop.call_later(LOAD_SECS, self._send_loads)
-
-    def _send_loads(self) -> None:
-        self._sending = None
-        changed, self._changed = self._changed, set()
-        for key in changed:
-            try:
-                model = self._dataplane.model(key[0], str(key[1]))
-            except InferenceError:  # it has been unloaded
-                continue
-            for link in self._routers():
-                load = self._load(model, link.seen.get(key, 0))
-                link.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, load))
-
-    def _load(self, model: Model, seen: int) -> Load:
-        meter = self._meters.setdefault((model.name, int(model.version)), LoadMeter())
-        return meter.load(model, seen)
 
     def _send_offers(self) -> None:
         payload = self.offers()

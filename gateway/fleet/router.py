@@ -16,9 +16,12 @@ from gateway.errors import Code, InferenceError
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.directory import Address, Addresses, Resolver, answers, resolved
 from gateway.fleet.handshake import FleetRole, Identity
-from gateway.fleet.instance import Connections, FleetInstance
+from gateway.fleet.instance import FleetInstance
 from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.offers import Key, ModelOffer
+from gateway.fleet.placement import Connections
+from gateway.fleet.prefixes import KeyIndex
+from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.status import router_families, router_status
 from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
@@ -94,6 +97,8 @@ class Router:
         self._logged: set[tuple[str, Key, bytes]] = set()
         self._identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
         self._tls = settings.tls
+        self._keys = keys_of_fleet(settings.name, settings.secret)
+        self._indexes = PrefixIndexes(KeyIndex)
         self._answers = answers(settings, resolver)
         self._answered = asyncio.Event()
         self._kept: dict[Address, _Kept] = {}
@@ -124,7 +129,9 @@ class Router:
         """Connect to new addresses; end lost connections to those that the directory dropped."""
         for address in addresses:
             if address not in self._kept:
-                found = ReplicaConnection(*address, self._identity, self._place, self._tls)
+                found = ReplicaConnection(
+                    *address, self._identity, self._place, self._indexes, self._tls
+                )
                 self._kept[address] = _Kept(found, tasks.create_task(found.run()))
         for address, kept in list(self._kept.items()):
             kept.absent = 0 if address in addresses else kept.absent + 1
@@ -163,6 +170,7 @@ class Router:
         names = {name for name, _ in offered}
         for key in [each for each in self._placed if each not in offered and each[0] in names]:
             del self._placed[key]
+            self._indexes.pop(key, None)
             self._control.displace(*key)
         for key, placement in self._placed.items():
             self._follow_loads(key, placement)
@@ -221,7 +229,8 @@ class Router:
         statistics = ModelStatistics.of(config, summaries=self._summaries)
         before = self._placed.get(key)
         counts = ModelCounts() if before is None else before.instance.counts
-        instance = FleetInstance(config, offer, self._with(key, digest), counts)
+        prompts = ModelPrompts(key, self._keys, self._indexes[key], offer.adapters)
+        instance = FleetInstance(config, offer, self._with(key, digest), counts, prompts)
 
         async def load() -> FleetInstance:
             return instance

@@ -40,7 +40,7 @@ def router_status(
     """The members of `GET /v2/fleet` at a router."""
     pinned: Counter[ReplicaConnection] = Counter()
     for each in instances.values():
-        pinned.update(each.pinned())
+        pinned.update(each.placement.pinned())
     rows = [{**_row(each, refusal), "open_sequences": pinned[each]} for each in connections]
     return {**own_status(identity), "replicas": rows}
 

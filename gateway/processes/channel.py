@@ -156,7 +156,8 @@ class Channel(asyncio.Protocol):
     `on_frame` gets the frames of the processes, and of calls without a receiver, such as ended
     calls. Buffers are bounded by the windows of the calls. If handling a frame fails, ABORT ends
     its call on both sides. A payload above `most_bytes` ends the connection. `heard_at` is the time
-    of the last received bytes. After `close` and `abort` no frame is handled.
+    of the last received bytes, `is_lost` is set after a disconnect. After `close` and `abort` no
+    frame is handled.
     """
 
     def __init__(self, on_frame: Callable[[Frame], None], most_bytes: int = MOST_BYTES) -> None:
@@ -170,12 +171,8 @@ class Channel(asyncio.Protocol):
         self._transport: Any = None
         self._lost = asyncio.Event()
         self._is_ended = False
+        self.is_lost = False
         self.heard_at = self._loop.time()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the other process has disconnected."""
-        return self._lost.is_set()
 
     async def lost(self) -> None:
         """Wait until the other process has disconnected."""
@@ -241,6 +238,7 @@ class Channel(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
         self._lost.set()
         for receiver in tuple(self._receivers.values()):
             try:

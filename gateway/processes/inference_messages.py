@@ -22,6 +22,7 @@ from gateway.messages import (
     Parameter,
     Phases,
     RequestedOutput,
+    RoutedPrompt,
     SequenceTag,
     Usage,
     too_many_outputs,
@@ -52,6 +53,8 @@ _Size = Annotated[int, Meta(ge=0)]
 _Shape = Annotated[tuple[_Size, ...], Meta(max_length=MOST_DIMS)]
 _Status = Annotated[int, Meta(ge=0, le=LARGEST_STATUS)]
 _TraceParent = Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
+_Key = Annotated[bytes, Meta(min_length=8, max_length=8)]
+_Keys = Annotated[tuple[_Key, ...], Meta(max_length=2048)]
 _RequestParameter = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -83,6 +86,7 @@ class _Terms(_Array):
     priority: _Size = 0
     timeout_us: _Size = 0
     traceparent: _TraceParent | None = None
+    prompt: tuple[_Size, _Keys] | None = None
 
 
 class _Request(_Array):
@@ -111,6 +115,7 @@ class _Response(_Array):
     usage: tuple[_Size, _Size, str] | None
     phases: tuple[_Size, _Size, _Size] | None = None
     error: _Error | None = None
+    cached_tokens: _Size | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -211,6 +216,7 @@ def write_response(response: InferResponse) -> bytes:
             else (usage.prompt_tokens, usage.completion_tokens, usage.finish_reason),
             None if phases is None else (phases.input_ns, phases.infer_ns, phases.output_ns),
             None if error is None else _written_error(error),
+            None if usage is None else usage.cached_tokens,
         )
     )
 
@@ -227,7 +233,7 @@ def read_response(payload: bytes) -> InferResponse:
         "outputs": outputs,
         "parameters": found.parameters or NO_PARAMETERS,
         "final": found.final,
-        "usage": found.usage and Usage(*found.usage),
+        "usage": found.usage and Usage(*found.usage, found.cached_tokens),
     }
     if found.phases is not None:
         fields["phases"] = Phases(*found.phases)
@@ -260,8 +266,8 @@ def _written(tensor: Tensor) -> _Tensor:
 def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
     """The terms of a request, if it has any."""
     outputs, tag, trace = request.outputs, request.sequence, request.trace
-    timeout_us = request.timeout_us
-    if not outputs and tag is None and not request.priority and not timeout_us and trace is None:
+    timeout_us, prompt = request.timeout_us, request.prompt
+    if not (outputs or tag or request.priority or timeout_us or trace or prompt):
         return None
     return _Terms(
         tuple([_Output(each.name, each.classes) for each in outputs]),
@@ -269,6 +275,7 @@ def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
         request.priority,
         max(timeout_us - waited_us, 1) if timeout_us else 0,
         trace.text if isinstance(trace, TraceParent) else None,
+        None if prompt is None else (prompt.size_bytes, prompt.keys),
     )
 
 
@@ -283,6 +290,7 @@ def _read_terms(terms: _Terms, tenant: str) -> dict[str, Any]:
         "priority": terms.priority,
         "timeout_us": terms.timeout_us,
         "trace": parent and TraceParent(parent),
+        "prompt": terms.prompt and RoutedPrompt(*terms.prompt),
     }
 
 

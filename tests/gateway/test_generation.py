@@ -166,6 +166,14 @@ class TestTranscript:
         assert first.usage == Usage(prompt_tokens=7, completion_tokens=2)
         assert last.usage == Usage(prompt_tokens=0, completion_tokens=1, finish_reason="stop")
 
+    def test_cached_tokens_are_those_of_the_first_response(self) -> None:
+        transcript = Transcript(GenerationRequest(text="hi", stream=True))
+        found = [
+            transcript.respond([Delta("a", 1)], 7, final=False, cached_tokens=4).usage
+            for _ in range(2)
+        ]
+        assert [each and each.cached_tokens for each in found] == [4, None]
+
     def test_an_echo_precedes_each_sequence(self) -> None:
         transcript = Transcript(GenerationRequest(text="hi", echo=True), 2, "hi")
         deltas = [Delta(" b", 1, 1, "stop"), Delta(" a", 1, 0, "stop")]

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
-from backends.vllm.engine_request import EngineRequest, count_tokens, text_of
+from backends.vllm.engine_request import EngineRequest, cached_tokens, count_tokens, text_of
 from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
@@ -48,6 +48,7 @@ class Exchange:
         self._wasted = wasted
         self._generations: list[Generation] = []
         self._prompt_tokens = 0
+        self._cached_tokens: int | None = None
         self._completion_tokens = 0
         self._finish_reason = ""
 
@@ -121,7 +122,9 @@ class Exchange:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             finish_reason=self._finish_reason if final else "",
+            cached_tokens=self._cached_tokens,
         )
+        self._cached_tokens = None
         self._prompt_tokens = self._completion_tokens = 0
         return usage
 
@@ -130,6 +133,9 @@ class Exchange:
         self.begun = True
         if first:
             self._prompt_tokens += len(output.prompt_token_ids or ())
+            found = cached_tokens(output)
+            if found is not None:
+                self._cached_tokens = (self._cached_tokens or 0) + found
         self._completion_tokens += count_tokens(output)
         if isinstance(output.outputs, list):
             reasons = [each.finish_reason for each in output.outputs if each.index == 0]

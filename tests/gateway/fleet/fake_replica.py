@@ -10,7 +10,7 @@ from gateway.errors import InferenceError
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Handshake, Identity
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.processes.channel import NO_CALL, Channel, Frame
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import read_request, write_error, write_response
@@ -24,7 +24,7 @@ class FakeReplica:
     """Agrees with every router, sends it the `offers`, and answers its pings unless `silent`.
 
     `links` are the connections so far that have agreed. `calls` are the numbers of the requests
-    that the last one has sent, `requests` all requests by their numbers.
+    that the last one has sent, `requests` all of them, `gone` those that it has left.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,7 @@ class FakeReplica:
         self.links: list[Channel] = []
         self.calls: list[int] = []
         self.requests: dict[int, InferRequest] = {}
+        self.gone: list[int] = []
         self.port = 0
         self._identity = Identity("sluice", FleetRole.REPLICA)
 
@@ -48,6 +49,8 @@ class FakeReplica:
             elif frame.kind == InferenceKind.REQUEST:
                 self.calls.append(frame.call)
                 self.requests[frame.call] = read_request(frame.payload)
+            elif frame.kind == InferenceKind.GONE:
+                self.gone.append(frame.call)
 
         channel = Channel(on_frame, HANDSHAKE_BYTES)
         return channel
@@ -62,10 +65,10 @@ class FakeReplica:
         """Send a frame to the latest router."""
         self.links[-1].send(kind, NO_CALL, payload)
 
-    def answer(self, call: int, text: str) -> None:
+    def answer(self, call: int, text: str, usage: Usage | None = None) -> None:
         """Answer a request with one text."""
-        response = InferResponse(outputs=(text_tensor("text_output", [text]),), final=True)
-        self.respond(call, response)
+        outputs = (text_tensor("text_output", [text]),)
+        self.respond(call, InferResponse(outputs=outputs, final=True, usage=usage))
 
     def respond(self, call: int, *responses: InferResponse) -> None:
         """Send responses to a request; a final one ends it."""

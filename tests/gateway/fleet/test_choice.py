@@ -69,6 +69,17 @@ def test_a_load_that_no_replica_can_have_is_refused_by_its_field(field: str, val
         load(**{field: value})
 
 
+def test_a_replica_that_has_not_measured_its_rate_counts_requests() -> None:
+    new = replica("new", prefill_rate=0.0, step_secs=0.05)
+    busy = replica("busy", waiting_tokens=4_000)
+    demand = Demand(tokens=10_000)
+    assert cost(new, demand) == pytest.approx(0.05)
+    assert chosen(demand, new, busy) == {"new"}
+    for call in range(1, 31):
+        new.send(call, new.work(demand))
+    assert chosen(demand, new, busy) == {"busy"}
+
+
 def test_the_cost_is_the_wait_and_the_harm_the_full_cache_and_the_distance() -> None:
     busy = replica("a", 0.005, waiting_tokens=20_000, running=8, kv_used=0.95)
     demand = Demand(tokens=5_000, held={"a": 4_000})

@@ -5,16 +5,19 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
 
 from gateway.errors import InferenceError
 from gateway.fleet import connection
-from gateway.fleet.choice import ReplicaState
+from gateway.fleet.choice import ANY_REQUEST, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetKind, FleetRole, Identity
-from gateway.fleet.offers import Key, first_load, write_load
+from gateway.fleet.offers import Key, first_load, write_load, write_prefixes
+from gateway.fleet.prefixes import KeyChanges, KeyIndex
+from gateway.fleet.prompts import PrefixIndexes
 from tests.builders import TEXT, soon, text_request
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
@@ -51,7 +54,9 @@ async def replica() -> AsyncIterator[FakeReplica]:
 @asynccontextmanager
 async def connecting(port: int) -> AsyncIterator[ReplicaConnection]:
     """A connection to a port for the length of the block."""
-    found = ReplicaConnection("127.0.0.1", port, Identity("sluice", FleetRole.ROUTER), lambda: None)
+    identity = Identity("sluice", FleetRole.ROUTER)
+    indexes = PrefixIndexes(partial(KeyIndex, most_of_replica=len(TOO_MANY) - 1))
+    found = ReplicaConnection("127.0.0.1", port, identity, lambda: None, indexes)
     task = asyncio.create_task(found.run())
     try:
         yield found
@@ -116,6 +121,7 @@ async def test_a_lost_replica_is_connected_again(
 
 
 LOAD = first_load(OFFER)
+TOO_MANY = [n.to_bytes(8, "big") for n in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -129,10 +135,15 @@ LOAD = first_load(OFFER)
         (FleetKind.LOAD, write_load(KEY, LOAD)[:-1]),
         (FleetKind.LOAD, msgspec.msgpack.encode([*KEY, 0, 0, 0, -1, 0.0, 0.05, 0.0, 5])),
         (FleetKind.LOAD, write_load(KEY, replace(LOAD, seen=7))),
+        (FleetKind.PREFIXES, b""),
+        (FleetKind.PREFIXES, msgspec.msgpack.encode([*KEY, b"1234567", b"", False])),
+        (FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges(lost=[b"12345678"]))),
+        (FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges(TOO_MANY))),
     ],
     ids=[
         *("no offers", "no MessagePack", "another state", "no offer"),
         *("no load", "half a load", "negative load", "foreign call"),
+        *("no prefixes", "half a key", "foreign key", "too many keys"),
     ],
 )
 async def test_nonsense_drops_the_connection_and_it_is_made_again(
@@ -175,7 +186,7 @@ def unheard() -> None:
 async def test_a_load_counts_the_calls_that_it_has_seen(
     replica: FakeReplica, router: ReplicaConnection
 ) -> None:
-    calls = [router.call(KEY, text_request(), unheard) for _ in range(2)]
+    calls = [router.call(KEY, text_request(), unheard, ANY_REQUEST) for _ in range(2)]
     assert router.loads[KEY].ahead == 2
     await until(lambda: len(replica.calls) == 2)
     load = replace(LOAD, seen=replica.calls[0], queued=1)
@@ -191,7 +202,7 @@ async def test_a_lost_replica_ends_its_calls(
     replica: FakeReplica, router: ReplicaConnection
 ) -> None:
     news: list[bool] = []
-    call = router.call(KEY, text_request(), lambda: news.append(True))
+    call = router.call(KEY, text_request(), lambda: news.append(True), ANY_REQUEST)
     replica.links[-1].abort()
     await until(lambda: call.is_lost)
     assert news == [True]

@@ -9,18 +9,18 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.offers import (
-    FIRST_STEP_SECS,
-    WINDOW_SECS,
-    LoadMeter,
     ModelOffer,
     Offers,
     first_load,
     offer,
     read_load,
     read_offers,
+    read_prefixes,
     write_load,
     write_offers,
+    write_prefixes,
 )
+from gateway.fleet.prefixes import KeyChanges
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT
@@ -29,27 +29,9 @@ KEY = ("echo", 3)
 OFFER = ModelOffer("echo", 3, "", {"y": ("a", "b")}, ("adapter",), 0, "")
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.secs = 100.0
-
-    def __call__(self) -> float:
-        return self.secs
-
-
 @pytest.fixture
 def model() -> Model:
     return Model(TEXT, 1, ModelStatistics(), [])
-
-
-def answer(model: Model, count: int, secs: float) -> None:
-    """As if the model had answered requests of this duration, after a second in the queue."""
-    model.statistics.success.count += count
-    model.statistics.success.ns += round(count * (secs + 1) * 1e9)
-    model.statistics.queue.count += count
-    model.statistics.queue.ns += round(count * 1e9)
 
 
 def test_offers_and_loads_are_read_as_written() -> None:
@@ -90,19 +72,17 @@ def test_a_load_of_a_later_release_is_read() -> None:
     assert read_load(msgspec.msgpack.encode([*fields, "new"]))[0] == KEY
 
 
-def test_the_step_is_the_mean_of_the_window_without_the_queue(model: Model) -> None:
-    clock = Clock()
-    meter = LoadMeter(clock)
-    assert meter.load(model, 0).step_secs == FIRST_STEP_SECS
-    answer(model, 4, 0.5)
-    assert meter.load(model, 0).step_secs == pytest.approx(0.5)
-    clock.secs += WINDOW_SECS - 1
-    answer(model, 4, 0.1)
-    assert meter.load(model, 0).step_secs == pytest.approx(0.3)
-    clock.secs += WINDOW_SECS - 1
-    assert meter.load(model, 0).step_secs == pytest.approx(0.1)
+def test_prefixes_are_read_as_written() -> None:
+    changes = KeyChanges([b"12345678", b"abcdefgh"], [b"ABCDEFGH"], reset=True)
+    assert read_prefixes(write_prefixes(KEY, changes)) == (KEY, changes)
 
 
-def test_a_load_names_the_latest_call_and_the_room(model: Model) -> None:
-    load = LoadMeter().load(model, 9)
-    assert (load.seen, load.queued, load.room) == (9, 0, model.most_in_flight)
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [(2, b"12345678123", "8 bytes"), (3, b"1234567", "8 bytes"), (2, "text", "cannot be read")],
+)
+def test_prefixes_that_are_no_keys_are_refused(field: int, value: object, reason: str) -> None:
+    fields = msgspec.msgpack.decode(write_prefixes(KEY, KeyChanges([b"12345678"])))
+    fields[field] = value
+    with pytest.raises(ValueError, match=reason):
+        read_prefixes(msgspec.msgpack.encode(fields))

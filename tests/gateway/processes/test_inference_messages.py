@@ -12,6 +12,7 @@ from gateway.messages import (
     InferResponse,
     Phases,
     RequestedOutput,
+    RoutedPrompt,
     SequenceTag,
     SharedRegion,
     Usage,
@@ -172,6 +173,26 @@ def test_a_trace_with_numbers_of_its_process_stays_there() -> None:
 )
 def test_a_response(response: InferResponse) -> None:
     assert read_response(write_response(response)) == response
+
+
+@pytest.mark.parametrize("cached", [None, 0, 7])
+def test_cached_tokens(cached: int | None) -> None:
+    usage = Usage(prompt_tokens=9, cached_tokens=cached)
+    found = read_response(write_response(InferResponse(usage=usage))).usage
+    assert found is not None
+    assert found.cached_tokens == cached
+
+
+def test_a_prompt_of_a_router() -> None:
+    asked = InferRequest(model="m", prompt=RoutedPrompt(1024, (b"12345678", b"abcdefgh")))
+    assert read_request(write_request(asked)) == asked
+
+
+@pytest.mark.parametrize("keys", [(b"1234567",), (b"12345678",) * 2049])
+def test_a_prompt_with_foreign_keys_is_refused(keys: tuple[bytes, ...]) -> None:
+    written = write_request(InferRequest(model="m", prompt=RoutedPrompt(1, keys)))
+    with pytest.raises(InferenceError, match="malformed request"):
+        read_request(written)
 
 
 ERRORS = [

@@ -13,6 +13,7 @@ from gateway.messages import (
     InferResponse,
     Phases,
     RequestedOutput,
+    RoutedPrompt,
     SequenceTag,
     Usage,
 )
@@ -100,6 +101,9 @@ class Dice(random.Random):
             timeout_us=self.size(),
             trace=self.maybe(self.trace),
             caller=caller,
+            prompt=self.maybe(
+                lambda: RoutedPrompt(self.size(), self.several(lambda: self.randbytes(8)))
+            ),
         )
 
     def response(self, datatype: Datatype) -> InferResponse:

@@ -11,6 +11,7 @@ from gateway.messages import (
     InferResponse,
     Phases,
     RequestedOutput,
+    RoutedPrompt,
     SequenceTag,
     Usage,
 )
@@ -85,6 +86,7 @@ def test_the_first_release_reads_the_newest_request() -> None:
         timeout_us=2,
         trace=TraceParent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         caller=Caller(tenant="t"),
+        prompt=RoutedPrompt(512, (b"12345678",)),
     )
     found = msgspec.msgpack.decode(write_request(asked), type=FirstRequest)
     assert found == FirstRequest("m", "2", "seven", FIRST_TENSORS, {"p": [1]}, "t")
@@ -98,6 +100,7 @@ def test_the_newest_release_reads_the_first_request() -> None:
     )
     assert found.caller == Caller(tenant="t")
     assert found.trace is None
+    assert found.prompt is None
 
 
 def test_the_first_release_reads_the_newest_response() -> None:
@@ -111,6 +114,8 @@ def test_the_first_release_reads_the_newest_response() -> None:
 def test_the_newest_release_reads_the_first_response() -> None:
     sent = FirstResponse(True, FIRST_TENSORS, {"p": 1}, (3, 1, "stop"))
     found = read_response(msgspec.msgpack.encode(sent))
+    assert found.usage is not None
+    assert found.usage.cached_tokens is None
     assert found == InferResponse(outputs=TENSORS, parameters={"p": 1}, final=True, usage=USAGE)
 
 

@@ -27,6 +27,7 @@ class Output:
     outputs: list[Completion]
     prompt_token_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
     finished: bool = False
+    num_cached_tokens: int | None = None
 
 
 def made(tokens: int, reason: str | None = None, index: int = 0) -> Output:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -78,6 +78,20 @@ async def test_the_tokens_of_every_sequence_and_prompt_count(numbered: NewId) ->
         for generation in generations:
             await anext(generation)
     assert exchanged.usage(final=True) == Usage(6, 8, "stop")
+
+
+async def test_cached_tokens_of_all_prompts_are_counted_once(numbered: NewId) -> None:
+    engine = ScriptedEngine(
+        [replace(made(1), num_cached_tokens=2), replace(made(1, "stop"), num_cached_tokens=2)],
+        [replace(made(1), num_cached_tokens=1)],
+    )
+    async with exchange(engine, numbered) as exchanged:
+        generations = [exchanged.generate(each, Sampling(), "id") for each in ("a", "b")]
+        for generation in generations:
+            await anext(generation)
+        assert exchanged.usage(final=False).cached_tokens == 3
+        await anext(generations[0])
+        assert exchanged.usage(final=False).cached_tokens is None
 
 
 async def test_prompts_that_continue_one_are_not_the_clients(numbered: NewId) -> None:

@@ -1,0 +1,130 @@
+"""The replica of a request of one model: that of least cost, or that of its sequence."""
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from random import Random
+
+from gateway.errors import Code, InferenceError
+from gateway.fleet.choice import Demand, KnownReplica, ReplicaState, choose
+from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.offers import Key
+from gateway.fleet.prefixes import rendezvous
+from gateway.messages import InferRequest, SequenceKey, SequenceTag
+
+MOST_SEQUENCES = 65_536
+"""Open sequences whose replicas are known; older ones are found by their hashes."""
+
+Connections = Callable[[], Sequence[ReplicaConnection]]
+
+
+def sequence_of(request: InferRequest) -> SequenceTag | None:
+    """The sequence or conversation of a request, which belongs to one replica."""
+    found = request.sequence
+    return None if found is None or found.correlation_id in (0, "") else found
+
+
+class ReplicaPlacement:
+    """The choice among the connections of a router for the requests of one model."""
+
+    def __init__(self, key: Key, connections: Connections, random: Random) -> None:
+        self._key = key
+        self._connections = connections
+        self._random = random
+        self._open_sequences: OrderedDict[SequenceKey, ReplicaConnection] = OrderedDict()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a replica takes new requests."""
+        return any(each.serves(self._key) for each in self._connections())
+
+    def choice(
+        self, request: InferRequest, demand: Demand, tried: Collection[ReplicaConnection]
+    ) -> ReplicaConnection:
+        """The replica of a request, none of those tried; InferenceError if none takes it."""
+        sequence = sequence_of(request)
+        if sequence is not None:
+            found = self._pinned(sequence, tried)
+        else:
+            found = self._cheapest(demand, tried)
+        if found is None:
+            raise self.nowhere()
+        return found
+
+    def connection_of(self, known: KnownReplica) -> ReplicaConnection | None:
+        """The connection to a replica; None if it is gone."""
+        own = (each for each in self._connections() if each.loads.get(self._key) is known)
+        return next(own, None)
+
+    def pinned(self) -> Iterable[ReplicaConnection]:
+        """The replica of each open sequence."""
+        return self._open_sequences.values()
+
+    def targets(self) -> Iterable[KnownReplica]:
+        """The replicas that take new requests."""
+        return [each.loads[self._key] for each in self._connections() if each.serves(self._key)]
+
+    def _cheapest(
+        self, demand: Demand, tried: Collection[ReplicaConnection]
+    ) -> ReplicaConnection | None:
+        """The replica of least cost that is not among those tried."""
+        by_load = {
+            known: each
+            for each in self._connections()
+            if (known := each.loads.get(self._key)) is not None and each not in tried
+        }
+        now = asyncio.get_running_loop().time()
+        chosen = choose(demand, by_load, now=now, random=self._random)
+        # Nearly always it takes requests: of a thousand replicas only one is asked.
+        if chosen is not None and by_load[chosen].serves(self._key):
+            return by_load[chosen]
+        ready = [known for known, each in by_load.items() if each.serves(self._key)]
+        # If all are left out after failures, an attempt is better than a refusal.
+        for at in (now, math.inf):
+            chosen = choose(demand, ready, now=at, random=self._random)
+            if chosen is not None:
+                return by_load[chosen]
+        return None
+
+    def _pinned(
+        self,
+        sequence: SequenceTag,
+        tried: Collection[ReplicaConnection],
+    ) -> ReplicaConnection | None:
+        """The replica of a sequence: that of its earlier requests, else the one of its hash."""
+        chosen = None if sequence.start else self._open_sequences.get(sequence.key)
+        if chosen is None or not chosen.continues(self._key):
+            pin = repr((self._key, sequence.key)).encode()
+            by_id = {each.id: each for each in self._connections() if each.serves(self._key)}
+            chosen = next((by_id[each] for each in rendezvous(pin, by_id)), None)
+        if chosen is None or chosen in tried:
+            return None
+        self._open_sequences.pop(sequence.key, None)
+        if not sequence.end:
+            self._open_sequences[sequence.key] = chosen
+            if len(self._open_sequences) > MOST_SEQUENCES:
+                self._open_sequences.popitem(last=False)
+        return chosen
+
+    def nowhere(self) -> InferenceError:
+        """The error of a request that no replica takes."""
+        name, version = self._key
+        states = ", ".join(dict.fromkeys(map(self._trouble, self._connections())))
+        return InferenceError(
+            Code.UNAVAILABLE,
+            f"model '{name}' version {version} has no replica that takes requests ({states}); "
+            "retry shortly",
+        )
+
+    def _trouble(self, replica: ReplicaConnection) -> str:
+        if replica.state is None:
+            return "it is not connected"  # the reason is in the log, with the address
+        if replica.state is not ReplicaState.READY:
+            return f"it is {replica.state}"
+        offer = replica.models.get(self._key)
+        if offer is None:
+            return "it does not host the model"
+        if replica.serves(self._key):
+            return f"it has {offer.most_in_flight} requests in flight, the most it accepts"
+        return offer.trouble or "it has not answered for some seconds"

@@ -1,0 +1,153 @@
+"""The prompts of one model in a router: their tokens, their keys, and their prefixes."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from gateway.fleet.choice import Demand, TokenRatio
+from gateway.fleet.offers import Key
+from gateway.fleet.prefixes import PIECE_BYTES, SECRET_BYTES, KeyIndex, PrefixScope, PromptKeys
+from gateway.generation import IMAGE, MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT
+from gateway.messages import InferRequest, RoutedPrompt, Usage
+from gateway.openai_contract import REQUEST
+from gateway.policy.caller import tenant_of
+from gateway.tensor import Datatype, Tensor
+
+MOST_READ_BYTES = 1 << 20
+"""A longer JSON text is not parsed for keys, since that would block other requests."""
+ADAPTER, SALT = "lora_name", "cache_salt"
+"""Sampling parameters that are part of the keys of an engine's cache."""
+UNREADABLE = (TypeError, ValueError)
+"""The errors of texts that are no JSON, and of values that JSON does not have."""
+
+PrefixIndexes = defaultdict[Key, KeyIndex]
+"""The prefixes of each model at all replicas; a router has one, and its connections fill it."""
+
+
+def keys_of_fleet(name: str, secret: bytes) -> PromptKeys:
+    """The keys of prompts of a fleet; without a secret they follow from its name."""
+    return PromptKeys(secret or blake2b(name.encode(), digest_size=SECRET_BYTES).digest())
+
+
+class ModelPrompts:
+    """The prompts of one version of a model.
+
+    It `has_tokens` once a response has had usage, or a replica holds prefixes; before, nothing of a
+    request is read. `adapters` are names that a request may give instead of the model's.
+    """
+
+    def __init__(
+        self, key: Key, keys: PromptKeys, index: KeyIndex, adapters: Sequence[str] = ()
+    ) -> None:
+        self.index = index
+        self._key = key
+        self._keys = keys
+        self._adapters = frozenset(adapters)
+        self._ratio = TokenRatio()
+        self._has_usage = False
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its requests are counted in tokens."""
+        return self._has_usage or len(self.index) > 0
+
+    def learn(self, prompt: RoutedPrompt | None, usage: Usage) -> None:
+        """Learn from the usage of a response."""
+        if usage.prompt_tokens:
+            self._has_usage = True
+            if prompt is not None:
+                self._ratio.learn(prompt.size_bytes, usage.prompt_tokens)
+
+    def demand(self, prompt: RoutedPrompt, now: float) -> Demand:
+        """The tokens of a prompt, and those of its prefix at each replica."""
+        tokens = self._ratio.tokens(prompt.size_bytes)
+        if not prompt.keys:
+            return Demand(tokens=tokens)
+        key_tokens = PIECE_BYTES * self._ratio.value
+        depths = self.index.held(prompt.keys, now)
+        return Demand(tokens=tokens, held={k: round(n * key_tokens) for k, n in depths.items()})
+
+    def read(self, request: InferRequest) -> RoutedPrompt:
+        """The prompt of a request; one that cannot be read has a size only."""
+        size = sum(map(_size_bytes, request.inputs))
+        # The rest of a conversation is at its replica, and an image is not in the text.
+        if size < PIECE_BYTES or request.sequence is not None or request.input(IMAGE) is not None:
+            return RoutedPrompt(size)
+        try:
+            return self._read(request) or RoutedPrompt(size)
+        except UNREADABLE:
+            return RoutedPrompt(size)
+
+    def _read(self, request: InferRequest) -> RoutedPrompt | None:
+        """The prompt of a request, if it has one of the inputs of LLMs."""
+        whole = request.input(REQUEST)
+        if whole is not None:
+            members = _members(whole)
+            return None if members is None else self._of_members(members, tenant_of(request.caller))
+        text, messages = request.input(TEXT_INPUT), request.input(MESSAGES)
+        if text is not None:
+            found: Any = _only(text).decode()
+        elif messages is not None and _size_bytes(messages) <= MOST_READ_BYTES:
+            found = orjson.loads(_only(messages))
+        else:
+            return None
+        given = request.input(SAMPLING_PARAMETERS)
+        sampling = request.parameters if given is None else orjson.loads(_only(given))
+        scope = self._scope(sampling, sampling.get(ADAPTER), tenant_of(request.caller))
+        return self._of(scope, found)
+
+    def _of_members(self, members: Mapping[str, Any], tenant: str) -> RoutedPrompt | None:
+        """The prompt of an OpenAI request: messages, a text, or token ids."""
+        name = members.get("model")
+        scope = self._scope(members, name if name in self._adapters else None, tenant)
+        found = members.get("messages", members.get("prompt", members.get("input")))
+        before = (members.get("tools"), members.get("instructions"))
+        return self._of(scope, found, orjson.dumps(before) if any(before) else b"")
+
+    def _of(self, scope: PrefixScope, found: Any, tools: bytes = b"") -> RoutedPrompt | None:
+        if isinstance(found, str):
+            return RoutedPrompt(len(found.encode()), self._keys.of_text(scope, found))
+        if not isinstance(found, list) or not found:
+            return None
+        if type(found[0]) is int:
+            keys = self._keys.of_tokens(scope, found)
+            return RoutedPrompt(round(len(found) / self._ratio.value), keys)
+        messages = [orjson.dumps(each) for each in found]
+        size = len(tools) + sum(map(len, messages))
+        return RoutedPrompt(size, self._keys.of_messages(scope, tools, messages))
+
+    def _scope(self, given: Mapping[str, Any], adapter: object, tenant: str) -> PrefixScope:
+        name, version = self._key
+        salt = given.get(SALT)
+        return PrefixScope(
+            model=name,
+            version=str(version),
+            adapter=adapter if isinstance(adapter, str) else "",
+            cache_salt=salt if isinstance(salt, str) else "",
+            tenant=tenant,
+        )
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    """The bytes of a tensor of texts."""
+    data = tensor.data
+    if tensor.datatype is not Datatype.BYTES:
+        return 0
+    return sum(map(len, data)) if isinstance(data, tuple) else len(tensor.raw())
+
+
+def _only(tensor: Tensor) -> bytes:
+    """The only text of a tensor; ValueError if there are more."""
+    (element,) = tensor.elements()
+    return element
+
+
+def _members(body: Tensor) -> Mapping[str, Any] | None:
+    """The members of a request, which are left to a model of this process."""
+    known = getattr(body.data, "members", None)  # of a `RequestBody`
+    if known is None and _size_bytes(body) <= MOST_READ_BYTES:
+        known = orjson.loads(_only(body))
+    return known if isinstance(known, dict) else None
