@@ -12,6 +12,7 @@ from gateway.fleet.meter import LoadMeter, MeteredPrompt
 from gateway.fleet.offers import Key
 from gateway.fleet.prefixes import KeyChanges
 from gateway.messages import RoutedPrompt
+from gateway.models.model import Model
 
 LOAD_SECS, PROMPT_SECS = 0.05, 0.005
 """The longest time from a change to its announcement, and from the arrival of a prompt: the other
@@ -42,13 +43,17 @@ class LoadAnnouncer:
         self._changed: set[Key] = set()
         self._sending: asyncio.TimerHandle | None = None
 
-    def _meter(self, key: Key) -> LoadMeter:
-        """The meter of a loaded model; InferenceError for others."""
-        model = self._dataplane.model(key[0], str(key[1]))
+    def meter(self, model: Model) -> LoadMeter:
+        """The meter of a loaded model."""
+        key = model.name, int(model.version)
         found = self._meters.get(key)
         if found is None or found.model is not model:
             found = self._meters[key] = LoadMeter(model, partial(self.change, key))
         return found
+
+    def _meter(self, key: Key) -> LoadMeter:
+        """The meter of a loaded model; InferenceError for others."""
+        return self.meter(self._dataplane.model(key[0], str(key[1])))
 
     def change(self, key: Key) -> None:
         """Send the load of a model soon."""

@@ -32,7 +32,6 @@ from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest
-from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
@@ -267,8 +266,7 @@ class FleetPort(Listeners):
         page = FleetPage()
         page.add(ROUTERS, len(self._routers()))
         for model in self._dataplane.models():
-            meter = self.loads.meter((model.name, int(model.version)))
-            needed = need_of(model, meter.load())
+            needed = need_of(model, self.loads.meter(model).load())
             page.add(NEED, needed, model=model.name, version=model.version)
         return page.families()
 
