@@ -83,7 +83,7 @@ async def fleet(folder: Path, serve: Serve, *llms: CachingLlm) -> AsyncIterator[
 
 
 def llm() -> CachingLlm:
-    return CachingLlm(100_000, 1e6)
+    return CachingLlm(100_000, 2e5)
 
 
 async def warm_up(routed: Routed, llms: Sequence[CachingLlm]) -> None:
