@@ -58,9 +58,8 @@ ALONE_TESTS = $(call marked,'mark\.quiet')
 tested = $(1) -o cache_dir=.pytest_cache/$@ $(3) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
-# These tests choose the fleet themselves, have the wires of any server as their subject, or need a router that decodes large
-# requests in threads.
-NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet large_requests grpc_abuse grpc_tls http_tls http_time_limits python_environments policy \
+# These tests choose the fleet themselves, or have the wires of any server as their subject.
+NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tls http_time_limits python_environments policy \
   policy_admin policy_audit policy_browsers policy_certificates policy_changes policy_files policy_jwt policy_key_file)
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -6,8 +6,11 @@ In reading order:
 - `offers`: the models of a replica, its loads and its prefixes, as it announces them
 - `meter`: the load of one model of a replica, and the prefixes that its engine holds
 - `announcer`: the announcements of loads and prefixes
+- `bulk`: the connection of large tensors, besides that of messages
+- `large`: messages with large tensors, as the ends of a call send and receive them
 - `replica`: the port of a replica, and the requests of its routers
 - `answer`: the answer to one of them
+- `reaching`: the start of a router's connections to a replica
 - `connection`: a router's connection to one replica
 - `directory`, `ray_addresses`: the addresses of replicas, from a list, DNS or a child process
 - `choice`: the replica that gets a request, and the requests that move to another one

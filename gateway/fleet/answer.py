@@ -1,15 +1,26 @@
 """The answer of a replica to a request of a router."""
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.errors import InferenceError, unexpected
+from gateway.fleet.bulk import BulkConnection
+from gateway.fleet.handshake import FleetKind
+from gateway.fleet.large import Arrival, LargeSender, time_left
 from gateway.fleet.meter import MeteredPrompt
-from gateway.messages import InferResponse
-from gateway.processes.channel import Channel, ChannelCall, Frame
+from gateway.messages import InferRequest, InferResponse
+from gateway.observability.trace import Trace
+from gateway.processes.channel import ChannelCall, Frame
 from gateway.processes.inference_calls import InferenceKind
-from gateway.processes.inference_messages import write_error, write_response
+from gateway.processes.inference_messages import (
+    LargeData,
+    read_request,
+    write_error,
+    write_response,
+)
 from gateway.processes.text_runs import take_run
 from gateway.stream import ResponseStream
 
@@ -23,28 +34,58 @@ class RoutedAnswer(ChannelCall):
     sent, responses remain in the stream, which holds back the model.
     """
 
-    def __init__(self, channel: Channel, call: int) -> None:
-        super().__init__(channel, call)
+    def __init__(self, bulk: BulkConnection, call: int) -> None:
+        super().__init__(bulk.channel, call)
+        self._bulk = bulk
+        self._sender = LargeSender(bulk, call, self._window.sent, self._look_soon)
+        self._arrival: Arrival[InferRequest] | None = None
         self._stream: ResponseStream | None = None
         self._taken: deque[InferResponse] = deque()
         self._is_due = False
         self._ended: Callable[[], None] = _nothing
         self._metered: MeteredPrompt | None = None
+        self._is_over = False
+        self.received_ns = time.perf_counter_ns()
+        self.trace: Trace | None = None
 
-    def begin(
-        self,
-        stream: ResponseStream,
-        ended: Callable[[], None],
-        metered: MeteredPrompt | None = None,
-    ) -> None:
-        """Send the responses of a stream; `ended` is called after the last one."""
-        self._stream, self._ended, self._metered = stream, ended, metered
+    def open(self, ended: Callable[[], None]) -> None:
+        """Take part in the call; `ended` is called when it ends."""
+        self._ended = ended
         self._channel.join(self._call, self)
+
+    def receive(self, payload: bytes, arrived: Callable[[InferRequest], None]) -> None:
+        """Receive a large request, and pass it on."""
+
+        def pass_on() -> None:
+            arrival, self._arrival = self._arrival, None
+            if arrival is None:
+                return
+            try:
+                request = arrival.take()
+                timeout_us = time_left(request, self.received_ns)
+                arrived(replace(request, received_ns=self.received_ns, timeout_us=timeout_us))
+            except InferenceError as error:
+                self.fail(error)
+            except Exception:
+                # Around one request: the channel does so for those without large tensors.
+                log.exception("request not begun")
+                self.fail(unexpected())
+
+        self._arrival = Arrival(self._bulk, payload, read_request, pass_on)
+
+    def begin(self, stream: ResponseStream, metered: MeteredPrompt | None) -> None:
+        """Send the responses of a stream."""
+        self._stream, self._metered = stream, metered
         stream.listen(self._look_soon)
 
     def refuse(self, error: InferenceError) -> None:
         """Send the end of a request that was not accepted."""
         self._channel.send(InferenceKind.REFUSED, self._call, write_error(error))
+
+    def fail(self, error: InferenceError) -> None:
+        """Send the error that ends the call."""
+        self.refuse(error)
+        self._finish()
 
     def hear(self, frame: Frame) -> None:
         super().hear(frame)
@@ -57,6 +98,11 @@ class RoutedAnswer(ChannelCall):
     def _take(self, frame: Frame) -> None:
         if frame.kind in (InferenceKind.GONE, InferenceKind.ABORT):
             self._close()
+        elif frame.kind == FleetKind.TENSOR:
+            if self._arrival is None or self._arrival.is_announced:
+                self._bulk.hear(frame)
+            else:
+                self._arrival.announce(frame.payload)
 
     def _look_soon(self) -> None:
         """Send the responses of this turn of the event loop at its end, texts in one frame."""
@@ -67,7 +113,11 @@ class RoutedAnswer(ChannelCall):
     def _look(self) -> None:
         """Send the responses that are there, as far as the window has room."""
         self._is_due = False
-        while (stream := self._stream) is not None and self._window.has_room:
+        while (
+            (stream := self._stream) is not None
+            and self._window.has_room
+            and not self._sender.is_busy
+        ):
             try:
                 if not self._taken and not self._take_from(stream):
                     return
@@ -75,17 +125,15 @@ class RoutedAnswer(ChannelCall):
                     self._metered.respond(self._taken[0])
                 texts = take_run(self._taken)
                 if texts is None:
-                    self._send_data(write_response(self._taken.popleft()))
+                    self._send(self._taken.popleft())
                 else:
                     self._send_data(texts, InferenceKind.TEXTS)
             except InferenceError as error:
-                self.refuse(error)
-                self._close()
+                self.fail(error)
             except Exception:
                 # Around one request: its model has made a value that no message can have.
                 log.exception("response not sent")
-                self.refuse(unexpected())
-                self._close()
+                self.fail(unexpected())
 
     def _take_from(self, stream: ResponseStream) -> bool:
         """Take the responses that are there; False if there are none now, or no more at all."""
@@ -95,17 +143,40 @@ class RoutedAnswer(ChannelCall):
         self._taken.extend(responses)
         if not responses:
             self._channel.send(InferenceKind.END, self._call)
-            self._close()
+            self._finish()
         return bool(responses)
 
+    def _send(self, response: InferResponse) -> None:
+        large: list[LargeData] = []
+        message = write_response(response, large)
+        if large:
+            self._sender.send(FleetKind.LARGE_DATA, message, large)
+        else:
+            self._send_data(message)
+
+    def _finish(self) -> None:
+        """End the stream; the call ends once the router has its large tensors, with GONE."""
+        self._end_stream()
+        if not self._sender.has_sent:
+            self._close()
+
     def _close(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._channel.leave(self._call)
+        self._sender.drop()
+        if self._arrival is not None:
+            self._arrival.discard()
+        self._end_stream()
+        self._ended()
+
+    def _end_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            self._channel.leave(self._call)
             stream.close()
             if self._metered is not None:
                 self._metered.end()
-            self._ended()
 
 
 def _nothing() -> None:

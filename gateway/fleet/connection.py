@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import math
-import ssl
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -12,15 +11,10 @@ from time import monotonic
 import msgspec
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, Load, ReplicaState, wait
-from gateway.fleet.handshake import (
-    HANDSHAKE_BYTES,
-    HANDSHAKE_SECS,
-    FleetKind,
-    Handshake,
-    HandshakeError,
-    Identity,
-)
+from gateway.fleet.bulk import BulkConnection
+from gateway.fleet.choice import Demand, KnownReplica, Load, ReplicaState, wait
+from gateway.fleet.handshake import FleetKind, HandshakeError, Hello, Identity
+from gateway.fleet.large import Arrival, LargeSender
 from gateway.fleet.metrics import ReplicaCounts
 from gateway.fleet.offers import (
     Key,
@@ -34,11 +28,12 @@ from gateway.fleet.offers import (
 from gateway.fleet.pauses import Pauses
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.prompts import PrefixIndexes
-from gateway.messages import InferRequest
-from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame, call_numbers
-from gateway.processes.inference_calls import RequestingEnd
+from gateway.fleet.reaching import ReplicaAddress
+from gateway.messages import InferRequest, InferResponse
+from gateway.processes.channel import Channel, Frame, call_numbers
+from gateway.processes.inference_calls import InferenceKind, RequestingEnd, waited_us
+from gateway.processes.inference_messages import LargeData, read_response, write_request
 from gateway.settings import TlsSettings, netloc
-from gateway.tls.certificates import client_context
 
 log = logging.getLogger("sluice.fleet")
 
@@ -49,7 +44,6 @@ SILENT_SECS = 3.0
 """A replica that sends nothing for this time gets no new requests."""
 GONE_SECS = 10.0
 """A replica that sends nothing for this time is disconnected."""
-CONNECT_SECS = 5.0
 
 
 class ReplicaConnection:
@@ -78,15 +72,13 @@ class ReplicaConnection:
         self.loads: dict[Key, KnownReplica] = {}
         self.attempted = asyncio.Event()
         self.counts = ReplicaCounts()
-        self._place = host, port
-        self._tls = tls
-        self._identity = identity
+        self._address = ReplicaAddress(host, port, identity, tls)
         self._on_change = on_change
         self._indexes = indexes
         self._numbers = call_numbers()
         self._channel: Channel | None = None
-        self._handshake: Handshake | None = None
-        self._agreed: asyncio.Future[None] | None = None
+        self._bulk: BulkConnection | None = None
+        self._link = ""
         self._fault = ""
         self._known: dict[Key, KnownReplica] = {}
         self._pauses: defaultdict[Key, Pauses] = defaultdict(Pauses)
@@ -142,14 +134,14 @@ class ReplicaConnection:
         self, key: Key, request: InferRequest, on_news: Callable[[], None], demand: Demand
     ) -> "ReplicaCall":
         """Send a request to a model; raises InferenceError if it cannot be encoded."""
-        channel, known = self._channel, self.loads.get(key)
-        if channel is None or known is None:
+        bulk, known = self._bulk, self.loads.get(key)
+        if bulk is None or known is None:
             raise InferenceError(Code.UNAVAILABLE, f"replica {self.id} is disconnected")
         if key in self._pauses:
             self._pauses[key].send(asyncio.get_running_loop().time())
             self._leave_out(key)
         number = next(self._numbers)
-        call = ReplicaCall(channel, number, request, known, on_news)
+        call = ReplicaCall(bulk, number, request, known, on_news)
         call.expected_secs = wait(known, demand)
         known.send(number, known.work(demand))
         return call
@@ -178,27 +170,18 @@ class ReplicaConnection:
 
     async def _connect(self) -> None:
         """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""
-        loop = asyncio.get_running_loop()
-        channel = Channel(self._on_frame, HANDSHAKE_BYTES)
-        async with asyncio.timeout(CONNECT_SECS):
-            # Read again for each connection: a certificate may have been renewed.
-            context: ssl.SSLContext | None = None
-            if self._tls is not None:
-                context = await asyncio.to_thread(client_context, self._tls)
-            await loop.create_connection(lambda: channel, *self._place, ssl=context)
-        self._channel, self._agreed = channel, loop.create_future()
-        self._handshake, self._fault = Handshake(self._identity), ""
-        channel.send(FleetKind.HELLO, NO_CALL, self._handshake.hello())
-        lost = asyncio.ensure_future(channel.lost())
-        try:
-            async with asyncio.timeout(HANDSHAKE_SECS):
-                await asyncio.wait((lost, self._agreed), return_when=asyncio.FIRST_COMPLETED)
-            if not self._agreed.done():
-                raise HandshakeError("it has disconnected during the handshake")
-            self._agreed.result()
-        finally:
-            lost.cancel()
+        self._fault = ""
+        await self._address.reach(self._begin, self._on_frame)
+        bulk = self._bulk
+        if bulk is not None:
+            await self._address.reach(
+                lambda channel, _: channel.hand_over(bulk), bulk.hear, self._link
+            )
         log.info("replica connected", extra={"address": self.address, "id": self.id})
+
+    def _begin(self, channel: Channel, peer: Hello) -> None:
+        self._channel, self._bulk = channel, BulkConnection(channel)
+        self.id, self._link = peer.id, peer.nonce
 
     async def _follow(self) -> str:
         """Ping until the replica is lost or silent for too long; returns the reason."""
@@ -216,18 +199,18 @@ class ReplicaConnection:
     def _lose(self) -> None:
         """Disconnect: open calls end, and no more begin."""
         channel, self._channel = self._channel, None
-        self.state, self._handshake = None, None
+        bulk, self._bulk = self._bulk, None
+        self.state = None
         self.models, self.loads, self.digests, self._known = {}, {}, {}, {}
         for index in self._indexes.values():
             index.remove(self.id)
+        if bulk is not None:
+            bulk.abort()
         if channel is not None:
             channel.abort()
             self._on_change()
 
     def _on_frame(self, frame: Frame) -> None:
-        if self._agreed is not None and not self._agreed.done():
-            self._agree(frame, self._agreed)
-            return
         try:
             if frame.kind == FleetKind.OFFERS:
                 self._take_offers(read_offers(frame.payload))
@@ -235,28 +218,12 @@ class ReplicaConnection:
                 self._take_load(*read_load(frame.payload))
             elif frame.kind == FleetKind.PREFIXES:
                 self._take_prefixes(*read_prefixes(frame.payload))
+            elif self._bulk is not None:
+                self._bulk.hear(frame)
         except (msgspec.DecodeError, ValueError) as error:
             self._fault = f"its announcements cannot be used: {error}"
             if self._channel is not None:
                 self._channel.abort()
-
-    def _agree(self, frame: Frame, agreed: asyncio.Future[None]) -> None:
-        channel, handshake = self._channel, self._handshake
-        if channel is None or handshake is None:
-            return
-        try:
-            proof = handshake.take(frame)
-        except HandshakeError as error:
-            channel.send(FleetKind.REFUSAL, NO_CALL, str(error).encode())
-            channel.close()
-            agreed.set_exception(error)
-            return
-        if proof is not None:
-            channel.send(FleetKind.PROOF, NO_CALL, proof)
-        if handshake.peer is not None:
-            self.id = handshake.peer.id
-            channel.limit(MOST_BYTES)
-            agreed.set_result(None)
 
     def _take_offers(self, offers: Offers) -> None:
         self.state = offers.state
@@ -298,15 +265,19 @@ class ReplicaCall(RequestingEnd):
 
     def __init__(
         self,
-        channel: Channel,
+        bulk: BulkConnection,
         number: int,
         request: InferRequest,
         known: KnownReplica,
         on_news: Callable[[], None],
     ) -> None:
-        super().__init__(channel, number, request, "its replica", on_news)
+        self._bulk = bulk
+        self._sender = LargeSender(bulk, number, _unlimited, _nothing)
+        self._arrivals: deque[Arrival[InferResponse]] = deque()
+        self._has_large = False
+        super().__init__(bulk.channel, number, request, "its replica", on_news)
         self._known = known
-        self.expected_secs = wait(known, ANY_REQUEST)
+        self.expected_secs = 0.0
         self._sent_at = monotonic()
 
     @property
@@ -314,13 +285,68 @@ class ReplicaCall(RequestingEnd):
         """The time since it was sent."""
         return monotonic() - self._sent_at
 
+    @property
+    def is_lost(self) -> bool:
+        return (self._is_lost or self._bulk.is_ended) and not self.is_over
+
+    def take(self) -> InferResponse | None:
+        frame = None if self._responses or not self._frames else self._frames[0]
+        if frame is None or frame.kind != FleetKind.LARGE_DATA:
+            return super().take()
+        arrival = self._arrivals[0]
+        if not arrival.is_ready:
+            if not arrival.is_announced:
+                self._check_lost()
+            return None
+        del self._frames[0], self._arrivals[0]
+        for size in arrival.sizes:
+            self._unread_bytes -= size
+            self._passed_on(size)
+        return arrival.take()
+
     def leave(self) -> int:
         self._known.end(self._call)
+        self._sender.drop()
+        for each in self._arrivals:
+            each.discard()
+        if self._has_large and self.is_over:
+            # The replica waits for it: it may be about to disconnect.
+            self._channel.send(FleetKind.GONE, self._call)
         return super().leave()
+
+    def _send_request(self, request: InferRequest) -> None:
+        large: list[LargeData] = []
+        message = write_request(request, waited_us(request), large)
+        if large:
+            self._sender.send(FleetKind.LARGE_REQUEST, message, large)
+        else:
+            self._channel.send(InferenceKind.REQUEST, self._call, message)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == FleetKind.TENSOR:
+            self._unread_bytes += self._announce(frame.payload)
+            return
+        if frame.kind == FleetKind.LARGE_DATA:
+            self._has_large = True
+            arrival = Arrival(self._bulk, frame.payload, read_response, self._wake)
+            self._arrivals.append(arrival)
+        super()._take(frame)
+
+    def _announce(self, payload: bytes) -> int:
+        """Have a tensor received; its size."""
+        for arrival in self._arrivals:
+            if not arrival.is_announced:
+                return arrival.announce(payload)
+        self._bulk.expect(payload)
+        raise ValueError("its replica announces a tensor that belongs to no response")
 
 
 def _nothing() -> None:
     """A change that no router needs to know."""
+
+
+def _unlimited(size: int) -> None:
+    """A part of a request: it waits for no window."""
 
 
 def _reason(error: Exception) -> str:

@@ -32,6 +32,10 @@ class FleetKind(FrameKind):
     OFFERS = 35  # `Offers`: the state of a replica and its models; replaces the last one
     LOAD = 36  # `Load`: absolute counts of a replica
     PREFIXES = 37  # `KeyChanges`: the prefixes of prompts that a replica gained and lost
+    BULK = 48  # the replica receives large tensors on their connection from now on
+    TENSOR = 49  # `bulk.ANNOUNCEMENT`: the next large tensor of a message of the call
+    LARGE_REQUEST = 50  # starts a call: the number of large tensors, and a request without them
+    LARGE_DATA = 51  # the same for a response
 
 
 class FleetRole(StrEnum):
@@ -42,7 +46,10 @@ class FleetRole(StrEnum):
 
 
 class Hello(msgspec.Struct):
-    """The first frame of an end, as JSON; fields are only added at the end, with defaults."""
+    """The first frame of an end, as JSON; fields are only added at the end, with defaults.
+
+    `link` is empty, or the nonce of the replica on the connection whose large tensors this one has.
+    """
 
     protocol: int
     sluice: str
@@ -51,6 +58,7 @@ class Hello(msgspec.Struct):
     id: str
     nonce: str
     secret: bool
+    link: str = ""
 
 
 class HandshakeError(Exception):
@@ -72,11 +80,12 @@ class Identity:
 
 
 class Handshake:
-    """One end of a handshake; `take` gets each frame until `peer` is set."""
+    """One end of a handshake; `take` gets each frame until `peer` is set. `link` as in `Hello`."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, link: str = "") -> None:
         self._identity = identity
-        self._nonce = secrets.token_hex(NONCE_BYTES)
+        self.link = link
+        self.nonce = secrets.token_hex(NONCE_BYTES)
         self._hello: Hello | None = None
         self.peer: Hello | None = None
 
@@ -90,8 +99,9 @@ class Handshake:
                 fleet=own.fleet,
                 role=own.role,
                 id=own.id,
-                nonce=self._nonce,
+                nonce=self.nonce,
                 secret=bool(own.secret),
+                link=self.link,
             )
         )
 
@@ -105,9 +115,10 @@ class Handshake:
             raise HandshakeError(f"refused by the other end: {reason}")
         if frame.kind == FleetKind.HELLO and self._hello is None:
             self._hello = self._checked(frame.payload)
-            return self._proof(self._identity.role, self._nonce, self._hello.nonce)
+            self.link = self.link or self._hello.link
+            return self._proof(self._identity.role, self.nonce, self._hello.nonce)
         if frame.kind == FleetKind.PROOF and self._hello is not None:
-            expected = self._proof(FleetRole(self._hello.role), self._hello.nonce, self._nonce)
+            expected = self._proof(FleetRole(self._hello.role), self._hello.nonce, self.nonce)
             if not hmac.compare_digest(expected, frame.payload):
                 raise HandshakeError("the secrets of the two ends differ (--fleet-secret-file)")
             self.peer = self._hello
@@ -140,5 +151,5 @@ class Handshake:
         secret = self._identity.secret
         if not secret:
             return b""
-        message = f"sluice {PROTOCOL} {role} {own} {other}".encode()
+        message = f"sluice {PROTOCOL} {role} {own} {other} {self.link}".encode()
         return hmac.new(secret, message, hashlib.sha256).digest()

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 
-from gateway.processes.channel import module_command, module_environment
+from gateway.processes.module_commands import module_command, module_environment
 
 log = logging.getLogger("sluice.fleet")
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import ssl
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer
+from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Load, ReplicaState
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
@@ -24,6 +24,7 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
+from gateway.fleet.large import ArrivalOrder, ArrivalPlace, read_head
 from gateway.fleet.meter import NO_CHANGES, LoadMeter
 from gateway.fleet.metrics import NEED, ROUTERS, FleetPage
 from gateway.fleet.offers import Key, Offers, offer, write_load, write_offers, write_prefixes
@@ -54,12 +55,14 @@ class RouterLink:
     """The connection of one router: its handshake, then its requests.
 
     `router_id` is "" until the handshake is over. `seen` has the number of the latest call of each
-    model. `answers` are those under way.
+    model. `answers` are those under way. `bulk` is the connection of their large tensors, `nonce`
+    names this one there.
     """
 
     def __init__(self, port: "FleetPort") -> None:
         self._port = port
         self._handshake: Handshake | None = Handshake(port.identity)
+        self.nonce = self._handshake.nonce
         self.router_id = ""
         self.seen: dict[Key, int] = {}
         self._informed: dict[Key, LoadMeter] = {}
@@ -68,6 +71,8 @@ class RouterLink:
         loop = asyncio.get_running_loop()
         self._expiry = loop.call_later(HANDSHAKE_SECS, self._expire)
         self.channel = Channel(self._on_frame, HANDSHAKE_BYTES)
+        self.bulk = BulkConnection(self.channel)
+        self._order = ArrivalOrder()
         self._watch = port.tasks.create_task(self._until_lost())
 
     @property
@@ -115,6 +120,7 @@ class RouterLink:
     def _end(self) -> None:
         self._expiry.cancel()
         self._port.links.discard(self)
+        self.bulk.abort()
 
     def _expire(self) -> None:
         """Disconnect a router that is late with its handshake, or silent."""
@@ -132,14 +138,17 @@ class RouterLink:
     def _on_frame(self, frame: Frame) -> None:
         if self._handshake is not None:
             self._agree(frame, self._handshake)
-        elif frame.kind == InferenceKind.REQUEST:
+        elif frame.kind in (InferenceKind.REQUEST, FleetKind.LARGE_REQUEST):
             self._begin(frame)
         elif frame.kind == FleetKind.PING:
             self.channel.send(FleetKind.PONG)
+        else:
+            self.bulk.hear(frame)
 
     def _agree(self, frame: Frame, handshake: Handshake) -> None:
         try:
             proof = handshake.take(frame)
+            link = self._port.link(handshake.link) if handshake.link else None
         except HandshakeError as error:
             log.warning("router refused", extra={"reason": str(error)})
             self.channel.send(FleetKind.REFUSAL, NO_CALL, str(error).encode())
@@ -148,34 +157,66 @@ class RouterLink:
         if proof is not None:
             self.channel.send(FleetKind.HELLO, NO_CALL, handshake.hello())
             self.channel.send(FleetKind.PROOF, NO_CALL, proof)
-        if handshake.peer is not None:
+        if handshake.peer is not None and link is not None:
+            self._give_to(link)
+        elif handshake.peer is not None:
             self._handshake, self.router_id = None, handshake.peer.id
             self.channel.limit(MOST_BYTES)
             log.info("router connected", extra={"id": self.router_id})
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
             self._port.loads.announce_tokens()
 
+    def _give_to(self, link: "RouterLink") -> None:
+        """Let a link have this connection, for its large tensors."""
+        self.channel.hand_over(link.bulk)
+        link.bulk.open()
+        link.channel.send(FleetKind.BULK)
+        self.close()
+
     def _begin(self, frame: Frame) -> None:
-        answer = RoutedAnswer(self.channel, frame.call)
-        received_ns = time.perf_counter_ns()
+        answer = RoutedAnswer(self.bulk, frame.call)
+        is_large = frame.kind == FleetKind.LARGE_REQUEST
         try:
-            request = read_request(frame.payload)
+            request = read_head(frame.payload) if is_large else read_request(frame.payload)
             key = request.model, _number(request)
-            trace = begin_trace(self._port.tracer, request, received_ns)
-            stream = self._port.infer(request, trace)
         except InferenceError as error:
             answer.refuse(error)
             return
         self.seen[key] = frame.call
         self._port.loads.change(key)
         self.answers.add(answer)
-        prompt = request.prompt
-        metered = None if prompt is None else self._port.loads.begin(key, prompt)
-        answer.begin(stream, partial(self._ended, answer, key, trace), metered)
+        place = self._order.join(request, is_large=is_large)
+        answer.open(partial(self._ended, answer, key, place))
+        if is_large:
+            answer.receive(frame.payload, partial(self._arrived, place, answer))
+        else:
+            self._arrived(place, answer, request)
 
-    def _ended(self, answer: RoutedAnswer, key: Key, trace: Trace | None) -> None:
-        end_trace(trace)
+    def _arrived(
+        self, place: ArrivalPlace | None, answer: RoutedAnswer, request: InferRequest
+    ) -> None:
+        """Submit a request behind those of its sequence that are still arriving."""
+        if place is None:
+            self._submit(answer, request)
+        else:
+            place.reached(partial(self._submit, answer, request))
+
+    def _submit(self, answer: RoutedAnswer, request: InferRequest) -> None:
+        try:
+            answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
+            stream = self._port.infer(request, answer.trace)
+        except InferenceError as error:
+            answer.fail(error)
+            return
+        prompt, loads = request.prompt, self._port.loads
+        key = request.model, int(request.version)
+        answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
+
+    def _ended(self, answer: RoutedAnswer, key: Key, place: ArrivalPlace | None) -> None:
+        end_trace(answer.trace)
         self.answers.discard(answer)
+        if place is not None:
+            place.leave()
         self._port.loads.change(key)
         self._finish()
 
@@ -284,6 +325,13 @@ class FleetPort(Listeners):
             return ReplicaState.DRAINING
         # A model that is not ready says so in its offer, and leaves the others in service.
         return ReplicaState.READY if self._dataplane.settled else ReplicaState.STARTING
+
+    def link(self, nonce: str) -> RouterLink:
+        """The link of that nonce, without its connection of large tensors; else HandshakeError."""
+        for each in self.links:
+            if each.nonce == nonce and each.agreed and not each.bulk.is_made:
+                return each
+        raise HandshakeError("found no connection of messages that lacks one of large tensors")
 
     def offers(self) -> bytes:
         """The present offers, as a payload."""

@@ -2,8 +2,10 @@
 
 In reading order:
 
-- `channel`: commands of processes, frames, and calls with their windows
+- `module_commands`: commands of processes
+- `channel`: frames, and calls with their windows
 - `inference_messages`: requests, responses and errors as bytes
+- `malformed`: the errors of bytes that are none
 - `inference_calls`: both ends of a call that carries a request, and its responses back
 - `messages`: kinds of frames and heads of requests
 - `supervisor`: frontend processes as the server starts and restarts them

@@ -6,9 +6,7 @@ payload, whose format depends on the kind.
 
 import asyncio
 import logging
-import os
 import struct
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -210,6 +208,17 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def hand_over(self, protocol: asyncio.BaseProtocol) -> None:
+        """Send the unsent frames, and let another protocol have the connection.
+
+        The channel is never lost then. The other process must send nothing before it has an answer.
+        """
+        self._flush()
+        self._is_ended = True
+        transport, self._transport = self._transport, None
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
     def limit(self, most_bytes: int) -> None:
         """Change the limit of a payload, for the frames that follow."""
         self._reader.most_bytes = most_bytes
@@ -386,13 +395,3 @@ class ChannelCall(Receiver):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def module_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command of a module; `-P` keeps the working directory from the head of its path."""
-    return (sys.executable, "-P", "-m", module, *arguments)
-
-
-def module_environment(**variables: str) -> dict[str, str]:
-    """The environment for such a command: this process's own, with its search path."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}

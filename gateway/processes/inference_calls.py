@@ -40,7 +40,10 @@ class InferenceKind(FrameKind):
 
 
 RESPONSES = frozenset((InferenceKind.DATA, InferenceKind.TEXTS))
-"""Kinds of frames that carry responses, and that a window counts."""
+"""Kinds of frames that carry responses."""
+
+ENDS = (InferenceKind.END, InferenceKind.REFUSED, InferenceKind.ABORT)
+"""Kinds of frames that end a call."""
 
 
 def tokens(frame: Frame) -> int:
@@ -90,9 +93,12 @@ class RequestingEnd(ChannelCall):
         self._unread_bytes = 0
         self._is_lost = False
         self.is_over = False
-        payload = write_request(request, _waited_us(request))
+        self._send_request(request)
         channel.join(call, self)
-        channel.send(InferenceKind.REQUEST, call, payload)
+
+    def _send_request(self, request: InferRequest) -> None:
+        payload = write_request(request, waited_us(request))
+        self._channel.send(InferenceKind.REQUEST, self._call, payload)
 
     @property
     def is_lost(self) -> bool:
@@ -118,11 +124,7 @@ class RequestingEnd(ChannelCall):
         if self._responses:
             return self._responses.popleft()
         if not self._frames:
-            if self.is_lost:
-                raise InferenceError(
-                    Code.UNAVAILABLE,
-                    f"model '{self._model}': {self._peer} has stopped; retry shortly",
-                )
+            self._check_lost()
             return None
         frame = self._frames.popleft()
         if frame.kind in RESPONSES:
@@ -137,6 +139,13 @@ class RequestingEnd(ChannelCall):
             raise unexpected()
         return None
 
+    def _check_lost(self) -> None:
+        if self.is_lost:
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"model '{self._model}': {self._peer} has stopped; retry shortly",
+            )
+
     def leave(self) -> int:
         """End the call; returns the number of received unread tokens."""
         self._channel.leave(self._call)
@@ -150,7 +159,7 @@ class RequestingEnd(ChannelCall):
         self._wake()
 
     def _take(self, frame: Frame) -> None:
-        if self._unread_bytes > WINDOW_BYTES and frame.kind in RESPONSES:
+        if self._unread_bytes > WINDOW_BYTES and frame.kind not in ENDS:
             # The channel ends the call on both sides.
             raise ValueError(f"{self._peer} sends beyond the window of {WINDOW_BYTES} bytes")
         self._unread_bytes += len(frame.payload)
@@ -164,7 +173,7 @@ class RequestingEnd(ChannelCall):
             self._on_news()
 
 
-def _waited_us(request: InferRequest) -> int:
+def waited_us(request: InferRequest) -> int:
     """The part of the timeout of a request that has passed."""
     if not request.timeout_us or not request.received_ns:
         return 0

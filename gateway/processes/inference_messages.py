@@ -4,7 +4,7 @@ The structs are arrays. They grow at the end only, with defaults: a release read
 the release before it, and of the one after it. A message that does not fit is refused as a whole.
 """
 
-import re
+from collections.abc import Sequence
 from math import prod
 from struct import Struct
 from typing import Annotated, Any, Self
@@ -29,9 +29,11 @@ from gateway.messages import (
 )
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller
+from gateway.processes.malformed import UNREADABLE, malformed
 from gateway.tensor import (
     LENGTH_BYTES,
     SIZES,
+    Buffer,
     Datatype,
     Tensor,
     element_runs,
@@ -45,6 +47,11 @@ MOST_DIMS = 64
 LARGEST_STATUS = 599
 
 BYTES = Datatype.BYTES
+
+LargeData = Buffer | DeviceMemory | tuple[bytes, ...]
+"""Data of a tensor that is sent apart from its message, which has its number instead."""
+LARGE_BYTES, LARGE_COUNT = 256 << 10, 16_384
+"""The bytes, and the elements, from which data is large."""
 
 read_length = Struct("<I").unpack_from
 """The length of the first element in the wire form of BYTES, in a tuple."""
@@ -66,7 +73,7 @@ class _Tensor(_Array):
     name: str
     datatype: Datatype
     shape: _Shape
-    data: bytes | tuple[bytes, ...]
+    data: bytes | tuple[bytes, ...] | _Size
 
 
 class _Output(_Array):
@@ -126,18 +133,6 @@ _decode_error = msgspec.msgpack.Decoder(_Error).decode
 UNWRITABLE = (OverflowError, RecursionError, TypeError, ValueError)
 """The errors of values that MessagePack cannot encode."""
 
-UNREADABLE = (RecursionError, ValueError)
-"""The errors of messages that do not fit."""
-
-PLACE = re.compile(r" - at `\$(\[[0-9]+\])+`$")
-INDEX = re.compile("[0-9]+")
-"""The place of a value in an error of msgspec, and its indices."""
-
-DATATYPE_DEPTH = 3
-"""The indices of a datatype: tensors, one tensor, its field."""
-
-SHOWN_CHARS = 64
-
 
 @value
 class TraceParent:
@@ -150,8 +145,12 @@ class TraceParent:
         return self
 
 
-def write_request(request: InferRequest, waited_us: int = 0) -> bytes:
-    """A request as bytes; INVALID_ARG if a parameter has no encoding.
+def write_request(
+    request: InferRequest, waited_us: int = 0, large: list[LargeData] | None = None
+) -> bytes:
+    """A request as bytes, without the data that it adds to `large`.
+
+    INVALID_ARG if a parameter has no encoding.
 
     Its timeout is sent as the time left after `waited_us`, at least 1, because clocks of machines
     differ. Of its caller only the tenant is sent: the sender has checked the rights. Of its trace a
@@ -163,7 +162,9 @@ def write_request(request: InferRequest, waited_us: int = 0) -> bytes:
         request.model,
         request.version,
         request.id,
-        (_written(tensors[0]),) if len(tensors) == 1 else tuple(map(_written, tensors)),
+        (_written(tensors[0], large),)
+        if len(tensors) == 1
+        else tuple([_written(each, large) for each in tensors]),
         dict(parameters) if parameters else {},
         "" if caller is None else caller.tenant,
         _written_terms(request, waited_us),
@@ -177,17 +178,23 @@ def write_request(request: InferRequest, waited_us: int = 0) -> bytes:
         ) from error
 
 
-def read_request(payload: bytes) -> InferRequest:
+def read_request(payload: bytes, large: Sequence[Buffer] | None = ()) -> InferRequest:
     """The request that `write_request` encoded; its sequence has the tenant of its caller.
 
-    Raises InferenceError for other bytes.
+    If `large` is None, inputs with large data are left out. Raises InferenceError for other bytes.
     """
     try:
         found = _decode_request(payload)
         tensors = found.inputs
-        inputs = (_read(tensors[0]),) if len(tensors) == 1 else tuple(map(_read, tensors))
+        if large is None:
+            tensors = tuple([each for each in tensors if not isinstance(each.data, int)])
+        inputs = (
+            (_read(tensors[0], large),)
+            if len(tensors) == 1
+            else tuple([_read(each, large) for each in tensors])
+        )
     except UNREADABLE as error:
-        raise _malformed("request", payload, error) from error
+        raise malformed("request", payload, error) from error
     fields: dict[str, Any] = {
         "model": found.model,
         "version": found.version,
@@ -202,14 +209,16 @@ def read_request(payload: bytes) -> InferRequest:
     return InferRequest(**fields)
 
 
-def write_response(response: InferResponse) -> bytes:
-    """A response as bytes."""
+def write_response(response: InferResponse, large: list[LargeData] | None = None) -> bytes:
+    """A response as bytes, without the data that it adds to `large`."""
     parameters, usage = response.parameters, response.usage
     phases, error, tensors = response.phases, response.error, response.outputs
     return _encode(
         _Response(
             response.final,
-            (_written(tensors[0]),) if len(tensors) == 1 else tuple(map(_written, tensors)),
+            (_written(tensors[0], large),)
+            if len(tensors) == 1
+            else tuple([_written(each, large) for each in tensors]),
             dict(parameters) if parameters else None,
             None
             if usage is None
@@ -221,14 +230,18 @@ def write_response(response: InferResponse) -> bytes:
     )
 
 
-def read_response(payload: bytes) -> InferResponse:
+def read_response(payload: bytes, large: Sequence[Buffer] = ()) -> InferResponse:
     """The response that `write_response` encoded; InferenceError for other bytes."""
     try:
         found = _decode_response(payload)
         tensors = found.outputs
-        outputs = (_read(tensors[0]),) if len(tensors) == 1 else tuple(map(_read, tensors))
+        outputs = (
+            (_read(tensors[0], large),)
+            if len(tensors) == 1
+            else tuple([_read(each, large) for each in tensors])
+        )
     except UNREADABLE as error:
-        raise _malformed("response", payload, error) from error
+        raise malformed("response", payload, error) from error
     fields: dict[str, Any] = {
         "outputs": outputs,
         "parameters": found.parameters or NO_PARAMETERS,
@@ -252,15 +265,24 @@ def read_error(payload: bytes) -> InferenceError:
     try:
         found = _decode_error(payload)
     except UNREADABLE as error:
-        return _malformed("error", payload, error)
+        return malformed("error", payload, error)
     return _read_error(found)
 
 
-def _written(tensor: Tensor) -> _Tensor:
+def _written(tensor: Tensor, large: list[LargeData] | None) -> _Tensor:
     data: Any = tensor.data
-    if isinstance(data, DeviceMemory):
+    if large is not None and _is_large(data):
+        large.append(data)
+        data = len(large) - 1
+    elif isinstance(data, DeviceMemory):
         data = data.read()
     return _Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+
+
+def _is_large(data: LargeData) -> bool:
+    if isinstance(data, tuple):
+        return len(data) > LARGE_COUNT or sum(map(len, data)) > LARGE_BYTES
+    return len(data) > LARGE_BYTES
 
 
 def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
@@ -294,8 +316,11 @@ def _read_terms(terms: _Terms, tenant: str) -> dict[str, Any]:
     }
 
 
-def _read(found: _Tensor) -> Tensor:
-    datatype, shape, data = found.datatype, found.shape, found.data
+def _read(found: _Tensor, large: Sequence[Buffer] | None) -> Tensor:
+    datatype, shape = found.datatype, found.shape
+    data: Any = found.data
+    if isinstance(data, int):
+        data = _large_data(found, data, large or ())
     count = prod(shape)
     # Only the usual forms are checked here: a further call is a tenth of the time of a request.
     if datatype is not BYTES:
@@ -306,14 +331,22 @@ def _read(found: _Tensor) -> Tensor:
         size = len(data) - LENGTH_BYTES
         fits = count == 1 and size >= 0 and read_length(data)[0] == size
     if not fits:
-        _check(found)
+        _check(found, data)
     return Tensor(found.name, datatype, shape, data)
 
 
-def _check(tensor: _Tensor) -> None:
+def _large_data(tensor: _Tensor, number: int, large: Sequence[Buffer]) -> Buffer:
+    if number >= len(large):
+        raise ValueError(
+            f"tensor '{tensor.name}' has large data {number}, expected less than {len(large)}"
+        )
+    return large[number]
+
+
+def _check(tensor: _Tensor, data: Buffer | tuple[bytes, ...]) -> None:
     """Raise ValueError unless the data has the elements of the shape."""
     shape, size = tensor.shape, SIZES.get(tensor.datatype, 0)
-    found = _size(tensor)
+    found = _size(tensor, data)
     unit = "bytes" if size else "elements"
     expected = prod(shape) * (size or 1)
     if found == expected:
@@ -326,9 +359,8 @@ def _check(tensor: _Tensor) -> None:
     )
 
 
-def _size(tensor: _Tensor) -> int:
+def _size(tensor: _Tensor, data: Buffer | tuple[bytes, ...]) -> int:
     """The number of elements of BYTES, or of bytes of numbers."""
-    data = tensor.data
     if tensor.datatype is BYTES:
         return len(data) if isinstance(data, tuple) else _count(tensor.name, data)
     if isinstance(data, tuple):
@@ -338,7 +370,7 @@ def _size(tensor: _Tensor) -> int:
     return len(data)
 
 
-def _count(name: str, data: bytes) -> int:
+def _count(name: str, data: Buffer) -> int:
     """The number of elements in the wire form of BYTES."""
     size, found = len(data), 0
     for _, end, count in element_runs(data):
@@ -349,33 +381,6 @@ def _count(name: str, data: bytes) -> int:
             )
         found += count
     return found
-
-
-def _malformed(what: str, payload: bytes, error: Exception) -> InferenceError:
-    """The error of a message that does not fit, with what was found and expected."""
-    text = str(error)
-    if isinstance(error, msgspec.MsgspecError) and ", got" not in text:
-        text += _rest(payload, text)
-    return InferenceError(Code.INTERNAL, f"malformed {what} of another process: {text}")
-
-
-def _rest(payload: bytes, text: str) -> str:
-    """The part of what was found and expected that an error of msgspec lacks."""
-    at = PLACE.search(text)
-    if at is None:
-        return f", got {len(payload)} bytes"
-    indices = INDEX.findall(at[0])
-    if text.startswith("Invalid enum value"):
-        names = Datatype if len(indices) == DATATYPE_DEPTH else [code.value for code in Code]
-        return f", expected one of {', '.join(names)}"
-    try:
-        found = msgspec.msgpack.decode(payload)
-    except UNREADABLE:
-        return ""
-    for index in indices:
-        found = found[int(index)]
-    shown = f"{len(found)} elements" if isinstance(found, list) else repr(found)[:SHOWN_CHARS]
-    return f", got {shown}"
 
 
 def _written_error(error: InferenceError) -> _Error:

@@ -13,11 +13,10 @@ from gateway.processes.channel import (
     NO_CALL,
     Channel,
     Frame,
-    module_command,
-    module_environment,
     number,
 )
 from gateway.processes.messages import FrontendKind
+from gateway.processes.module_commands import module_command, module_environment
 from gateway.settings import LogSettings
 
 log = logging.getLogger("sluice.server")

@@ -13,11 +13,11 @@ from msgspec import Meta
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferResponse, Usage
-from gateway.processes.inference_messages import MOST_DIMS, read_length
+from gateway.processes.inference_messages import LARGE_BYTES, MOST_DIMS, read_length
 from gateway.tensor import LENGTH_BYTES, Datatype, Tensor
 
 RUN_BYTES = 32 << 10
-"""The size from which a run takes no further text."""
+"""The size from which a run takes no further text; a large one is in no run."""
 
 _Dims = Annotated[tuple[Annotated[int, Meta(ge=1, le=1)], ...], Meta(max_length=MOST_DIMS)]
 _Tokens = Annotated[int, Meta(ge=0)] | None
@@ -93,7 +93,8 @@ def _text(response: InferResponse) -> bytes | None:
     ):
         return None
     output = response.outputs[0]
-    return _element(output) if output.datatype is Datatype.BYTES else None
+    text = _element(output) if output.datatype is Datatype.BYTES else None
+    return None if text is None or len(text) > LARGE_BYTES else text
 
 
 def _element(output: Tensor) -> bytes | None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from gateway.private_folder import PrivateFolder
-from gateway.processes.channel import module_environment
+from gateway.processes.module_commands import module_environment
 
 WAIT_SECS = 30.0
 PREFIX = "sluice-metrics-"

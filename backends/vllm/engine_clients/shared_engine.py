@@ -36,12 +36,11 @@ from gateway.processes.channel import (
     Frame,
     Receiver,
     call_numbers,
-    module_command,
-    module_environment,
     read_number,
 )
 from gateway.processes.inference_calls import RequestingEnd, tokens
 from gateway.processes.inference_messages import read_error
+from gateway.processes.module_commands import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")
 

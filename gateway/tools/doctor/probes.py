@@ -20,7 +20,7 @@ from typing import Any
 
 from gateway.backend_loader import BackendLoader
 from gateway.errors import InferenceError
-from gateway.processes.channel import module_command, module_environment
+from gateway.processes.module_commands import module_command, module_environment
 
 SIDE_BY_SIDE = 4
 PROBE = module_command("gateway.tools.doctor.probes")

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from gateway.config import ModelConfig
 from gateway.config.pbtxt import to_text
 from gateway.errors import InferenceError
+from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Handshake, Identity
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
@@ -24,7 +25,8 @@ class FakeReplica:
     """Agrees with every router, sends it the `offers`, and answers its pings unless `silent`.
 
     `links` are the connections so far that have agreed. `calls` are the numbers of the requests
-    that the last one has sent, `requests` all of them, `gone` those that it has left.
+    that the last one has sent, `requests` all requests by their numbers, `gone` those that it has
+    left. `bulk` is the connection of its large tensors.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class FakeReplica:
         self.requests: dict[int, InferRequest] = {}
         self.gone: list[int] = []
         self.port = 0
+        self.bulk: BulkConnection
         self._identity = Identity("sluice", FleetRole.REPLICA)
 
     def accept(self) -> asyncio.Protocol:
@@ -49,8 +52,10 @@ class FakeReplica:
             elif frame.kind == InferenceKind.REQUEST:
                 self.calls.append(frame.call)
                 self.requests[frame.call] = read_request(frame.payload)
-            elif frame.kind == InferenceKind.GONE:
-                self.gone.append(frame.call)
+            else:
+                if frame.kind == InferenceKind.GONE:
+                    self.gone.append(frame.call)
+                self.bulk.hear(frame)
 
         channel = Channel(on_frame, HANDSHAKE_BYTES)
         return channel
@@ -91,8 +96,13 @@ class FakeReplica:
         if proof is not None:
             channel.send(FleetKind.HELLO, NO_CALL, handshake.hello())
             channel.send(FleetKind.PROOF, NO_CALL, proof)
-        if handshake.peer is not None:
+        if handshake.peer is not None and handshake.peer.link:
+            channel.hand_over(self.bulk)
+            self.bulk.open()
+            self.send(FleetKind.BULK, b"")
+        elif handshake.peer is not None:
             self.links.append(channel)
+            self.bulk = BulkConnection(channel)
             self.calls.clear()
             self.send(FleetKind.OFFERS, write_offers(self.offers))
 
@@ -108,6 +118,8 @@ async def listening() -> AsyncIterator[FakeReplica]:
     finally:
         server.close()
         found.lose()
+        if found.links:
+            found.bulk.abort()
 
 
 def offered(config: ModelConfig, version: int = 1, trouble: str = "") -> ModelOffer:

@@ -118,6 +118,16 @@ def test_a_proof_of_an_earlier_connection_is_refused() -> None:
         later.take(proof(earlier))
 
 
+def test_a_proof_for_another_link_is_refused() -> None:
+    router = Handshake(Identity("sluice", FleetRole.ROUTER, SECRET), link="a")
+    replica = end(FleetRole.REPLICA)
+    replica.take(hello(changed(link="b")(router.hello())))
+    with pytest.raises(HandshakeError, match="secrets"):
+        replica.take(proof(router.take(hello(replica.hello()))))
+    assert replica.link == "b"
+    assert replica.peer is None
+
+
 def test_the_reason_of_a_refusal_is_shown_without_control_characters() -> None:
     refusal = Frame(FleetKind.REFUSAL, NO_CALL, b"no\x1b[31m\xff")
     with pytest.raises(HandshakeError, match=r"refused by the other end: no\?\[31m\?"):

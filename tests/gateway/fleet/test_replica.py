@@ -122,8 +122,10 @@ async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
         before_write=due.append,
     )
     stream, ended = ResponseStream(), asyncio.Event()
-    answer = RoutedAnswer(channel, 7)
-    answer.begin(stream, ended.set)
+    bulk: Any = SimpleNamespace(channel=channel)
+    answer = RoutedAnswer(bulk, 7)
+    answer.open(ended.set)
+    answer.begin(stream, None)
     given = [text_response("a", tokens=1), text_response("b"), FLAG]
     for response in given:
         stream.put(response)

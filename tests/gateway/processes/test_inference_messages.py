@@ -21,6 +21,7 @@ from gateway.observability.trace import Trace
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller, tenant_of
 from gateway.processes.inference_messages import (
+    LargeData,
     TraceParent,
     read_error,
     read_request,
@@ -254,3 +255,35 @@ def test_no_credential_of_a_caller_is_sent() -> None:
     assert b"admin" not in payload
     found = read_request(payload).caller
     assert found == Caller(tenant="a")
+
+
+def numbers(size: int) -> Tensor:
+    return Tensor("n", Datatype.UINT8, (size,), bytes(size))
+
+
+def strings(*elements: bytes) -> Tensor:
+    return Tensor("s", Datatype.BYTES, (len(elements),), elements)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "is_large"),
+    [
+        (numbers(256 << 10), False),
+        (numbers((256 << 10) + 1), True),
+        (strings(bytes(256 << 10)), False),
+        (strings(bytes(256 << 10), b"a"), True),
+        (strings(*[b""] * 16_384), False),
+        (strings(*[b""] * 16_385), True),
+    ],
+    ids=["256 KiB", "more", "256 KiB of strings", "more of them", "16384 strings", "16385 strings"],
+)
+def test_large_data_is_sent_apart_if_asked(tensor: Tensor, is_large: bool) -> None:
+    request = InferRequest(model="m", inputs=(numbers(1), tensor))
+    assert read_request(write_request(request)).inputs == request.inputs
+    large: list[LargeData] = []
+    payload = write_request(request, large=large)
+    assert large == ([tensor.data] if is_large else [])
+    head = read_request(payload, None)
+    assert head.inputs == request.inputs[: 1 if is_large else 2]
+    found = read_request(payload, [tensor.raw()] if is_large else [])
+    assert [each.raw() for each in found.inputs] == [each.raw() for each in request.inputs]

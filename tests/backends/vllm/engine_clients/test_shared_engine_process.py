@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backends.vllm.engine_clients.shared_engine import MODULE
 from backends.vllm.engine_processes import EXIT_CODE
-from gateway.processes.channel import module_command, module_environment
+from gateway.processes.module_commands import module_command, module_environment
 
 ENDED_SECS = 60.0
 """It imports all of vLLM first."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.processes.channel import module_command, module_environment
+from gateway.processes.module_commands import module_command, module_environment
 
 RUN_SECS = 60.0
 

@@ -1,0 +1,104 @@
+"""The start of a router's connections to a replica: connect, then the handshake."""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from gateway.fleet.handshake import (
+    HANDSHAKE_BYTES,
+    HANDSHAKE_SECS,
+    FleetKind,
+    Handshake,
+    HandshakeError,
+    Hello,
+    Identity,
+)
+from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
+from gateway.settings import TlsSettings
+from gateway.tls.certificates import client_context
+
+CONNECT_SECS = 5.0
+
+
+class ReplicaAddress:
+    """The address of a replica, and how routers are known to it."""
+
+    def __init__(self, host: str, port: int, identity: Identity, tls: TlsSettings | None) -> None:
+        self._place = host, port
+        self._identity = identity
+        self._tls = tls
+
+    async def reach(
+        self,
+        on_agreed: Callable[[Channel, Hello], None],
+        on_frame: Callable[[Frame], None],
+        link: str = "",
+    ) -> None:
+        """Connect and agree; frames after the handshake go to `on_frame`. `link` as in `Hello`.
+
+        Raises HandshakeError, OSError, TimeoutError.
+        """
+        agreement = _Agreement(Handshake(self._identity, link), on_agreed, on_frame)
+        async with asyncio.timeout(CONNECT_SECS):
+            # Read again for each connection: a certificate may have been renewed.
+            context: ssl.SSLContext | None = None
+            if self._tls is not None:
+                context = await asyncio.to_thread(client_context, self._tls)
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: agreement.channel, *self._place, ssl=context)
+        try:
+            await agreement.reached()
+        except BaseException:
+            agreement.channel.abort()
+            raise
+
+
+class _Agreement:
+    """The router's end of a handshake on a channel."""
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        on_agreed: Callable[[Channel, Hello], None],
+        on_frame: Callable[[Frame], None],
+    ) -> None:
+        self.channel = Channel(self._on_frame, HANDSHAKE_BYTES)
+        self._handshake = handshake
+        self._on_agreed = on_agreed
+        self._pass_on = on_frame
+        self._proof = b""
+        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def reached(self) -> None:
+        """Agree with the other end; raises HandshakeError, TimeoutError."""
+        self.channel.send(FleetKind.HELLO, NO_CALL, self._handshake.hello())
+        lost = asyncio.ensure_future(self.channel.lost())
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECS):
+                await asyncio.wait((lost, self._is_over), return_when=asyncio.FIRST_COMPLETED)
+            if not self._is_over.done():
+                raise HandshakeError("it has disconnected during the handshake")
+            self._is_over.result()
+        finally:
+            lost.cancel()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self._is_over.done():
+            self._pass_on(frame)
+            return
+        try:
+            proof = self._handshake.take(frame)
+        except HandshakeError as error:
+            self.channel.send(FleetKind.REFUSAL, NO_CALL, str(error).encode())
+            self.channel.close()
+            self._is_over.set_exception(error)
+            return
+        if proof is not None:
+            self._proof = proof
+        peer = self._handshake.peer
+        if peer is not None:
+            # After that of the replica: it sends nothing else before it has this one.
+            self.channel.send(FleetKind.PROOF, NO_CALL, self._proof)
+            self.channel.limit(MOST_BYTES)
+            self._is_over.set_result(None)
+            self._on_agreed(self.channel, peer)

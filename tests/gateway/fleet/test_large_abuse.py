@@ -1,0 +1,216 @@
+"""Routers that send large tensors wrongly: their calls end, and those of others complete."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gateway.fleet import large
+from gateway.fleet.bulk import ANNOUNCEMENT, BulkConnection
+from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
+from gateway.fleet.reaching import ReplicaAddress
+from gateway.fleet.replica import FleetPort
+from gateway.processes.channel import Channel, number
+from gateway.processes.inference_calls import InferenceKind
+from tests.conftest import tasks_left
+from tests.gateway.fleet.fake_replica import until
+from tests.gateway.fleet.large_ends import (
+    LARGE,
+    Replica,
+    completes,
+    connecting,
+    listening_port,
+    message,
+    numbers,
+    texts,
+)
+
+
+@pytest.fixture(autouse=True)
+async def _no_task_is_left() -> AsyncIterator[None]:
+    yield
+    assert tasks_left() == []
+
+
+@pytest.fixture(autouse=True)
+def _no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert not [each for each in caplog.records if each.message == "frame not handled"]
+
+
+@pytest.fixture
+async def replica() -> AsyncIterator[Replica]:
+    async with listening_port() as found:
+        yield found
+
+
+@pytest.fixture
+async def neighbour(replica: Replica) -> AsyncIterator[ReplicaConnection]:
+    """Another router of the replica."""
+    async with connecting(replica.port.ports["fleet"]) as found:
+        yield found
+
+
+class Rogue:
+    """A router that a test drives by hand; `frames` are the kinds of those from the replica."""
+
+    def __init__(self, port: FleetPort) -> None:
+        place = "127.0.0.1", port.ports["fleet"]
+        self._address = ReplicaAddress(*place, Identity("sluice", FleetRole.ROUTER), None)
+        self.frames: list[int] = []
+        self.channel: Channel
+        self.bulk: BulkConnection
+
+    async def connect(self) -> None:
+        """Make both connections."""
+        links: list[str] = []
+
+        def agreed(channel: Channel, peer: Any) -> None:
+            self.channel = channel
+            links.append(peer.nonce)
+
+        await self._address.reach(agreed, lambda frame: self.frames.append(frame.kind))
+        self.bulk = BulkConnection(self.channel)
+        await self.join(*links)
+        await until(lambda: FleetKind.BULK in self.frames)
+        self.bulk.open()
+
+    async def join(self, link: str) -> None:
+        """Make a connection of large tensors."""
+        await self._address.reach(
+            lambda channel, _: channel.hand_over(self.bulk), lambda frame: None, link
+        )
+
+    def ask(self, message: bytes, count: int = 1) -> None:
+        """Send a request with large tensors that do not follow."""
+        self.channel.send(FleetKind.LARGE_REQUEST, 1, number(count) + message)
+
+
+@pytest.fixture
+async def rogue(replica: Replica) -> AsyncIterator[Rogue]:
+    found = Rogue(replica.port)
+    await found.connect()
+    yield found
+    found.bulk.abort()
+    await until(lambda: found.channel.is_lost)
+
+
+def _without_tensors(rogue: Rogue) -> None:
+    rogue.ask(message(numbers()))
+
+
+def _too_few_tensors(rogue: Rogue) -> None:
+    rogue.ask(message(numbers()), count=2)
+    rogue.bulk.send(1, memoryview(numbers().raw()))
+
+
+def _another_size(rogue: Rogue) -> None:
+    rogue.ask(message(numbers()))
+    rogue.bulk.send(1, memoryview(numbers().raw())[1:])
+
+
+def _a_number_too_high(rogue: Rogue) -> None:
+    rogue.ask(message(numbers(name="a"), numbers(name="b")))
+    rogue.bulk.send(1, memoryview(numbers().raw()))
+
+
+def _bytes_without_elements(rogue: Rogue) -> None:
+    rogue.ask(message(texts(b"a" * LARGE)))
+    rogue.bulk.send(1, memoryview(bytes(LARGE)))
+
+
+def _a_dropped_tensor(rogue: Rogue) -> None:
+    rogue.ask(message(numbers()))
+    rogue.bulk.send(1, memoryview(numbers().raw()))
+    rogue.bulk.drop(1)
+
+
+def _no_message(rogue: Rogue) -> None:
+    rogue.channel.send(FleetKind.LARGE_REQUEST, 1, b"\1\0")
+
+
+def _no_count(rogue: Rogue) -> None:
+    rogue.ask(message(numbers()), count=0)
+
+
+ENDED = (
+    _without_tensors,
+    _too_few_tensors,
+    _another_size,
+    _a_number_too_high,
+    _bytes_without_elements,
+    _a_dropped_tensor,
+    _no_message,
+    _no_count,
+)
+
+
+@pytest.mark.parametrize("misbehave", ENDED)
+async def test_a_malformed_large_request_ends_and_others_complete(
+    replica: Replica,
+    neighbour: ReplicaConnection,
+    rogue: Rogue,
+    monkeypatch: pytest.MonkeyPatch,
+    misbehave: Callable[[Rogue], None],
+) -> None:
+    monkeypatch.setattr(large, "ANNOUNCED_SECS", 0.2)
+    misbehave(rogue)
+    await until(lambda: InferenceKind.REFUSED in rogue.frames)
+    await until(lambda: replica.answers == 0)
+    await completes(neighbour, replica)
+    assert len(replica.asked) == 1
+    assert not rogue.channel.is_lost
+
+
+def _too_long_a_piece(rogue: Rogue) -> None:
+    rogue.ask(message(numbers()))
+    rogue.channel.send(FleetKind.TENSOR, 1, ANNOUNCEMENT.pack(1, LARGE - 1))
+    rogue.bulk.channel = Channel(lambda frame: None)
+    rogue.bulk.send(1, memoryview(numbers().raw()))
+
+
+def _a_number_that_is_not_next(rogue: Rogue) -> None:
+    rogue.channel.send(FleetKind.TENSOR, 1, ANNOUNCEMENT.pack(2, LARGE))
+
+
+def _a_cut_in_a_tensor(rogue: Rogue) -> None:
+    rogue.ask(message(numbers(32 << 20)))
+    rogue.bulk.send(1, memoryview(numbers(32 << 20).raw()))
+    asyncio.get_running_loop().call_later(0.005, rogue.bulk.abort)
+
+
+LOST = (_too_long_a_piece, _a_number_that_is_not_next, _a_cut_in_a_tensor)
+
+
+@pytest.mark.parametrize("misbehave", LOST)
+async def test_a_router_that_sends_nonsense_is_dropped_and_others_complete(
+    replica: Replica,
+    neighbour: ReplicaConnection,
+    rogue: Rogue,
+    misbehave: Callable[[Rogue], None],
+) -> None:
+    misbehave(rogue)
+    await until(lambda: len(replica.port.links) == 1)
+    await completes(neighbour, replica)
+    await until(lambda: replica.answers == 0)
+    assert len(replica.asked) == 1
+
+
+async def test_without_its_connection_of_messages_that_of_a_router_ends(
+    replica: Replica, neighbour: ReplicaConnection, rogue: Rogue
+) -> None:
+    rogue.channel.abort()
+    await until(lambda: rogue.bulk.is_ended)
+    await completes(neighbour, replica)
+
+
+async def test_a_connection_of_large_tensors_without_one_of_messages_is_refused(
+    replica: Replica, rogue: Rogue, neighbour: ReplicaConnection
+) -> None:
+    nonces = [each.nonce for each in replica.port.links]  # both have such a connection
+    for link in ("0" * 64, *nonces):
+        with pytest.raises(HandshakeError, match="found no connection of messages"):
+            await rogue.join(link)
+    await completes(neighbour, replica)
