@@ -1,7 +1,7 @@
 """A router with a replica on this machine, and the same models in the server itself.
 
-The processor time is that of the router alone: the replica computes what the other server computes,
-too.
+Large tensors are compared with the same bytes on a socket. The processor time is that of the router
+alone: the replica computes what the other server computes, too.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from random import Random
 
 from rich.console import Console
 
-from loadtests import streams
+from loadtests import fleet_tensors, streams
 from loadtests.fleet_sessions import cached_shares
 from loadtests.routing.times import times_of_a_choice
 from loadtests.support import rounds
@@ -48,7 +48,7 @@ REQUEST = json.dumps(
 
 
 def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Measure small inferences of one client, and streams, through a router and without one.
+    """Measure small inferences, streams and large tensors, through a router and without one.
 
     Then the cached part of prompts on several replicas, and the time of a choice.
     """
@@ -89,8 +89,14 @@ def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
     with serving(hosted, asked.server_cpus):
         title = "A router with a replica, and one server"
         report = rounds.compare_contenders(title, contenders, steps, asked, console)[1]
-    notes = [cached_shares(folder, asked.server_cpus), times_of_a_choice(Random(1))]
-    return replace(report, notes=notes)
+    tensors = fleet_tensors.compare(asked.rounds, asked.server_cpus, folder / "tensors")
+    lines = (*report.lines, *tensors.as_lines())
+    notes = [
+        fleet_tensors.describe(tensors),
+        cached_shares(folder, asked.server_cpus),
+        times_of_a_choice(Random(1)),
+    ]
+    return replace(report, lines=lines, notes=notes)
 
 
 def _rate(kind: str, count: int, secs: float, server: Server) -> Mapping[Metric, float]:

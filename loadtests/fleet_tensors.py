@@ -1,0 +1,147 @@
+"""Large tensors from a router to a replica, and the same bytes on a socket."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.handshake import FleetRole, Identity
+from gateway.fleet.offers import Key
+from gateway.messages import InferRequest
+from gateway.tensor import Datatype, array_tensor, text_tensor
+from loadtests.support.results import Better, Line, Metric, Results
+from loadtests.support.servers import Cpus, Launch, LoadTestFailed, free_ports, pinned, serving
+
+SIZE = 64 << 20
+COUNT = 8
+"""Tensors of a round."""
+WARM_UP = 2
+CONNECT_SECS = 20.0
+SOCKET, FLEET = "socket", "fleet"
+SPEED = Metric(Line("64 MiB tensors", "tensor", 1, "sender"), "speed", "GB/s", Better.HIGHER)
+
+KEY: Key = ("taken", 1)
+CONFIG = """
+backend: "identity"
+input [
+  { name: "NAME" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "DATA" data_type: TYPE_UINT8 dims: [ -1 ] }
+]
+output [ { name: "NAME" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+"""A model that answers a large tensor with a small one."""
+
+RECEIVER = f"""
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sender = listener.accept()[0]
+memory = memoryview(bytearray({SIZE}))
+filled = 0
+while size := sender.recv_into(memory[filled:]):
+    filled += size
+    if filled == len(memory):
+        filled = 0
+        sender.sendall(b"a")
+"""
+
+Send = Callable[[], None]
+"""Sends one tensor, and waits until the other process has it."""
+
+
+def compare(rounds: int, cpus: Cpus, folder: Path) -> Results:
+    """The bytes a second of both, in rounds that alternate."""
+    results = Results()
+    with _by_socket(cpus) as by_socket, _by_fleet(cpus, folder) as by_fleet:
+        ways = ((SOCKET, by_socket), (FLEET, by_fleet))
+        for _, send in ways:
+            _gigabytes_per_sec(send, WARM_UP)
+        for number in range(rounds):
+            for name, send in ways[:: -1 if number % 2 else 1]:
+                results.add(name, {SPEED: _gigabytes_per_sec(send, COUNT)})
+    return results
+
+
+def describe(results: Results) -> str:
+    """The medians and their ratio, in words."""
+    found = [f"{name} {results.median(SPEED, name):.2f} GB/s" for name in (SOCKET, FLEET)]
+    ratio = results.ratio(SPEED, FLEET, SOCKET)
+    return f"{SPEED.line}: {', '.join(found)}, ratio {ratio or 0:.2f}"
+
+
+def _gigabytes_per_sec(send: Send, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        send()
+    return count * SIZE / (time.perf_counter() - began) / 1e9
+
+
+@contextmanager
+def _by_socket(cpus: Cpus) -> Iterator[Send]:
+    data = bytes(SIZE)
+    command = [sys.executable, "-c", RECEIVER]
+    with pinned(cpus):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    with process as receiver:
+        assert receiver.stdout is not None  # noqa: S101 - it is a pipe
+        port = int(receiver.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+
+            def send() -> None:
+                connection.sendall(data)
+                connection.recv(1)
+
+            yield send
+
+
+@contextmanager
+def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
+    (folder / "taken" / "1").mkdir(parents=True)
+    (folder / "taken" / "config.pbtxt").write_text(CONFIG)
+    ports = free_ports()
+    command = [
+        *(sys.executable, "-m", "gateway", "replica", "*"),
+        *("--model-repository", str(folder)),
+        *("--fleet-port", str(ports.grpc)),
+        *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
+    ]
+    launch = Launch(name="replica", command=command, ports=ports, ready_path="/metrics")
+    data = array_tensor("DATA", Datatype.UINT8, np.zeros(SIZE, np.uint8))
+    request = InferRequest(model="taken", version="1", inputs=(text_tensor("NAME", ["a"]), data))
+    with serving(launch, cpus), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        identity = Identity("sluice", FleetRole.ROUTER)
+        replica = ReplicaConnection("127.0.0.1", ports.grpc, identity, lambda: None)
+
+        async def connect() -> asyncio.Task[None]:
+            task = asyncio.create_task(replica.run())
+            async with asyncio.timeout(CONNECT_SECS):
+                while not replica.serves(KEY):  # noqa: ASYNC110 - in another process
+                    await asyncio.sleep(0.01)
+            return task
+
+        async def send() -> None:
+            news = asyncio.Event()
+            call = replica.call(KEY, request, news.set)
+            while (response := call.take()) is None and not call.is_over:
+                news.clear()
+                await news.wait()
+            call.leave()
+            if response is None:
+                raise LoadTestFailed("the replica has not answered")
+
+        async def end() -> None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+        task = runner.run(connect())
+        yield lambda: runner.run(send())
+        runner.run(end())
