@@ -106,6 +106,10 @@ async def converse(routed: Routed, seed: int) -> None:
         for number in order:
             prompts[number] += _words(chance, TURN_BYTES)
             await soon(_ask(routed, prompts[number]))
+            # The answer has been read before the next turn.
+            await until(
+                lambda: not any(each.loads[KEY].ahead for each in routed.router.connections)
+            )
 
 
 def _words(chance: Random, size: int) -> str:
