@@ -151,7 +151,6 @@ def write_request(
     """A request as bytes, without the data that it adds to `large`.
 
     INVALID_ARG if a parameter has no encoding.
-
     Its timeout is sent as the time left after `waited_us`, at least 1, because clocks of machines
     differ. Of its caller only the tenant is sent: the sender has checked the rights. Of its trace a
     `TraceParent` is sent, of its outputs no region: the sender writes to shared memory.
