@@ -126,7 +126,7 @@ ANY_REQUEST = Demand()
 
 
 class KnownReplica:
-    """A replica as one router knows it: its load, and the calls that the load does not include.
+    """A replica as one router knows it: its load, and the calls that have come or gone since.
 
     `concurrency` is the number of its concurrent executions, for models without tokens. Work is
     counted in tokens or, without tokens, in requests:
@@ -152,19 +152,24 @@ class KnownReplica:
         self.refused_until = -math.inf
         self.open_calls: set[int] = set()
         self._unseen: dict[int, int | None] = {}
+        self._seen: dict[int, int] = {}
+        self._done = 0
         self._count()
 
     def announce(self, load: Load) -> None:
         """Replace the load; calls that it includes count no longer. ValueError: a foreign call."""
         if load.seen in self._unseen:
             for number in tuple(self._unseen):
-                del self._unseen[number]
+                tokens = self._unseen.pop(number)
+                if tokens is not None:
+                    self._seen[number] = tokens
                 if number == load.seen:
                     break
         elif load.seen != self.load.seen:
             calls = ", ".join(map(str, [self.load.seen, *self._unseen][:4]))
             raise ValueError(f"seen of a load is {load.seen}, expected one of the calls {calls}")
         self.load = load
+        self._done = 0
         self._count()
 
     def resize(self, concurrency: int) -> None:
@@ -178,12 +183,29 @@ class KnownReplica:
         self._unseen[call] = tokens
         self._count()
 
+    def begin(self, call: int) -> None:
+        """Count the tokens of a call with a response no longer, also those in the load.
+
+        A load comes after all responses that were sent before it.
+        """
+        if not self.load.prefill_rate:
+            return
+        self._done += self._seen.pop(call, 0)
+        if self._unseen.get(call) is not None:
+            self._unseen[call] = 0
+        self._count()
+
     def end(self, call: int) -> None:
         """Count an ended or moved call no longer; the next load may name it as seen."""
         self.open_calls.discard(call)
         if call in self._unseen:
             self._unseen[call] = None
-            self._count()
+        elif call in self._seen:
+            tokens = self._seen.pop(call)
+            self._done += tokens if self.load.prefill_rate else 1
+        else:
+            return
+        self._count()
 
     def refuse(self, call: int, now: float) -> None:
         """End a call that the replica refused; it gets no other one for a second."""
@@ -196,12 +218,12 @@ class KnownReplica:
         added = [tokens for tokens in self._unseen.values() if tokens is not None]
         self.room = load.room - len(added) if load.state is ReplicaState.READY else 0
         if not load.prefill_rate:
-            self.ahead = load.queued + len(added)
+            self.ahead = max(0, load.queued + len(added) - self._done)
             self.unit_secs = self.own_secs = load.step_secs / self.concurrency
             self.fixed_secs = self.distance_secs
             self.empty_secs = self.fixed_secs + self.ahead * self.unit_secs
             return
-        self.ahead = load.waiting_tokens + sum(added)
+        self.ahead = max(0, load.waiting_tokens + sum(added) - self._done)
         self.unit_secs = 1 / load.prefill_rate
         self.own_secs = self.unit_secs * (1 + HARM * load.running)
         full_secs = KV_SECS * max(0.0, load.kv_used - KV_LIMIT)

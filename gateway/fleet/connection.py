@@ -274,7 +274,7 @@ class ReplicaCall(RequestingEnd):
         self._bulk = bulk
         self._sender = LargeSender(bulk, number, _unlimited, _nothing)
         self._arrivals: deque[Arrival[InferResponse]] = deque()
-        self._has_large = False
+        self._has_large = self._has_begun = False
         super().__init__(bulk.channel, number, request, "its replica", on_news)
         self._known = known
         self.expected_secs = 0.0
@@ -323,6 +323,9 @@ class ReplicaCall(RequestingEnd):
             self._channel.send(InferenceKind.REQUEST, self._call, message)
 
     def _take(self, frame: Frame) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._known.begin(self._call)
         if frame.kind == FleetKind.TENSOR:
             self._unread_bytes += self._announce(frame.payload)
             return

@@ -184,6 +184,45 @@ def test_an_ended_call_counts_no_longer_and_may_be_seen_later() -> None:
     assert known.ahead == 2_000
 
 
+def test_a_call_with_a_response_waits_no_longer_before_the_next_load() -> None:
+    known = replica("a")
+    for call in (1, 2, 3):
+        known.send(call, 1_000 * call)
+    known.announce(load(seen=2, waiting_tokens=4_000))
+    known.begin(1)
+    known.begin(3)
+    assert known.ahead == 3_000
+    known.end(1)
+    assert known.ahead == 3_000
+    known.announce(load(seen=3, waiting_tokens=2_000))
+    assert known.ahead == 2_000
+
+
+def test_an_ended_call_that_the_load_includes_counts_no_longer() -> None:
+    known = replica("a")
+    known.send(1, 1_000)
+    known.announce(load(seen=1, waiting_tokens=1_500))
+    known.end(1)
+    assert known.ahead == 500
+    requests = replica("b", prefill_rate=0.0, queued=3, step_secs=0.5)
+    requests.send(1, 1)
+    requests.announce(load(prefill_rate=0.0, queued=4, step_secs=0.5, seen=1))
+    requests.begin(1)
+    assert requests.ahead == 4
+    requests.end(1)
+    assert requests.ahead == 3
+    requests.announce(load(prefill_rate=0.0, queued=2, step_secs=0.5, seen=1))
+    assert requests.ahead == 2
+
+
+def test_a_smaller_load_than_expected_leaves_no_work() -> None:
+    known = replica("a")
+    known.send(1, 1_000)
+    known.announce(load(seen=1, waiting_tokens=100))
+    known.end(1)
+    assert known.ahead == 0
+
+
 def test_calls_whose_numbers_begin_anew_count_once() -> None:
     known = replica("a")
     known.send(2**32 - 1, 1_000)

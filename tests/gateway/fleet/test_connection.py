@@ -195,7 +195,7 @@ async def test_a_load_counts_the_calls_that_it_has_seen(
     assert router.loads[KEY].ahead == 2
     for each in calls:
         each.leave()
-    assert (router.loads[KEY].ahead, router.loads[KEY].open_calls) == (1, set())
+    assert (router.loads[KEY].ahead, router.loads[KEY].open_calls) == (0, set())
 
 
 async def test_a_lost_replica_ends_its_calls(
