@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
-ROOT = Path(__file__).parent.parent
+from tests.fork_server import ROOT as ROOT
+from tests.fork_server import ForkedProcess, forked
+
 EVERY_SERVER: list[str] = []
 """Flags that every server gets before its own."""
 FLEET: list[int] = []
@@ -39,6 +40,9 @@ PORTS = "http|grpc|metrics|admin|grpc-admin|fleet"
 ANNOUNCED = re.compile(rf"^\s*({PORTS})\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
 LISTENING = re.compile(rf"listening for=({PORTS}) port=(\d+)")
 
+Start = Callable[[Sequence[str], Mapping[str, str]], subprocess.Popen[str] | ForkedProcess]
+"""Starts a server with arguments and an environment."""
+
 
 class Serving:
     """A running server; `log` holds what it has written so far. `hosts` are a router's replicas."""
@@ -49,6 +53,7 @@ class Serving:
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = SERVE,
+        start: Start = forked,
     ) -> None:
         self.log: list[str] = []
         self.hosts: Sequence[Serving] = ()
@@ -58,21 +63,16 @@ class Serving:
         self._listening = threading.Event()
         self._ready = threading.Event()
         self._is_over = False
-        self.process = subprocess.Popen(
+        self.process = start(
             [
-                *(sys.executable, "-m", "gateway", *command, f"--model-repository={repository}"),
+                *(*command, f"--model-repository={repository}"),
                 *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
                 *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1"),
                 f"{STALL_FLAG}={STALL_SECS:g}",
                 *EVERY_SERVER,
                 *flags,
             ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
+            {**os.environ, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.e2e.figures import figures
+from tests.fork_server import fresh
 from tests.serving import Serving
 
 ENGINE = "Process EngineCore:"
@@ -11,7 +12,7 @@ ENGINE = "Process EngineCore:"
 
 
 class SharedServer:
-    """A server with the model `llama`; one that a test has ended is started anew.
+    """A server with the model `llama`, as users start it; one that a test has ended starts anew.
 
     It ends well, however the tests have treated it. `at_start` has the figures of the model before
     its first request.
@@ -32,7 +33,7 @@ class SharedServer:
         if self._server is not None and self._server.process.poll() is not None:
             self.close()
         if self._server is None:
-            self._server = Serving(*self._begin).wait_ready()
+            self._server = Serving(*self._begin, start=fresh).wait_ready()
             self.at_start = figures(self._server)
         return self._server
 

@@ -20,9 +20,10 @@ from tests.e2e.doors import CHAT, COMPLETIONS, DOORS, GENERATE
 from tests.e2e.figures import IN_FLIGHT, figures
 from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, QUESTION, Llama, streamed, write_llama
 from tests.e2e.processes import ENGINE, WORKER, Processes
+from tests.fork_server import fresh
 from tests.raw import Connection
 from tests.rpc import StreamRpc, connected, streaming
-from tests.serving import START_SECS, WAIT_SECS, Serving, http_get, serving, wait_until, write_model
+from tests.serving import START_SECS, WAIT_SECS, Serving, http_get, running, wait_until, write_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(480)]
 
@@ -175,7 +176,7 @@ def test_an_engine_ends_when_its_gateway_is_killed_at_its_start(
     A process may have to import vLLM first, for which the gateway needed no less processor time.
     """
     write_llama(tmp_path)
-    server = Serving(tmp_path, flags)
+    server = Serving(tmp_path, flags, start=fresh)
     try:
         processes = Processes(server)
         wait_until(lambda: bool(processes.titled(stage)), "it starts", START_SECS)
@@ -258,7 +259,7 @@ def two_models(repository: Path) -> Iterator[Serving]:
     """A server with the real model, and one that needs no engine."""
     write_llama(repository)
     write_model(repository, "echo", identity("BYTES", "1"))
-    with serving(repository) as server:
+    with running(Serving(repository, start=fresh)) as server:
         yield server
 
 

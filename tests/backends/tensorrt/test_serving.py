@@ -15,6 +15,7 @@ import tritonclient.http
 from tests import needs
 from tests.backends.tensorrt.conftest import NEGATE, STAND_IN, save
 from tests.backends.tensorrt.stand_in.stand_in_plans import Plan
+from tests.fork_server import fresh
 from tests.serving import Serving, http_get, wait_until, write_model
 
 ON_GPU = "instance_group { kind: KIND_GPU count: 2 }\n"
@@ -70,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, lost: Path) -> Iterator[Ser
         "SLUICE_STAND_IN_GPUS": json.dumps({"memory": MEMORY, "lost_if": str(lost)}),
     }
     flags = ("--exit-on-error=false", "--strict-readiness=false", "--allow-gpu-metrics=false")
-    served = Serving(repository, flags, environment)
+    served = Serving(repository, flags, environment, start=fresh)
     try:
         yield served.wait_ready()
     finally:
