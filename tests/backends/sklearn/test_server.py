@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc
 
@@ -198,9 +199,18 @@ def test_rows_of_another_width_or_type_are_refused(
     assert text in response.json()["error"]
 
 
+def mapped(process: int) -> str:
+    return Path(f"/proc/{process}/maps").read_text()
+
+
 def test_the_gateway_imports_nothing_of_scikit_learn(server: Serving) -> None:
-    mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
-    assert "sklearn" not in mapped
+    assert "sklearn" not in mapped(server.process.pid)
+
+
+def test_a_worker_imports_nothing_of_torch(server: Serving) -> None:
+    workers = [mapped(each.pid) for each in psutil.Process(server.process.pid).children()]
+    assert all("sklearn" in each for each in workers)
+    assert not any("libtorch" in each for each in workers)
 
 
 def test_an_own_type_is_found_in_the_models_folder(http: httpx.Client) -> None:

@@ -4,7 +4,8 @@ import importlib
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class EstimatorFile:
 
     def _library(self, name: str) -> Any:
         try:
-            return importlib.import_module(name)
+            with _torch_hidden():
+                return importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise BadAnswer(
                 f"model '{self._model}': its environment has no package '{error.name}'; "
@@ -84,3 +86,25 @@ class EstimatorFile:
 
     def _refusal(self, why: str) -> BadAnswer:
         return BadAnswer(f"model '{self._model}': '{self._path.name}' {why}", "INVALID_ARG")
+
+
+class _HidesTorch:
+    """A finder of modules by which there is no torch, unless it has been imported before.
+
+    skops imports each package of scikit-learn; one of them imports torch, for seconds.
+    """
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Raise ModuleNotFoundError for torch, else leave the module to others."""
+        if name == "torch":
+            raise ModuleNotFoundError(name=name)
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    sys.meta_path.insert(0, _HidesTorch)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(_HidesTorch)
