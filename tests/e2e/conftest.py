@@ -49,15 +49,15 @@ SHARED = {"vllm": "shared_server", "openvino_genai": "shared_laptop_server"}
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of this folder run last, by their server, so that at most two engines of vLLM run."""
-    mine = [item for item in items if FOLDER in item.path.parents]
-    others = [item for item in items if FOLDER not in item.path.parents]
-    items[:] = [*others, *sorted(mine, key=_place)]
+    items.sort(key=_place)
 
 
 def _place(item: pytest.Item) -> tuple[int, bool]:
     """First the other server, then servers of single tests; tests that end a server end a group."""
+    if not item.path.is_relative_to(FOLDER):
+        return 0, False
     names = set(getattr(item, "fixturenames", ()))
-    group = 0 if "shared_other_server" in names else 2 if "server" in names else 1
+    group = 1 if "shared_other_server" in names else 3 if "server" in names else 2
     return group, not names.isdisjoint(LAST)
 
 

@@ -25,13 +25,15 @@ SAMPLED_EVENTS = 4
 ALWAYS = frozenset({"direct_python", "dynamic_python"})
 """These are in each sample of disconnects: executions of workers overlap."""
 
+FOLDER = Path(__file__).parent
+
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark sweeps; those of every step may take long."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.sweep)
             if config.getoption("--every-step"):
                 item.add_marker(pytest.mark.timeout(EVERY_STEP_SECS))

@@ -54,13 +54,13 @@ engine_marks = [
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of this folder run first; those of the engine with two clients first, to end it."""
-    mine = [item for item in items if FOLDER in item.path.parents]
-    others = [item for item in items if FOLDER not in item.path.parents]
-    items[:] = [*sorted(mine, key=_place), *others]
+    items.sort(key=_place)
 
 
-def _place(item: pytest.Item) -> tuple[bool, bool]:
+def _place(item: pytest.Item) -> tuple[int, bool]:
     """Tests that end a shared engine are the last that use it."""
+    if not item.path.is_relative_to(FOLDER):
+        return 2, False
     names = set(getattr(item, "fixturenames", ()))
     return "shared_pair" not in names, not names.isdisjoint(LAST)
 
