@@ -27,6 +27,7 @@ NEWEST_WORKERS ?= 2
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
 OLDEST_BIN := $(OLDEST_VENV)/bin
+OLDEST_READY := $(OLDEST_VENV)/ready
 # TensorFlow takes 1.4 GB, and each process of vLLM imports scikit-learn where it finds it: they are not in the lock.
 # Their environment shares the packages of $(VENV), too.
 TENSORFLOW_TESTS := tests/backends/tensorflow tests/backends/sklearn
@@ -155,11 +156,11 @@ test-all: test
 	@$(FIND_OLDEST); $$python -m pytest -n $(WORKERS) tests/sweep
 	$(BIN)/pytest -n $(WORKERS) tests/sweep tests/backends/vllm/serving/test_diverted_sweep.py --every-step
 
-# Sets `python`.
+# Sets `python`. The environment is made once: two runs of tests use it at the same time.
 define FIND_OLDEST
 found=$$($(OLDEST) -V 2>&1); ours=$$($(BIN)/python -V); python=$(BIN)/python; \
 if [ "$${found%.*}" = "$${ours%.*}" ] && [ "$$found" != "$$ours" ]; then \
-  { $(MAKE_OLDEST); } || exit 1; python=$(OLDEST_BIN)/python; export PATH="$(CURDIR)/$(BIN):$$PATH"; \
+  [ $(OLDEST_READY) -nt $(LOCK) ] || { $(MAKE_OLDEST); } || exit 1; python=$(OLDEST_BIN)/python; export PATH="$(CURDIR)/$(BIN):$$PATH"; \
 fi
 endef
 
@@ -172,7 +173,7 @@ $(OLDEST) -m venv --without-pip --clear $(OLDEST_VENV) && \
 $(call share_packages,$(OLDEST_VENV)) && \
 sed -n '/^async-timeout==/,/[^\\]$$/p' $(LOCK) > $(OLDEST_VENV)/pins && \
 $(BIN)/pip --python $(OLDEST_BIN)/python --disable-pip-version-check install --quiet --no-deps \
-  $(PIP_ARGS) -r $(OLDEST_VENV)/pins
+  $(PIP_ARGS) -r $(OLDEST_VENV)/pins && touch $(OLDEST_READY)
 endef
 
 $(TENSORFLOW_READY): tests/backends/requirements.txt | $(READY)
