@@ -24,6 +24,7 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.backends.vllm.adapters import write_adapter
+from tests.backends.vllm.engine_forks import engines_fork
 from tests.backends.vllm.processes import engine_processes
 from tests.one_layer import write_one_layer
 
@@ -264,7 +265,7 @@ async def loaded(backend: VllmBackend, context: ModelContext, wasted: list[int])
     """Load a model, and find out what runs behind it."""
     started: list[Any] = []
     before = set(engine_processes())
-    with pytest.MonkeyPatch.context() as patch:
+    with engines_fork(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{OPENING}.start_engine", _noted(started))
         instance = await backend.load(context)
     processes = frozenset(set(engine_processes()) - before)
