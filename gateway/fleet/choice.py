@@ -201,8 +201,7 @@ class KnownReplica:
         if call in self._unseen:
             self._unseen[call] = None
         elif call in self._seen:
-            tokens = self._seen.pop(call)
-            self._done += tokens if self.load.prefill_rate else 1
+            self._done += self._seen.pop(call)
         else:
             return
         self._count()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -12,13 +13,15 @@ import pytest
 
 from gateway.errors import InferenceError
 from gateway.fleet import connection
-from gateway.fleet.choice import ANY_REQUEST, ReplicaState
+from gateway.fleet.choice import ANY_REQUEST, Demand, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetKind, FleetRole, Identity
 from gateway.fleet.offers import Key, first_load, write_load, write_prefixes
 from gateway.fleet.prefixes import KeyChanges, KeyIndex
 from gateway.fleet.prompts import PrefixIndexes
-from tests.builders import TEXT, soon, text_request
+from gateway.processes.inference_calls import InferenceKind
+from gateway.processes.text_runs import take_run
+from tests.builders import TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 
@@ -196,6 +199,27 @@ async def test_a_load_counts_the_calls_that_it_has_seen(
     for each in calls:
         each.leave()
     assert (router.loads[KEY].ahead, router.loads[KEY].open_calls) == (0, set())
+
+
+async def test_a_response_ends_the_waiting_of_its_prompt(
+    replica: FakeReplica, router: ReplicaConnection
+) -> None:
+    loaded = replace(LOAD, waiting_tokens=500, prefill_rate=1e4)
+    replica.send(FleetKind.LOAD, write_load(KEY, loaded))
+    await until(lambda: router.loads[KEY].ahead == 500)
+    router.call(KEY, text_request(), unheard, Demand(tokens=1000))
+    await until(lambda: len(replica.calls) == 1)
+    replica.send(
+        FleetKind.LOAD, write_load(KEY, replace(loaded, seen=replica.calls[0], waiting_tokens=1500))
+    )
+    await until(lambda: router.loads[KEY].load.waiting_tokens == 1500)
+    assert router.loads[KEY].ahead == 1500
+    run = take_run(deque([text_response("a"), text_response("b")]))
+    assert run is not None
+    for _ in range(2):
+        replica.links[-1].send(InferenceKind.TEXTS, replica.calls[0], run)
+    await until(lambda: router.loads[KEY].ahead == 500)
+    assert router.loads[KEY].open_calls == set(replica.calls)
 
 
 async def test_a_lost_replica_ends_its_calls(

@@ -141,7 +141,6 @@ async def test_two_replicas_find_nearly_as_much_in_their_caches_as_one(
         sent = _frames(monkeypatch)
         await converse(routed, 1)
     assert 0.5 < share(one) < 0.8
-    print("RATIO", share(pair) / share(one))
     assert share(pair) >= 0.9 * share(one)
     prefixes = sum(len(payload) for kind, payload in sent if kind == FleetKind.PREFIXES)
     new_bytes = sum(each.prompt_tokens - each.cached_tokens for each in pair) * TOKEN_BYTES
