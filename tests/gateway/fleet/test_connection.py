@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -19,8 +18,6 @@ from gateway.fleet.handshake import FleetKind, FleetRole, Identity
 from gateway.fleet.offers import Key, first_load, write_load, write_prefixes
 from gateway.fleet.prefixes import KeyChanges, KeyIndex
 from gateway.fleet.prompts import PrefixIndexes
-from gateway.processes.inference_calls import InferenceKind
-from gateway.processes.text_runs import take_run
 from tests.builders import TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
@@ -214,10 +211,7 @@ async def test_a_response_ends_the_waiting_of_its_prompt(
     )
     await until(lambda: router.loads[KEY].load.waiting_tokens == 1500)
     assert router.loads[KEY].ahead == 1500
-    run = take_run(deque([text_response("a"), text_response("b")]))
-    assert run is not None
-    for _ in range(2):
-        replica.links[-1].send(InferenceKind.TEXTS, replica.calls[0], run)
+    replica.respond(replica.calls[0], text_response("a"), text_response("b"))
     await until(lambda: router.loads[KEY].ahead == 500)
     assert router.loads[KEY].open_calls == set(replica.calls)
 
