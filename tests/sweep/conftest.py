@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet import connection, replica
+from gateway.fleet import announcer, connection
 from gateway.models import instances as instances_module
 from tests.sweep.cases import ways_of
 from tests.sweep.stand_in import install
@@ -94,7 +94,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(instances_module, "FIRST_BACKOFF_SECS", 0.0)
     monkeypatch.setattr(connection, "LONGEST_PAUSE_SECS", 0.001)
     monkeypatch.setattr(connection, "FIRST_PAUSE_SECS", 0.001)
-    monkeypatch.setattr(replica, "LOAD_SECS", 0.001)
+    monkeypatch.setattr(announcer, "LOAD_SECS", 0.001)
     models = tmp_path / "models"
     models.mkdir()
     return models
