@@ -2,20 +2,25 @@
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.messages import InferRequest
+from gateway.policy.caller import tenant_of
 from gateway.tensor import LENGTH_BYTES
 
 ENDS = 2
 """A request is refused after it was executing at the end of this many processes."""
 KEPT_SECS = 600.0
 MOST = 1024
-END_BYTES = 1 << 19
-"""Of a larger tensor only the ends are read: all requests at a process are suspects at its end."""
 """Of more suspects the oldest are forgotten."""
+SAMPLES, SAMPLE_BYTES = 1024, 1024
+"""A larger tensor is read in samples at equal distances: to hash all its bytes would block others.
+
+All requests at a process are suspects at its end.
+"""
 
 
 @dataclass(slots=True)
@@ -41,53 +46,61 @@ class Suspects:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.found: dict[bytes, Suspect] = {}
-        self._sizes: set[int] = set()
+        self._sizes: Counter[int] = Counter()
 
     def add(self, request: InferRequest, process: Hashable, load: bytes = b"") -> Suspect:
         """Mark a request as a suspect: this process has ended."""
         self._forget_old()
         key = fingerprint(request, load)
-        suspect = self.found.pop(key, None) or Suspect(_size(request))
+        suspect = self._remove(key) or Suspect(_size(request))
         suspect.seen = self._clock()
         suspect.ended.add(process)
         self.found[key] = suspect  # behind all others: the first one is the oldest
-        self._sizes.add(suspect.size)
+        self._sizes[suspect.size] += 1
         if len(self.found) > MOST:
-            del self.found[next(iter(self.found))]
+            self._remove(next(iter(self.found)))
         return suspect
 
     def clear(self, request: InferRequest, load: bytes = b"") -> None:
         """Clear a request: a process has executed it and is alive."""
         if self.find(request, load) is not None:
-            del self.found[fingerprint(request, load)]
+            self._remove(fingerprint(request, load))
 
     def find(self, request: InferRequest, load: bytes = b"") -> Suspect | None:
         """The suspect with the content of a request."""
         self._forget_old()
         # Most requests need not be hashed: no suspect has as many bytes.
-        if not self.found or _size(request) not in self._sizes:
+        if not self.found or not self._sizes[_size(request)]:
             return None
         return self.found.get(fingerprint(request, load))
 
     def _forget_old(self) -> None:
         oldest = self._clock() - KEPT_SECS
         while self.found and next(iter(self.found.values())).seen <= oldest:
-            del self.found[next(iter(self.found))]
-        if not self.found:
-            self._sizes.clear()
+            self._remove(next(iter(self.found)))
+
+    def _remove(self, key: bytes) -> Suspect | None:
+        suspect = self.found.pop(key, None)
+        if suspect is not None:
+            self._sizes[suspect.size] -= 1
+            if not self._sizes[suspect.size]:
+                del self._sizes[suspect.size]
+        return suspect
 
 
 def fingerprint(request: InferRequest, load: bytes) -> bytes:
-    """A hash of inputs and parameters, which are all that a suspect is identified by."""
+    """A hash of tenant, inputs and parameters, which are all that a suspect is identified by."""
     found = hashlib.blake2b(load, digest_size=16)
+    found.update(repr(tenant_of(request.caller)).encode())
     for tensor in request.inputs:
         data = memoryview(tensor.raw())
         found.update(repr((tensor.name, tensor.datatype, tensor.shape, len(data))).encode())
-        if len(data) <= 2 * END_BYTES:
+        if len(data) <= SAMPLES * SAMPLE_BYTES:
             found.update(data)
         else:
-            found.update(data[:END_BYTES])
-            found.update(data[-END_BYTES:])
+            for start in range(0, len(data), len(data) // SAMPLES):
+                found.update(data[start : start + SAMPLE_BYTES])
+            found.update(data[-SAMPLE_BYTES:])
     found.update(repr(sorted(request.parameters.items())).encode(errors="surrogatepass"))
     return found.digest()
 

@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 
-from gateway.suspects import END_BYTES, KEPT_SECS, Suspects
+import pytest
+
+from gateway import suspects as module
+from gateway.messages import InferRequest
+from gateway.policy.caller import Caller
+from gateway.suspects import KEPT_SECS, SAMPLE_BYTES, SAMPLES, Suspects
 from gateway.tensor import Datatype, Tensor
 from tests.builders import text_request
 
@@ -23,21 +28,57 @@ def test_both_forms_of_a_text_have_one_content() -> None:
     assert suspects.find(replace(request, inputs=(replace(tensor, data=tensor.raw()),)))
 
 
-def test_a_large_tensor_is_known_by_its_ends_and_its_size() -> None:
+LARGE = SAMPLES * SAMPLE_BYTES
+
+
+def of_bytes(data: bytes) -> InferRequest:
+    return replace(text_request(), inputs=(Tensor("x", Datatype.UINT8, (len(data),), data),))
+
+
+@pytest.mark.parametrize(
+    ("size", "start", "changed"),
+    [
+        (LARGE, LARGE // 2 + 7, 1),
+        (4 * LARGE, 4 * LARGE - 1, 1),
+        (4 * LARGE, LARGE, 4 * SAMPLE_BYTES),
+        (4 * LARGE, 2 * LARGE + 99, 4 * SAMPLE_BYTES),
+    ],
+    ids=["a-byte", "the-last-byte", "a-stripe", "another-stripe"],
+)
+def test_tensors_that_differ_in_their_middle_are_different(
+    size: int, start: int, changed: int
+) -> None:
     suspects = Suspects()
+    suspects.add(of_bytes(bytes(size)), "one")
+    data = bytearray(size)
+    data[start : start + changed] = b"x" * changed
+    assert suspects.find(of_bytes(bytes(data))) is None
+    assert suspects.find(of_bytes(bytes(size + 1))) is None
+    assert suspects.find(of_bytes(bytes(size))) is not None
 
-    def large(middle: bytes, end: bytes = b"e") -> bool:
-        data = bytes(END_BYTES) + middle + bytes(END_BYTES) + end
-        tensor = Tensor("x", Datatype.UINT8, (len(data),), data)
-        request = replace(text_request(), inputs=(tensor,))
-        if not suspects.found:
-            suspects.add(request, "one")
-        return suspects.find(request) is not None
 
-    assert large(b"abc")
-    assert large(b"xyz")
-    assert not large(b"abc", b"f")
-    assert not large(b"abcd")
+def test_a_request_of_another_tenant_is_no_suspect() -> None:
+    suspects = Suspects()
+    suspects.add(replace(text_request(), caller=Caller(tenant="one")), "a")
+    assert suspects.find(replace(text_request(), caller=Caller(tenant="other"))) is None
+    assert suspects.find(replace(text_request(), caller=Caller(tenant="one"))) is not None
+
+
+@pytest.mark.parametrize("removed_by", ["answer", "time", "number"])
+def test_only_a_request_with_the_size_of_a_suspect_is_hashed(
+    removed_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    suspects = Suspects(lambda: now[0])
+    suspects.add(text_request("gone"), "one")
+    monkeypatch.setattr(module, "MOST", 1)
+    if removed_by == "answer":
+        suspects.clear(text_request("gone"))
+    elif removed_by == "time":
+        now[0] = KEPT_SECS
+    suspects.add(text_request("another"), "one")
+    monkeypatch.delattr(module, "fingerprint")
+    assert suspects.find(text_request("gone")) is None
 
 
 def test_a_process_that_ended_ten_minutes_ago_counts_no_more() -> None:
