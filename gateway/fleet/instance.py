@@ -40,7 +40,7 @@ class FleetInstance(Instance):
 
     A request whose replica is lost before its first response is sent to another one, once, unless
     its execution may have had effects. A text is continued at another one where that is right. A
-    request that two lost replicas were executing is refused for ten minutes.
+    request to which two lost replicas have sent nothing is refused for ten minutes.
     """
 
     concurrency = None
@@ -129,24 +129,22 @@ class FleetInstance(Instance):
         if self._suspects.found:
             self._suspects.clear(request)
 
-    def note_failure(
-        self,
-        request: InferRequest,
-        replica: ReplicaConnection,
-        error: InferenceError,
-        *,
-        lost: bool,
-    ) -> None:
-        """Count a failure; of a lost replica the connection counts it itself."""
-        if lost:
-            suspect = self._suspects.add(request, replica.id)
-            if suspect.is_refused:
-                extra = {"model": request.model, "id": request.id, "secs": KEPT_SECS}
-                log.error("request quarantined", extra=extra)
-        elif _is_failure(error):
-            replica.fail(self.key)
-        else:
+    def suspect(self, request: InferRequest, replica: ReplicaConnection) -> None:
+        """Mark a request as a suspect: its replica was lost and has sent nothing of it."""
+        if self._suspects.add(request, replica.id).is_refused:
+            extra = {"model": request.model, "id": request.id, "secs": KEPT_SECS}
+            log.error("request quarantined", extra=extra)
+
+    def note_failure(self, replica: ReplicaConnection, error: InferenceError) -> None:
+        """Count an error of a replica, unless it drains; a loss is counted by the connection."""
+        if not _is_failure(error):
             replica.answered(self.key)
+        elif replica.state is ReplicaState.READY:
+            replica.fail(self.key)
+
+    def has_cut(self, replica: ReplicaConnection, error: InferenceError) -> bool:
+        """Whether a replica ended a stream because it ends itself."""
+        return _is_failure(error) and replica.state is not ReplicaState.READY
 
     def may_repeat(self, replica: ReplicaConnection, error: InferenceError, *, lost: bool) -> bool:
         """Whether another replica may get a request without a response."""
@@ -185,7 +183,7 @@ class RoutedRequest:
         self._sink = request.sink
         self.tried: list[ReplicaConnection] = []
         self._call: ReplicaCall | None = None
-        self.has_begun = False
+        self.has_begun = self._call_has_begun = False
         self._sent: SentText | None = None
         self._waits = False
 
@@ -224,6 +222,7 @@ class RoutedRequest:
         if replica is None:
             replica = self._instance.placement.choice(self.request, demand, self.tried)
         self.tried.append(replica)
+        self._call_has_begun = False
         self._call = self._instance.send(self, request, replica, demand, self._look)
         self._look()  # the replica may have been lost meanwhile
 
@@ -252,11 +251,13 @@ class RoutedRequest:
             self._pass_on(call, response)
 
     def _pass_on(self, call: ReplicaCall, response: InferResponse) -> None:
+        if not self._call_has_begun:
+            self._call_has_begun = True
+            self.tried[-1].answered(self._instance.key)
         if not self.has_begun:
             self.has_begun = True
             self._instance.waiting.discard(self)
             self._instance.counts.responded(call.expected_secs, call.age_secs)
-            self.tried[-1].answered(self._instance.key)
             if not response.final:
                 self._sent = self._instance.sent_text(self.request)
         if response.usage is not None:
@@ -293,9 +294,11 @@ class RoutedRequest:
         if is_lost and self._sent is not None and self._sent.is_complete:
             self._end(None)
             return
-        self._instance.note_failure(self.request, replica, error, lost=is_lost)
+        if not is_lost:
+            self._instance.note_failure(replica, error)
+        elif not self._call_has_begun:
+            self._instance.suspect(self.request, replica)
         try:
-            self._instance.check_suspect(self.request)
             if self.has_begun:
                 self._continue(replica, error, is_lost=is_lost)
             else:
@@ -307,6 +310,7 @@ class RoutedRequest:
         """Send a request without a response to another replica; raises InferenceError."""
         may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
         if is_lost:
+            self._instance.check_suspect(self.request)
             effects = "" if may_repeat else "; it may have had effects"
             error = self._instance.lost(replica, f"while it executed the request{effects}")
         if not may_repeat or len(self.tried) > 1:
@@ -322,15 +326,22 @@ class RoutedRequest:
     ) -> None:
         """Send a request for the rest of a text to another replica; raises InferenceError."""
         sent = self._sent
-        if not is_lost:
-            raise error
         if sent is None:
-            raise self._instance.lost(replica, "after its first response")
+            raise self._instance.lost(replica, "after its first response") if is_lost else error
         when = f"after {sent.account}"
+        if not is_lost and not self._instance.has_cut(replica, error):
+            if not sent.continued:
+                raise error
+            text = f"{when}; its continuation at another one failed: {error.message}"
+            raise self._instance.lost(self.tried[-2], text)
         try:
             if sent.continued >= self._instance.continue_tries:
                 raise NotContinued(f"it has been continued {sent.continued} times")
-            self._send(sent.rest())
+            self._instance.check_suspect(self.request)
+            rest = sent.rest()
+            if self.prompt is not None:
+                self.prompt = self._instance.prompts.read(rest)
+            self._send(rest)
         except NotContinued as reason:
             raise self._instance.lost(replica, f"{when}; not continued: {reason}") from None
         except InferenceError as refusal:

@@ -12,6 +12,7 @@ from gateway.config import ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection, pauses
+from gateway.fleet.choice import ReplicaState
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.observability.statistics import QUEUE_TIMEOUT
 from gateway.openai_contract import REQUEST, RESPONSE
@@ -96,6 +97,104 @@ async def test_a_text_is_continued_at_another_replica(
     assert texts(found) == ["c", "d"]
     assert found[1].parameters == {"continued": 1}
     assert "request continued" in caplog.messages
+
+
+async def test_a_text_is_continued_as_often_as_its_model_allows(
+    tmp_path: Path, replicas: list[FakeReplica]
+) -> None:
+    async with listening() as third:
+        replicas.append(third)
+        for each in replicas:
+            each.offer(offered(replace(LLM, parameters={"continue_tries": "2"})))
+        async with routing(tmp_path, *replicas) as routed:
+            with routed.dataplane.infer(generation()) as stream:
+                lost = {await lose_after(stream, text, *replicas) for text in "bc"}
+                other, call = await taken(*replicas)
+                assert other not in lost
+                rest = other.requests[call]
+                assert (rest.inputs[0].elements(), rest.parameters) == (
+                    (b"abc",),
+                    {"max_tokens": 5},
+                )
+                other.respond(call, text_response("d", tokens=1))
+                await read(stream, 1)
+                other.lose()
+                expected = "after 5 tokens were sent; not continued: it has been continued 2 times"
+                with pytest.raises(InferenceError, match=expected) as caught:
+                    await soon(stream.batch())
+                assert caught.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InferenceError(Code.INVALID_ARG, "the prompt is too long"),
+        RefusedError(Code.UNAVAILABLE, "Server exiting"),
+        STOPPED,
+    ],
+    ids=["mistake", "exiting", "failure"],
+)
+async def test_an_error_of_a_continuation_is_that_of_the_lost_replica_with_the_reason(
+    routed: Routed, replicas: list[FakeReplica], error: InferenceError
+) -> None:
+    with routed.dataplane.infer(generation()) as stream:
+        await lose_after(stream, "b", *replicas)
+        other, call = await taken(*replicas)
+        other.fail(call, error)
+        expected = (
+            "was lost after 2 tokens were sent; its continuation at another one failed: "
+            f"{error.message}"
+        )
+        with pytest.raises(InferenceError, match=expected) as caught:
+            await soon(stream.batch())
+        assert caught.value.code is Code.UNAVAILABLE
+
+
+async def test_a_text_that_lost_its_continuation_ends_with_its_tokens(
+    tmp_path: Path, replicas: list[FakeReplica]
+) -> None:
+    async with AsyncExitStack() as owner:
+        replicas += [await owner.enter_async_context(listening()) for _ in range(2)]
+        for each in replicas:
+            each.offer(offered(replace(LLM, parameters={"continue_tries": "3"})))
+        routed = await owner.enter_async_context(routing(tmp_path, *replicas))
+        with routed.dataplane.infer(generation()) as stream:
+            await lose_after(stream, "b", *replicas)
+            for _ in range(2):
+                (await taken(*replicas))[0].lose()
+            expected = "after 2 tokens were sent; not continued: .* 2 replicas were lost"
+            with pytest.raises(InferenceError, match=expected) as caught:
+                await soon(stream.batch())
+            assert caught.value.code is Code.UNAVAILABLE
+
+
+async def test_a_text_that_a_draining_replica_ends_is_continued(
+    routed: Routed, replicas: list[FakeReplica]
+) -> None:
+    with routed.dataplane.infer(generation()) as stream:
+        draining, call = await taken(*replicas)
+        draining.respond(call, text_response("b", tokens=2))
+        await read(stream, 1)
+        draining.offer(*draining.offers.models, state=ReplicaState.DRAINING)
+        draining.fail(call, STOPPED)
+        other, rest = await taken(*replicas)
+        assert other is not draining
+        other.respond(rest, text_response("c", tokens=1, final=True))
+        assert texts(await read(stream, 1)) == ["c"]
+
+
+async def test_the_first_response_of_a_continuation_ends_the_pauses_of_its_replica(
+    routed: Routed, replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await failing(routed, replicas, STOPPED) is replicas[0]
+    load = routed.router.connections[0].loads[KEY]
+    with routed.dataplane.infer(generation("text")) as stream:
+        assert await lose_after(stream, "b", replicas[1]) is replicas[1]
+        _, call = await taken(replicas[0])
+        assert load.refused_until > 0
+        replicas[0].respond(call, text_response("c", tokens=1))
+        await read(stream, 1)
+        assert load.refused_until < 0
 
 
 async def test_a_request_that_cannot_be_continued_ends_with_the_reason(
@@ -304,6 +403,43 @@ async def test_an_error_of_load_or_of_a_request_is_no_failure_of_its_replica(
     routed: Routed, replicas: list[FakeReplica], error: InferenceError
 ) -> None:
     assert await failing(routed, replicas, error) is None
+
+
+async def test_a_draining_replica_that_ends_its_requests_does_not_pause(
+    routed: Routed, replicas: list[FakeReplica]
+) -> None:
+    first, second = replicas
+    second.offer()
+    await until(lambda: not routed.router.connections[1].models)
+    with ExitStack() as owner:
+        streams = [
+            owner.enter_context(routed.dataplane.infer(generation(str(number), seed=1)))
+            for number in range(3)
+        ]
+        await until(lambda: len(first.calls) == 3)
+        first.offer(*first.offers.models, state=ReplicaState.DRAINING)
+        for call in first.calls:
+            first.fail(call, STOPPED)
+        for each in streams:
+            with pytest.raises(InferenceError, match="the engine has stopped"):
+                await soon(each.batch())
+    assert routed.router.connections[0].loads[KEY].refused_until < 0
+
+
+async def test_an_error_of_a_refused_request_that_still_executes_is_its_own(
+    tmp_path: Path, replicas: list[FakeReplica]
+) -> None:
+    async with listening() as third:
+        replicas.append(third)
+        third.offer(offered(LLM))
+        async with routing(tmp_path, *replicas) as routed:
+            with routed.dataplane.infer(generation("bad")) as stream:
+                own, call = await taken(*replicas)
+                others = [each for each in replicas if each is not own]
+                assert "2 replicas were lost" in await lost_twice(routed, others, generation("bad"))
+                own.fail(call, InferenceError(Code.INVALID_ARG, "no such parameter"))
+                with pytest.raises(InferenceError, match="no such parameter"):
+                    await soon(stream.batch())
 
 
 async def test_a_replica_that_is_lost_three_times_is_left_out(

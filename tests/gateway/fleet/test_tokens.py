@@ -17,7 +17,7 @@ from gateway.messages import InferRequest, RoutedPrompt, SequenceTag, Usage
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import write_response
 from gateway.stream import ResponseStream
-from tests.builders import TEXT, soon, text_request, text_response
+from tests.builders import DECOUPLED, TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.routing import Routed, routing
@@ -98,6 +98,30 @@ async def test_requests_carry_their_prompts_once_a_response_had_usage(
     assert len(found.prompt.keys) == len(LONG) // 512
     _, short = await place(routed, replicas, text_request("short"), 2)
     assert short.prompt == RoutedPrompt(5)
+
+
+async def test_the_rest_of_a_text_has_a_prompt_of_its_own(
+    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+) -> None:
+    for each in replicas:
+        config = replace(TEXT, backend="vllm", model_transaction_policy=DECOUPLED)
+        each.offer(offered(config))
+    async with routing(tmp_path, *replicas) as routed:
+        await place(routed, replicas, text_request(), 1)
+        request = text_request(LONG, parameters={"max_tokens": 9})
+        with routed.dataplane.infer(request) as stream:
+            first, call = await asked(stream, *replicas)
+            assert first.requests[call].prompt == RoutedPrompt(len(LONG), KEYS)
+            first.respond(call, text_response("b" * 512, tokens=1))
+            await soon(stream.batch())
+            first.lose()
+            other, rest = await asked(stream, *replicas)
+            prompt = other.requests[rest].prompt
+            assert prompt is not None
+            assert prompt.size_bytes == len(LONG) + 512
+            assert (*prompt.keys[:-1],) == KEYS
+            other.answer(rest, "c")
+            await soon(stream.batch())
 
 
 async def test_a_new_router_knows_from_prefixes_that_a_model_has_tokens(
