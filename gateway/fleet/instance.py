@@ -102,7 +102,6 @@ class FleetInstance(Instance):
         call = replica.call(self.key, sent, on_news, demand)
         replica.counts.requests += 1
         self.counts.wait.observe(call.expected_secs)
-        self.counts.retries += len(routed.tried) > 1
         if prompt is not None and prompt.keys:
             self.prompts.index.expect(known.id, prompt.keys, asyncio.get_running_loop().time())
         if self._is_repeatable and not routed.has_begun and sequence_of(request) is None:
@@ -132,6 +131,7 @@ class FleetInstance(Instance):
     def suspect(self, request: InferRequest, replica: ReplicaConnection) -> None:
         """Mark a request as a suspect: its replica was lost and has sent nothing of it."""
         if self._suspects.add(request, replica.id).is_refused:
+            self.counts.quarantined += 1
             extra = {"model": request.model, "id": request.id, "secs": KEPT_SECS}
             log.error("request quarantined", extra=extra)
 
@@ -213,6 +213,8 @@ class RoutedRequest:
             self._send(self.request, replica)
         except InferenceError as error:
             self._end(error)
+            return
+        self._instance.counts.moves += 1
         extra = {"model": self.request.model, "id": self.request.id, "left": left.address}
         log.debug("request moved", extra=extra)
 
@@ -319,6 +321,7 @@ class RoutedRequest:
             self._send(self.request)
         except InferenceError:  # no other replica takes it
             raise error from None
+        self._instance.counts.retries += 1
         self._log("request repeated", replica)
 
     def _continue(
@@ -347,6 +350,7 @@ class RoutedRequest:
         except InferenceError as refusal:
             text = f"{when}; not continued: {refusal.message}"
             raise self._instance.lost(replica, text) from None
+        self._instance.counts.continued += 1
         self._log("request continued", replica)
 
     def _log(self, event: str, replica: ReplicaConnection) -> None:

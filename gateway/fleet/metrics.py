@@ -13,6 +13,9 @@ ROUTERS = "gateway_fleet_routers"
 NEED = "gateway_fleet_need"
 REQUESTS = "gateway_fleet_requests_total"
 RETRIES = "gateway_fleet_retries_total"
+CONTINUED = "gateway_fleet_continued_total"
+MOVES = "gateway_fleet_moves_total"
+QUARANTINED = "gateway_fleet_quarantined_total"
 LOST = "gateway_fleet_lost_total"
 WAIT = "gateway_fleet_wait_seconds"
 WAIT_ERROR = "gateway_fleet_wait_error_seconds"
@@ -25,8 +28,11 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         NEED: "Replicas that the load of this one would fully use",
     },
     "counter": {
-        REQUESTS: "Requests sent to a replica, repeated ones included",
+        REQUESTS: "Requests sent to a replica: retries, continuations and moves included",
         RETRIES: "Requests sent to another replica after the first one was lost, or refused them",
+        CONTINUED: "Requests for the rest of a text whose replica was lost",
+        MOVES: "Requests sent to another replica that serves them sooner, before they have begun",
+        QUARANTINED: "Requests at a second lost replica, which are refused for ten minutes",
         LOST: "Connections to a replica that ended",
     },
     "histogram": {
@@ -50,7 +56,7 @@ class ModelCounts:
     """The counts of one version of a model at its replicas."""
 
     def __init__(self) -> None:
-        self.retries = 0
+        self.retries = self.continued = self.moves = self.quarantined = 0
         self.wait = Histogram(SECONDS_BUCKETS)
         self.sooner = Histogram(SECONDS_BUCKETS)
         self.later = Histogram(SECONDS_BUCKETS)
@@ -89,6 +95,9 @@ class FleetPage:
         labels = {"model": name, "version": str(version)}
         self.add(MODEL_REPLICAS, replicas, **labels)
         self.add(RETRIES, counts.retries, **labels)
+        self.add(CONTINUED, counts.continued, **labels)
+        self.add(MOVES, counts.moves, **labels)
+        self.add(QUARANTINED, counts.quarantined, **labels)
         self.add_histogram(WAIT, counts.wait, **labels)
         self.add_histogram(WAIT_ERROR, counts.sooner, **labels, response="sooner")
         self.add_histogram(WAIT_ERROR, counts.later, **labels, response="later")

@@ -61,7 +61,7 @@ class ReplicaPlacement:
         """The replica of each open sequence."""
         return self._open_sequences.values()
 
-    def targets(self) -> Iterable[KnownReplica]:
+    def targets(self) -> Sequence[KnownReplica]:
         """The replicas that take new requests."""
         return [each.loads[self._key] for each in self._connections() if each.serves(self._key)]
 

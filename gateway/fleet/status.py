@@ -56,8 +56,7 @@ def router_families(
     for each in connections:
         page.add_replica(each.address, each.counts)
     for key, instance in instances.items():
-        serving = sum(each.serves(key) for each in connections)
-        page.add_model(*key, instance.counts, serving)
+        page.add_model(*key, instance.counts, len(instance.placement.targets()))
     return page.families()
 
 

@@ -76,6 +76,19 @@ async def calls(*replicas: FakeReplica) -> list[FakeReplica]:
     return [each for each in replicas if each.calls]
 
 
+NO_SUMS = dict.fromkeys(("requests", "retries", "continued", "moves", "quarantined"), 0)
+
+
+def sums(routed: Routed) -> dict[str, float]:
+    """The counts of requests on the page of a router, each over all replicas or models."""
+    found = dict[str, float](NO_SUMS)
+    for family in routed.router.families():
+        name = family.name.removeprefix("gateway_fleet_").removesuffix("_total")
+        if name in found:
+            found[name] = sum(each.value for each in family.samples)
+    return found
+
+
 def text(response: InferResponse) -> bytes:
     """The text of a response."""
     return bytes(response.outputs[0].elements()[0])

@@ -63,6 +63,7 @@ async def test_the_metrics_of_a_router_add_up_when_replicas_are_lost(fleet: Flee
     assert total(found, "gateway_fleet_requests_total") == 7
     assert found[f"gateway_fleet_wait_seconds_count{{{OF_TEXT}}}"] == 7
     assert found[f"gateway_fleet_retries_total{{{OF_TEXT}}}"] == 1
+    assert found[f"gateway_fleet_quarantined_total{{{OF_TEXT}}}"] == 1
     assert total(found, "gateway_fleet_wait_error_seconds_count") == 5
     assert total(found, "nv_inference_request_success") == 5
     assert total(found, "nv_inference_request_failure") == 1
@@ -114,6 +115,8 @@ async def test_a_router_describes_refused_offers_with_the_reason(fleet: Fleet) -
     fleet.second.offer(offered(CHANGED), offered(bad))
     await until(lambda: len(fleet.routed.router.connections[1].models) == 2)
     found = fleet.routed.router.describe()
+    metric = f"gateway_fleet_model_replicas{{{OF_TEXT}}}"
+    assert (await metrics(fleet.routed.dataplane))[metric] == 1
     (used,), refused = (row["models"] for row in found["replicas"])
     assert used["refused"] == ""
     assert refused[0]["refused"] == OTHER_CONFIG

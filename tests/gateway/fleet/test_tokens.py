@@ -20,7 +20,7 @@ from gateway.stream import ResponseStream
 from tests.builders import DECOUPLED, TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
-from tests.gateway.fleet.routing import Routed, routing
+from tests.gateway.fleet.routing import NO_SUMS, Routed, routing, sums
 
 KEY = ("text", 1)
 LONG = "All happy families are alike. " * 100
@@ -218,6 +218,7 @@ class TestMoves:
             moved, new = await asked(stream, replicas[1])
             await until(lambda: replicas[0].gone == [call])
             assert moved.requests[new].prompt is not None
+            assert sums(routed) == {**NO_SUMS, "requests": 3, "moves": 1}
             replicas[0].answer(call, "late")
             moved.answer(new, "hello", Usage(750, 1))
             response = await soon(stream.only())
@@ -232,6 +233,7 @@ class TestMoves:
             await asked(stream, replicas[1])
             replicas[1].links[-1].abort()
             found, call = await asked(stream, *replicas)
+            assert sums(routed) == {**NO_SUMS, "requests": 4, "moves": 1, "retries": 1}
             found.answer(call, "hello")
             await soon(stream.only())
 
