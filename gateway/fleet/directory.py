@@ -46,21 +46,22 @@ async def _fixed(addresses: Addresses) -> Answers:
 async def by_name(host: str, port: int, resolver: Resolver) -> AsyncGenerator[Addresses, None]:
     """The addresses of a name, asked again and again; a failure or an empty answer is left out.
 
-    Equal failures are logged once.
+    Each kind of failure is logged once until there is an answer.
     """
     asked: asyncio.Future[Addresses] | None = None
-    logged = ""
+    logged: set[str] = set()
     try:
         while True:
             if asked is None:
                 asked = asyncio.ensure_future(resolver(host, port))
             await asyncio.wait((asked,), timeout=ANSWER_SECS)
             found, trouble = _outcome(asked)
-            if trouble and trouble != logged:
+            if trouble and trouble not in logged:
+                logged.add(trouble)
                 about = {"address": netloc(host, port), "reason": trouble}
                 log.warning("replicas not looked up", extra=about)
-            logged = trouble
             if found:
+                logged.clear()
                 yield found
             if asked.done():
                 asked = None
