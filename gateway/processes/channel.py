@@ -8,6 +8,7 @@ import asyncio
 import logging
 import struct
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ WINDOW_BYTES = 1 << 20
 
 REPORTED_BYTES = 64 << 10
 """Passed-on bytes from which a TAKEN frame is sent."""
-
 
 MOST_BYTES = (1 << 32) - 1
 """Longest payload that a head can announce."""
@@ -164,12 +164,11 @@ class Channel(asyncio.Protocol):
         self._reader = FrameDecoder(most_bytes)
         self._receivers: dict[int, Receiver] = {}
         self._unsent: list[bytes] = []
-        self._due: list[Callable[[], None]] = []
+        self._due: deque[Callable[[], None]] = deque()
         self._is_scheduled = False
         self._transport: Any = None
         self._lost = asyncio.Event()
-        self._is_ended = False
-        self.is_lost = False
+        self.is_lost = self._is_ended = False
         self.heard_at = self._loop.time()
 
     async def lost(self) -> None:
@@ -287,9 +286,13 @@ class Channel(asyncio.Protocol):
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        due, self._due = self._due, []
-        for send in due:
-            send()
+        while self._due:
+            try:
+                self._due.popleft()()
+            except Exception:
+                # Around one call: the others on the channel continue.
+                log.exception("frames not sent")
+        # Not earlier: each frame of theirs would schedule a further turn.
         self._is_scheduled = False
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None and not self._transport.is_closing():
