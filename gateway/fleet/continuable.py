@@ -35,7 +35,9 @@ NEUTRAL: Mapping[str, Any] = {
     "top_logprobs": 0,
     "use_beam_search": False,
 }
-"""Values of other parameters that have no effect."""
+"""Values of other parameters that have no effect; None has none of any."""
+EMPTY = frozenset({"bad_words", "documents", "stop_words", "tools"})
+"""Parameters of which an empty list or text has no effect."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 LEAST = "min_tokens"
 STOP = "stop"
@@ -48,15 +50,16 @@ class NotContinued(Exception):
 def check(parameters: Mapping[str, Any], allowed: Collection[str]) -> None:
     """Raise NotContinued for a parameter with an effect that is not known to be continued."""
     for name, value in parameters.items():
-        if name not in allowed and not _is_neutral(value, NEUTRAL.get(name)):
+        if name not in allowed and not _is_neutral(name, value):
             raise NotContinued(f"the request has '{name}'")
     less(dict(parameters), 0)
     stops(parameters)
 
 
-def _is_neutral(value: Any, neutral: Any) -> bool:
-    if value is None or value in ("", [], {}):
+def _is_neutral(name: str, value: Any) -> bool:
+    if value is None or (name in EMPTY and value in ("", [])):
         return True
+    neutral = NEUTRAL.get(name)
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 

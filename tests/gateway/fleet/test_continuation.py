@@ -98,6 +98,12 @@ BEGUN = {"continue_final_message": True, "add_generation_prompt": False}
             generation({"seed": None, "n": 1, "echo": False}),
             {"text_input": "p one", "max_tokens": 5},
         ),
+        *(
+            (generation({name: empty}), {"text_input": "p one"})
+            for name in ("bad_words", "stop_words")
+            for empty in ([], [""], "", None)
+        ),
+        (generation({"guided_json": None, "stop": ""}), {"text_input": "p one"}),
         (generation({"stop": '["x"]', "temperature": 0.7}), {"text_input": "p one"}),
         (completion(max_tokens=8), {"prompt": "p one", "max_tokens": 5}),
         (completion(), {"prompt": "p one", "max_tokens": 13}),
@@ -136,6 +142,8 @@ OTHER_TEXTS = InferResponse(outputs=(text_tensor("text_output", ["a", "b"]),))
         (generation({"guided_json": {"type": "object"}}), "guided_json"),
         (generation({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
         (generation({"bad_words": ["x"]}), "bad_words"),
+        *((generation({"guided_json": empty}), "guided_json") for empty in ({}, [], "", False)),
+        (completion(suffix=""), "'suffix'"),
         (generation({"max_tokens": None}), "no 'max_tokens'"),
         (generation({"max_tokens": "many"}), "'max_tokens' of the request is no number"),
         (generation({"max_tokens": 3}), "'max_tokens' are used up"),
