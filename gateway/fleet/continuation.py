@@ -91,7 +91,7 @@ class SentText:
         self.is_complete = False
         self._form: _Form | None = None
         self._refusal = ""
-        self._texts: list[str] = []
+        self._text = bytearray()
         self._chars = self._prompt_tokens = self._tokens_before = self._unreported = 0
         try:
             self._form = _form(request)
@@ -111,7 +111,7 @@ class SentText:
         try:
             text, is_last = form.read(response)
             self.is_complete = self.is_complete or is_last
-            self._texts.append(text)
+            self._text += text.encode()
             self._chars += len(text)
             return self._joined(form, response) if self.continued else response
         except NotContinued as error:
@@ -124,10 +124,9 @@ class SentText:
         """The request for the rest, whose responses follow; raises NotContinued."""
         if self._form is None:
             raise NotContinued(self._refusal)
-        self._texts = ["".join(self._texts)]
         if self._chars and not self.tokens:
             raise NotContinued("its responses have no numbers of tokens")
-        request = self._form.rest(self._texts[0], self.tokens)
+        request = self._form.rest(self._text.decode(), self.tokens)
         self.continued += 1
         self._tokens_before = self.tokens
         return request
@@ -140,7 +139,7 @@ class SentText:
         return f"{self.tokens} tokens were sent"
 
     def _refuse(self, error: Exception) -> None:
-        self._form, self._refusal, self._texts = None, str(error), []
+        self._form, self._refusal, self._text = None, str(error), bytearray()
 
     def _joined(self, form: _Form, response: InferResponse) -> Joined:
         joined = form.join(response, self._prompt_tokens, self._tokens_before, self.continued)

@@ -1,5 +1,6 @@
 """Texts whose replica is lost: which are continued, by which request, and how the parts join."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +211,19 @@ def test_a_response_with_more_than_a_text_ends_the_hope_of_a_continuation(
     assert found.take(response) is response
     with pytest.raises(NotContinued, match=reason):
         found.rest()
+
+
+def test_a_text_of_many_parts_takes_little_more_than_its_bytes() -> None:
+    found, part = SentText(generation({"max_tokens": 10**6})), text_response("ö", tokens=1)
+    tracemalloc.start()
+    try:
+        for _ in range(10_000):
+            found.take(part)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 40_000
+    assert body(found.rest())["text_input"] == "p" + "ö" * 10_000
 
 
 def test_an_account_counts_tokens_or_else_characters() -> None:
