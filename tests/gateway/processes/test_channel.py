@@ -323,6 +323,23 @@ async def test_frames_of_a_turn_are_made_before_its_write(ends: Ends) -> None:
     assert made == ["now"]
 
 
+async def test_a_call_that_fails_before_a_write_stops_no_other_one(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = ends.one.channel
+
+    def fail() -> None:
+        channel.before_write(lambda: channel.send(16, payload=b"later"))
+        raise LookupError("a defect")
+
+    channel.before_write(fail)
+    channel.before_write(lambda: channel.send(16, payload=b"other"))
+    assert [(await ends.other.stray()).payload for _ in range(2)] == [b"other", b"later"]
+    channel.send(16, payload=b"next")
+    assert (await ends.other.stray()).payload == b"next"
+    assert caplog.messages == ["frames not sent"]
+
+
 async def test_closing_makes_the_frames_that_are_due(ends: Ends) -> None:
     ends.one.channel.before_write(lambda: ends.one.channel.send(16, payload=b"due"))
     ends.one.channel.close()
