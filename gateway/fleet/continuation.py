@@ -36,6 +36,7 @@ TEXT_INPUTS = frozenset(
     }
 )
 """Inputs with the same effect on the rest; without log probabilities, images and conversations."""
+TEMPLATE_OPTIONS = "chat_template_kwargs"
 TEXT_PARAMETERS = SAMPLING | NOT_SAMPLING | {"lora_name"}
 MEMBERS = SAMPLING | {
     *("add_special_tokens", "cache_salt", "metadata", "model", "priority", "prompt_cache_key"),
@@ -43,13 +44,13 @@ MEMBERS = SAMPLING | {
     "user",
 }
 CHAT_MEMBERS = MEMBERS | {
-    *("chat_template", "chat_template_kwargs", "continue_final_message", "messages"),
+    *("chat_template", TEMPLATE_OPTIONS, "continue_final_message", "messages"),
     *("max_completion_tokens", "parallel_tool_calls"),
 }
 COMPLETION_MEMBERS = MEMBERS | {"prompt"}
 COMPLETION_TOKENS = 16
 """The limit of a completion whose request has none, in OpenAI's API."""
-REASONING = "<think>"
+REASONING = ("<think>", "</think>")
 
 
 def generates_text(config: ModelConfig) -> bool:
@@ -330,6 +331,9 @@ class _ChatForm(_OpenAiForm):
         super().__init__(request, members)
         self._is_begun = bool(members.get("continue_final_message"))
         check(members, CHAT_MEMBERS | ({"add_generation_prompt"} if self._is_begun else set()))
+        options = members.get(TEMPLATE_OPTIONS)
+        if options and (not isinstance(options, dict) or any(options.values())):
+            raise NotContinued(f"its '{TEMPLATE_OPTIONS}' may begin a reasoning")
         messages = members.get("messages") or None
         if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
             raise NotContinued("its messages are no conversation")
@@ -339,7 +343,7 @@ class _ChatForm(_OpenAiForm):
 
     def rest(self, text: str, tokens: int) -> InferRequest:
         members = self._lessened(text, tokens)
-        if REASONING in text:
+        if any(each in text for each in REASONING):
             raise NotContinued("its text has reasoning")
         if text[-1:].isspace():
             raise NotContinued("its text ends with white space, which chat templates may remove")

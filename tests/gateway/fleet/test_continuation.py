@@ -110,6 +110,7 @@ BEGUN = {"continue_final_message": True, "add_generation_prompt": False}
         (completion(), {"prompt": "p one", "max_tokens": 13}),
         (completion(presence_penalty=0.0, logprobs=None), {"prompt": "p one"}),
         (chat(), {"messages": [USER, answer(" one")], **BEGUN}),
+        (chat(chat_template_kwargs={"thinking": False}), {"messages": [USER, answer(" one")]}),
         (chat(max_completion_tokens=8), {"max_completion_tokens": 5}),
         (chat(tools=[], tool_choice="none", logprobs=False), {"messages": [USER, answer(" one")]}),
         (chat(messages=[USER, answer("zero")], **BEGUN), {"messages": [USER, answer("zero one")]}),
@@ -164,6 +165,8 @@ OTHER_TEXTS = InferResponse(outputs=(text_tensor("text_output", ["a", "b"]),))
         (chat(response_format={"type": "json_object"}), "'response_format'"),
         (chat(logprobs=True), "'logprobs'"),
         (chat(add_generation_prompt=False), "'add_generation_prompt'"),
+        (chat(chat_template_kwargs={"enable_thinking": True}), "may begin a reasoning"),
+        (chat(chat_template_kwargs=["thinking"]), "may begin a reasoning"),
         (chat(messages=[]), "no conversation"),
         (chat(messages="x"), "no conversation"),
         (chat(messages=[{"role": "user", "content": []}], **BEGUN), "last message is no text"),
@@ -184,6 +187,7 @@ def test_a_request_whose_rest_would_be_wrong_is_not_continued(
         (completion(stop="END"), "one EN", "beginning of a stop string"),
         (chat(), "one\n", "white space"),
         (chat(), "<think>one", "has reasoning"),
+        (chat(), "one</think>two", "has reasoning"),
     ],
 )
 def test_a_text_that_ends_where_its_rest_would_be_wrong_is_not_continued(
