@@ -112,6 +112,7 @@ BEGUN = {"continue_final_message": True, "add_generation_prompt": False}
         (chat(), {"messages": [USER, answer(" one")], **BEGUN}),
         (chat(chat_template_kwargs={"thinking": False}), {"messages": [USER, answer(" one")]}),
         (chat(max_completion_tokens=8), {"max_completion_tokens": 5}),
+        (chat(documents=[], logprobs=False), {"messages": [USER, answer(" one")]}),
         (chat(tools=[], tool_choice="none", logprobs=False), {"messages": [USER, answer(" one")]}),
         (chat(messages=[USER, answer("zero")], **BEGUN), {"messages": [USER, answer("zero one")]}),
     ],
