@@ -293,7 +293,8 @@ class RoutedRequest:
         call.leave()
         self._call = None
         self._instance.waiting.discard(self)
-        if is_lost and self._sent is not None and self._sent.is_complete:
+        is_cut = is_lost or self._instance.has_cut(replica, error)
+        if is_cut and self._sent is not None and self._sent.is_complete:
             self._end(None)
             return
         if not is_lost:

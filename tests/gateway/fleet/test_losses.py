@@ -228,8 +228,9 @@ async def test_a_request_without_a_response_is_repeated_unless_it_may_have_had_e
     assert not any(each.calls for each in replicas)
 
 
+@pytest.mark.parametrize("drains", [False, True], ids=["lost", "draining"])
 async def test_a_text_that_was_sent_as_a_whole_needs_no_other_replica(
-    tmp_path: Path, replicas: list[FakeReplica]
+    tmp_path: Path, replicas: list[FakeReplica], drains: bool
 ) -> None:
     given = ModelInput(name=REQUEST, data_type=DataType.TYPE_STRING, dims=(1,))
     answer = ModelOutput(name=RESPONSE, data_type=DataType.TYPE_STRING, dims=(1,))
@@ -246,7 +247,11 @@ async def test_a_text_that_was_sent_as_a_whole_needs_no_other_replica(
                 call, InferResponse(outputs=(text_tensor(RESPONSE, [last]),), usage=usage)
             )
             await read(stream, 1)
-            found.lose()
+            if drains:
+                found.offer(*found.offers.models, state=ReplicaState.DRAINING)
+                found.fail(call, STOPPED)
+            else:
+                found.lose()
             assert await soon(stream.batch()) == []
     assert not any(each.calls for each in replicas)
 
