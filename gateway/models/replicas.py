@@ -11,6 +11,10 @@ from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
 
 COUNT = re.compile(r"([0-9]{1,4})(?:\.\.([0-9]{1,4}))?")
+NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+LABEL = re.compile(rf"(?:(?=.{{1,253}}/){NAME}(?:\.{NAME})*/)?{NAME}")
+SELECTOR = re.compile(rf"(?:!?{NAME}|!?in\({NAME}(?:, ?{NAME})*\))?")
+"""A label of Ray, and what is wanted of its value."""
 MOST_SECS = 86_400
 CPU, GPU = "CPU", "GPU"
 
@@ -69,8 +73,11 @@ def _resources(text: str) -> Mapping[str, Any]:
 
 
 def _labels(text: str) -> Mapping[str, Any]:
-    expected = 'JSON with texts such as {"ray.io/accelerator-type": "H100"}'
-    return {"labels": _json(text, dict[str, str], expected)}
+    expected = 'JSON with labels of Ray such as {"ray.io/accelerator-type": "H100"}'
+    found = _json(text, dict[str, str], expected)
+    if not (all(map(LABEL.fullmatch, found)) and all(map(SELECTOR.fullmatch, found.values()))):
+        raise ValueError(expected)
+    return {"labels": found}
 
 
 def _json(text: str, kind: Any, expected: str) -> Any:

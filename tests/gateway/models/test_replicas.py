@@ -1,5 +1,7 @@
 """The parameters of a model's replicas."""
 
+import json
+
 import pytest
 
 from gateway.config.pbtxt import parse
@@ -7,6 +9,7 @@ from gateway.errors import InferenceError
 from gateway.models.replicas import READERS, ReplicaRules
 
 COUNT = "a number from 1 to 9999, or a range such as 1..8"
+LABELS = 'JSON with labels of Ray such as {"ray.io/accelerator-type": "H100"}'
 AMOUNTS = 'JSON with amounts above 0 such as {"GPU": 1, "CPU": 4}, whole GPUs above 1'
 
 
@@ -54,13 +57,33 @@ def test_resources_labels_and_times_are_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"ray.io/accelerator-type": "H100", "zone": ""},
+        {"a": "!b", "c_d": "in(x, y)", "e.f": "!in(x,y-z)"},
+        {"a" * 63: "x" * 63},
+    ],
+    ids=["prefix", "operators", "longest"],
+)
+def test_labels_are_selectors_of_ray(labels: dict[str, str]) -> None:
+    assert rules(replica_labels=json.dumps(labels)).labels == labels
+
+
 WRONG = [
     *[("replicas", value, COUNT) for value in ("", "0", "0..4", "8..1", "1..", "-1", "x", "1.5")],
     *[
         ("replica_resources", value, AMOUNTS)
         for value in ("{}", "1", '{"GPU": 1.5}', '{"CPU": 0}', '{"CPU": "1"}', '{"": 1}', "{")
     ],
-    ("replica_labels", '{"a": 1}', 'JSON with texts such as {"ray.io/accelerator-type": "H100"}'),
+    *[
+        ("replica_labels", value, LABELS)
+        for value in (
+            *('{"a": 1}', '{"a": "H100 SXM"}', '{"a": "-x"}', '{"a": "in(x"}', '{"a": "!!x"}'),
+            *('{"": "x"}', '{"a b": "x"}', '{"a/": "x"}', '{"-a/b": "x"}', '{"a/b/c": "x"}'),
+            *(f'{{"{"a" * 64}": "x"}}', f'{{"a": "{"x" * 64}"}}'),
+        )
+    ],
     ("scale_target_wait_ms", "0", "a whole number from 1 to 86400000"),
     ("scale_up_secs", "1.5", "a whole number from 1 to 86400"),
     ("scale_down_secs", "86401", "a whole number from 1 to 86400"),
