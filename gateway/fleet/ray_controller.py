@@ -71,7 +71,7 @@ class Cluster(Protocol):
         """The nodes that are about to end."""
 
     def make(self, model: str, rules: ReplicaRules) -> None:
-        """Begin a replica."""
+        """Begin a replica; UNAVAILABLE if the cluster refuses it."""
 
     def drain(self, name: str) -> None:
         """Let a replica complete its requests and end."""
@@ -106,11 +106,12 @@ class Repository:
 
 
 class _Tended:
-    """The memory of one model: its needs, and the replicas that failed before they were ready."""
+    """The memory of one model: its rules and needs, and the replicas that failed at their start."""
 
-    def __init__(self) -> None:
-        self.count = ReplicaCount()
-        self.wanted = 0
+    def __init__(self, model: str, present: int) -> None:
+        self.model = model
+        self.rules: ReplicaRules | None = None
+        self.count = ReplicaCount(present)
         self.failures = 0
         self.again_at = 0.0
         self.trouble = ""
@@ -129,7 +130,7 @@ class _Tended:
 class Controller:
     """The decisions for every model; what it remembers only delays them.
 
-    A model keeps its replicas while its configuration, or the repository, cannot be read.
+    The last rules of a model hold while its configuration, or the repository, cannot be read.
     """
 
     def __init__(
@@ -156,7 +157,10 @@ class Controller:
         try:
             rules = self._rules()
         except InferenceError as error:
-            rules = dict.fromkeys((each.model for each in seen), error.message)
+            known = self._tended.keys() | {each.model for each in seen}
+            rules = dict.fromkeys(known, error.message)
+        models = sorted(rules.keys() | {each.model for each in seen})
+        self._tended = {model: self._tended.get(model) or _new(model, seen) for model in models}
         for each in seen:
             self._notice(each)
         left = [each for each in seen if each.phase is not ReplicaPhase.ENDED]
@@ -165,14 +169,14 @@ class Controller:
             self._tend(model, rules.get(model), [r for r in left if r.model == model], leaving)
             for model in sorted(rules.keys() | {each.model for each in left})
         ]
-        self._tended = {each.model: self._tended[each.model] for each in self._models}
 
     def _notice(self, replica: ReplicaView) -> None:
         """Remove a replica that has ended; remember whether it was ready."""
-        tended = self._tended.setdefault(replica.model, _Tended())
+        tended = self._tended[replica.model]
         if replica.phase is ReplicaPhase.READY:
+            if replica.name not in self._were_ready:
+                tended.succeed()
             self._were_ready.add(replica.name)
-            tended.succeed()
         elif replica.phase is ReplicaPhase.ENDED:
             about = {"model": replica.model, "replica": replica.name, "reason": replica.reason}
             log.info("replica ended", extra=about)
@@ -187,40 +191,64 @@ class Controller:
         replicas: Sequence[ReplicaView],
         leaving: frozenset[str],
     ) -> ModelStatus:
-        tended = self._tended.setdefault(model, _Tended())
-        need = sum(each.need for each in replicas)
+        tended = self._tended[model]
         trouble = rules if isinstance(rules, str) else ""
         working = [each for each in replicas if each.phase is not ReplicaPhase.DRAINING]
+        if not isinstance(rules, str):
+            tended.rules = rules
         if rules is None:
             self._end(working)
-            tended.wanted = 0
-        elif isinstance(rules, ReplicaRules):
-            staying = [each for each in working if each.node not in leaving]
-            silent = any(each.phase is ReplicaPhase.SILENT for each in staying)
-            # The need of a silent replica is unknown: none is ended meanwhile.
-            known = max(need, len(staying)) if silent else need
-            tended.wanted = tended.count.want(rules, known, len(staying), self._clock())
-            self._change(model, rules, tended, staying)
-            ready = [each for each in staying if each.phase is ReplicaPhase.READY]
-            if len(ready) >= tended.wanted:
-                self._end([each for each in working if each.node in leaving])
-            trouble = tended.trouble or _lack(rules, {each.phase for each in staying})
+        elif tended.rules is not None:
+            lack = self._scale(tended, tended.rules, working, leaving)
+            trouble = trouble or lack
         return ModelStatus(
-            model=model, wanted=tended.wanted, need=need, replicas=replicas, trouble=trouble
+            model=model,
+            wanted=0 if rules is None else tended.count.target,
+            need=sum(each.need for each in replicas),
+            replicas=replicas,
+            trouble=trouble,
         )
 
-    def _change(
-        self, model: str, rules: ReplicaRules, tended: _Tended, staying: Sequence[ReplicaView]
-    ) -> None:
+    def _scale(
+        self,
+        tended: _Tended,
+        rules: ReplicaRules,
+        working: Sequence[ReplicaView],
+        leaving: frozenset[str],
+    ) -> str:
+        """Change the number of replicas, and replace those of draining nodes; returns the lack."""
+        staying = [each for each in working if each.node not in leaving]
+        need = sum(each.need for each in working)
+        if any(each.phase is ReplicaPhase.SILENT for each in staying):
+            # The need of a silent replica is unknown: none is ended meanwhile.
+            need = max(need, tended.count.target)
+        wanted = tended.count.want(rules, need, self._clock())
+        self._change(tended, rules, staying)
+        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
+        if len(ready) >= wanted:
+            self._end([each for each in working if each.node in leaving])
+            return ""
+        return tended.trouble or _lack(rules, {each.phase for each in staying})
+
+    def _change(self, tended: _Tended, rules: ReplicaRules, staying: Sequence[ReplicaView]) -> None:
         """Make the replicas that lack, or end those of which there are too many."""
-        lacking = tended.wanted - len(staying)
+        lacking = tended.count.target - len(staying)
         if lacking > 0 and self._clock() >= tended.again_at:
-            log.info("replicas made", extra={"model": model, "count": lacking})
-            for _ in range(lacking):
-                self._cluster.make(model, rules)
+            self._make(tended, rules, lacking)
         elif lacking < 0:
             by_use = sorted(staying, key=lambda each: (PHASES.index(each.phase), each.need))
             self._end(by_use[:-lacking])
+
+    def _make(self, tended: _Tended, rules: ReplicaRules, count: int) -> None:
+        about = {"model": tended.model, "count": count}
+        try:
+            for _ in range(count):
+                self._cluster.make(tended.model, rules)
+        except InferenceError as error:
+            log.warning("replicas refused", extra={**about, "reason": error.message})
+            tended.fail(error.message, self._clock())
+        else:
+            log.info("replicas made", extra=about)
 
     def _end(self, replicas: Iterable[ReplicaView]) -> None:
         """Remove those that are not ready, and drain the others."""
@@ -231,6 +259,12 @@ class Controller:
                 self._cluster.remove(each.name)
             else:
                 self._cluster.drain(each.name)
+
+
+def _new(model: str, seen: Iterable[ReplicaView]) -> _Tended:
+    """The memory of a model that was unknown: it wants the replicas that it has, or had."""
+    found = [each for each in seen if each.model == model]
+    return _Tended(model, sum(each.phase is not ReplicaPhase.DRAINING for each in found))
 
 
 def _lack(rules: ReplicaRules, phases: Set[ReplicaPhase]) -> str:

@@ -42,27 +42,33 @@ class ReplicaCount:
     """The wanted number of replicas of one model, from the needs of the last minutes.
 
     More replicas are wanted once every need of `up_secs` was higher than their number, fewer, one
-    at a time, once every need of `down_secs` was lower.
+    at a time, once every need of `down_secs` was lower. A replica that is lost changes nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, present: int) -> None:
+        self.target = present
         self._wanted: deque[tuple[float, int]] = deque()
 
-    def want(self, rules: ReplicaRules, needed: float, present: int, now: float) -> int:
-        """The number of replicas to have now, of which `present` are there or about to be."""
-        wanted = max(rules.least, min(rules.most, _settled(needed, present)))
+    def want(self, rules: ReplicaRules, needed: float, now: float) -> int:
+        """The number of replicas to have now."""
+        wanted = max(rules.least, min(rules.most, _settled(needed, self.target)))
         self._wanted.append((now, wanted))
         oldest = now - max(rules.up_secs, rules.down_secs)
         while len(self._wanted) > 1 and self._wanted[1][0] <= oldest:
             self._wanted.popleft()
-        if not rules.least <= present <= rules.most:
-            return max(rules.least, present - 1)
+        self.target = self._next(rules, now)
+        return self.target
+
+    def _next(self, rules: ReplicaRules, now: float) -> int:
+        target = self.target
+        if not rules.least <= target <= rules.most:
+            return max(rules.least, target - 1)
         up = self._of_last(rules.up_secs, min, now)
-        if up is not None and up > present:
+        if up is not None and up > target:
             self._wanted.clear()
-            return min(up, present + max(present, LARGEST_STEP))
+            return min(up, target + max(target, LARGEST_STEP))
         down = self._of_last(rules.down_secs, max, now)
-        return present - 1 if down is not None and down < present else present
+        return target - 1 if down is not None and down < target else target
 
     def _of_last(
         self, secs: float, choose: Callable[[Iterable[int]], int], now: float
@@ -73,8 +79,8 @@ class ReplicaCount:
         return choose([wanted for at, wanted in self._wanted if at >= now - secs])
 
 
-def _settled(needed: float, present: int) -> int:
-    """A whole number of replicas; the present one if the need is about that."""
-    if abs(needed - present) <= TOLERANCE * present:
-        return present
+def _settled(needed: float, target: int) -> int:
+    """A whole number of replicas; the present target if the need is about that."""
+    if abs(needed - target) <= TOLERANCE * target:
+        return target
     return math.ceil(needed)

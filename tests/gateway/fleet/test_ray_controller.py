@@ -28,6 +28,7 @@ class FakeCluster:
         self.rules: Mapping[str, ReplicaRules | str] = rules
         self.now = 0.0
         self.made = 0
+        self.refuses: frozenset[str] = frozenset()
         self.controller = Controller(self, lambda: self.rules, lambda: self.now)
 
     def replicas(self) -> Sequence[ReplicaView]:
@@ -37,6 +38,8 @@ class FakeCluster:
         return self.leaving
 
     def make(self, model: str, rules: ReplicaRules) -> None:
+        if model in self.refuses:
+            raise InferenceError(Code.UNAVAILABLE, "Ray refuses a replica: too large")
         self.made += 1
         name = f"{model}:{self.made}"
         node = f"node{self.made}"
@@ -118,6 +121,42 @@ def test_the_pause_is_over_once_a_replica_is_ready() -> None:
     assert cluster.decide() == {"a:3": STARTING}
 
 
+def test_the_failures_of_a_replica_last_while_another_one_is_ready() -> None:
+    cluster = FakeCluster(a=TWO)
+    cluster.decide()
+    cluster.change("a:1", phase=READY)
+    before = 0
+    for _ in range(40):
+        for name, phase in cluster.decide().items():
+            if phase is STARTING:
+                cluster.change(name, phase=ENDED, reason="no such file")
+        before = before or (cluster.made if cluster.now >= 20 else 0)
+    assert cluster.made - before <= 3
+    assert cluster.troubles == {"a": "no such file"}
+    assert cluster.views["a:1"].phase is READY
+
+
+def test_a_model_that_the_cluster_refuses_has_the_reason_and_the_others_their_replicas() -> None:
+    cluster = FakeCluster(a=TWO, b=TWO)
+    cluster.refuses = frozenset("a")
+    assert cluster.decide() == {"b:1": STARTING, "b:2": STARTING}
+    assert cluster.troubles == {"a": "Ray refuses a replica: too large"}
+    cluster.decide(4)
+    cluster.refuses = frozenset()
+    assert "a:3" not in cluster.decide()
+    assert "a:3" in cluster.decide(4)
+
+
+def test_a_replica_that_is_lost_within_a_range_is_replaced_at_once() -> None:
+    cluster = FakeCluster(a=QUICK).start()
+    cluster.change("a:1", need=1.8)
+    cluster.decide(3)
+    cluster.change("a:2", phase=READY)
+    cluster.decide()
+    cluster.change("a:1", phase=ENDED, reason="its actor was lost")
+    assert cluster.decide() == {"a:2": READY, "a:3": STARTING}
+
+
 def test_replicas_come_with_the_need_and_end_without_it() -> None:
     cluster = FakeCluster(a=QUICK).start()
     cluster.change("a:1", need=2.5)
@@ -154,6 +193,34 @@ def test_replicas_of_a_draining_node_are_replaced_first_and_then_drained() -> No
     assert cluster.decide(2) == {"a:1": READY, "a:2": READY, "a:3": STARTING}
     cluster.change("a:3", phase=READY)
     assert cluster.decide() == {"a:1": DRAINING, "a:2": READY, "a:3": READY}
+
+
+@pytest.mark.parametrize("rules", [QUICK, "line 3 is wrong"], ids=["range", "unreadable"])
+def test_a_draining_node_is_left_also_within_a_range_and_by_the_last_rules(
+    rules: ReplicaRules | str,
+) -> None:
+    cluster = FakeCluster(a=QUICK).start()
+    cluster.rules = {"a": rules}
+    cluster.leaving = frozenset({"node1"})
+    assert cluster.decide() == {"a:1": READY, "a:2": STARTING}
+    cluster.change("a:2", phase=READY)
+    assert cluster.decide() == {"a:1": DRAINING, "a:2": READY}
+
+
+def test_a_model_without_a_replica_has_its_rules_while_the_repository_cannot_be_read() -> None:
+    cluster = FakeCluster(a=TWO)
+    is_readable = True
+
+    def rules() -> Mapping[str, ReplicaRules | str]:
+        if is_readable:
+            return {"a": TWO}
+        raise InferenceError(Code.INTERNAL, "no such folder")
+
+    cluster.controller = Controller(cluster, rules, lambda: cluster.now)
+    cluster.decide()
+    is_readable = False
+    cluster.views.clear()
+    assert cluster.decide() == {"a:3": STARTING, "a:4": STARTING}
 
 
 def test_the_replicas_of_a_model_that_was_removed_are_drained() -> None:

@@ -53,14 +53,14 @@ class Model:
     def __init__(self, rules: ReplicaRules = RULES, present: int = 1) -> None:
         self.rules = rules
         self.present = present
-        self._count = ReplicaCount()
+        self._count = ReplicaCount(present)
         self._now = 0.0
 
     def after(self, secs: float, needed: float) -> int:
         """The number of replicas after some time with a need, a decision every two seconds."""
         for _ in range(int(secs / TICK_SECS)):
             self._now += TICK_SECS
-            self.present = self._count.want(self.rules, needed, self.present, self._now)
+            self.present = self._count.want(self.rules, needed, self._now)
         return self.present
 
 
