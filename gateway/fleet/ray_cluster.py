@@ -107,18 +107,19 @@ class RayCluster:
         self._fleet = fleet
         self._gcs: GcsClient | None = None
         self._asked: dict[str, Any] = {}
-        self._have_answered: set[str] = set()
+        self._were_starting: set[str] = set()
 
     def replicas(self) -> Sequence[ReplicaView]:
         """See `Cluster`."""
         groups = dict(_groups(self._fleet.name))
         actors = _replica_names(self._fleet.name)
         answers = self._answers(actors)
-        self._have_answered = (self._have_answered | answers.keys()) & groups.keys()
-        return [
+        found = [
             answers.get(name) or self._unanswered(name, group, name in actors)
             for name, group in groups.items()
         ]
+        self._were_starting = {each.name for each in found if each.phase is ReplicaPhase.STARTING}
+        return found
 
     def draining_nodes(self) -> frozenset[str]:
         """See `Cluster`."""
@@ -130,6 +131,13 @@ class RayCluster:
     def make(self, model: str, rules: ReplicaRules) -> None:
         """See `Cluster`."""
         name = f"{_prefix(self._fleet.name)}{model}:{secrets.token_hex(4)}"
+        try:
+            self._make(name, model, rules)
+        except (RayError, TypeError, ValueError) as error:
+            self.remove(name)
+            raise InferenceError(Code.UNAVAILABLE, f"Ray refuses a replica: {error}") from None
+
+    def _make(self, name: str, model: str, rules: ReplicaRules) -> None:
         resources, labels = dict(rules.resources), dict(rules.labels)
         group = placement_group(
             [resources],
@@ -187,8 +195,8 @@ class RayCluster:
         if not has_actor:
             return replace(view, phase=ReplicaPhase.ENDED, reason="its actor was lost")
         if node:
-            has_answered = name in self._have_answered
-            return view if has_answered else replace(view, phase=ReplicaPhase.STARTING)
+            is_starting = name in self._were_starting
+            return replace(view, phase=ReplicaPhase.STARTING) if is_starting else view
         is_infeasible = group["stats"]["scheduling_state"] == "INFEASIBLE"
         phase = ReplicaPhase.INFEASIBLE if is_infeasible else ReplicaPhase.PENDING
         return replace(view, phase=phase)
@@ -235,21 +243,23 @@ def next_status(fleet: str) -> Sequence[ModelStatus]:
 
 
 def end_fleet(fleet: str, drain_secs: float) -> int:
-    """End the controller, then every replica when it has drained; returns their number."""
+    """End the controller, then every replica when it has ended; returns their number."""
     with suppress(ValueError):
         ray.kill(ray.get_actor(_controller_name(fleet), NAMESPACE))
     cluster = RayCluster(RayFleet(fleet))
-    names = [each.name for each in cluster.replicas()]
-    for name in names:
-        cluster.drain(name)
+    ended: set[str] = set()
     ends_at = time.monotonic() + drain_secs
-    while names and time.monotonic() < ends_at:
-        if not [each for each in cluster.replicas() if each.phase in WITH_REQUESTS]:
-            break
+    # A replica that the controller was about to make comes later than its end.
+    while replicas := cluster.replicas():
+        is_over = time.monotonic() >= ends_at
+        for each in replicas:
+            if is_over or each.phase not in WITH_REQUESTS:
+                cluster.remove(each.name)
+            elif each.name not in ended:
+                cluster.drain(each.name)
+            ended.add(each.name)
         time.sleep(POLL_SECS)
-    for name in names:
-        cluster.remove(name)
-    return len(names)
+    return len(ended)
 
 
 def _done(asked: list[Any]) -> set[Any]:

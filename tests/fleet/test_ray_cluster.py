@@ -1,0 +1,139 @@
+"""The replicas of a fleet, as calls of Ray have them: the test answers these calls."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.fleet.ray_addresses import RayFleet
+from gateway.fleet.ray_controller import ReplicaPhase, ReplicaView
+from gateway.models.replicas import ReplicaRules
+
+pytestmark = pytest.mark.ray
+
+NAME = "sluice:f:m:1"
+
+
+class FakeRay:
+    """Calls of Ray on groups and actors in memory; an actor without a view does not answer."""
+
+    def __init__(self) -> None:
+        self.groups: set[str] = set()
+        self.views: dict[str, ReplicaView | None] = {}
+        self.late: list[str] = []
+
+    def add(self, name: str, phase: ReplicaPhase | None) -> None:
+        """Add a replica that is placed."""
+        self.groups.add(name)
+        self.views[name] = phase and ReplicaView(name=name, model="m", phase=phase, node="n")
+
+    def placement_group_table(self) -> dict[str, Any]:
+        placed = {"state": "CREATED", "bundles_to_node_id": {0: "n"}}
+        return {name: {"name": name, **placed} for name in self.groups}
+
+    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
+        assert all_namespaces
+        return [{"name": name, "namespace": "sluice"} for name in self.views]
+
+    def placement_group(self, bundles: Sequence[Any], *, name: str, **options: Any) -> str:
+        self.groups.add(name)
+        return name
+
+    def get_placement_group(self, name: str) -> str:
+        if name not in self.groups:
+            raise ValueError(name)
+        return name
+
+    def remove_placement_group(self, name: str) -> None:
+        self.groups.remove(name)
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        if name not in self.views:
+            raise ValueError(name)
+        calls = {"view": lambda: name, "drain": lambda: self.drain(name), "name": lambda: name}
+        return SimpleNamespace(**{key: SimpleNamespace(remote=call) for key, call in calls.items()})
+
+    def drain(self, name: str) -> None:
+        """End a replica, upon which a late one comes."""
+        self.add(name, ReplicaPhase.ENDED)
+        for each in self.late:
+            self.add(each, ReplicaPhase.READY)
+        self.late.clear()
+
+    def kill(self, actor: Any) -> None:
+        del self.views[actor.name.remote()]
+
+    def wait(self, asked: list[str], **options: Any) -> tuple[list[str], list[str]]:
+        return [name for name in asked if self.views[name]], []
+
+    def get(self, asked: str) -> ReplicaView | None:
+        return self.views[asked]
+
+    def remote(self, kind: type) -> Any:
+        def refuse(*arguments: Any, **options: Any) -> None:
+            raise ValueError("a whole number of GPUs")
+
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=refuse))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    from gateway.fleet import ray_cluster
+
+    found = FakeRay()
+    monkeypatch.setattr(ray_cluster, "ray", found)
+    monkeypatch.setattr(ray_cluster, "PlacementGroupSchedulingStrategy", lambda *given: None)
+    for name in (
+        *("placement_group", "placement_group_table", "list_named_actors"),
+        *("get_placement_group", "remove_placement_group"),
+    ):
+        monkeypatch.setattr(ray_cluster, name, getattr(found, name))
+    return found
+
+
+def test_a_placed_replica_that_never_answered_is_silent_and_may_have_requests(
+    fake: FakeRay,
+) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.add(NAME, None)
+    cluster = RayCluster(RayFleet("f"))
+    assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.SILENT]
+    fake.add(NAME, ReplicaPhase.STARTING)
+    cluster.replicas()
+    fake.add(NAME, None)
+    for _ in range(2):
+        assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.STARTING]
+    fake.add(NAME, ReplicaPhase.READY)
+    cluster.replicas()
+    fake.add(NAME, None)
+    assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.SILENT]
+
+
+def test_the_group_of_an_actor_that_ray_refuses_is_removed(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    with pytest.raises(InferenceError) as caught:
+        RayCluster(RayFleet("f")).make("m", ReplicaRules(resources={"GPU": 1}))
+    text = "Ray refuses a replica: a whole number of GPUs"
+    assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, text)
+    assert fake.groups == set()
+
+
+def test_the_end_of_a_fleet_includes_replicas_that_come_meanwhile(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import end_fleet
+
+    fake.add(NAME, ReplicaPhase.READY)
+    fake.late = ["sluice:f:m:2"]
+    assert end_fleet("f", drain_secs=60) == 2
+    assert (fake.groups, fake.views) == (set(), {})
+
+
+def test_a_replica_that_does_not_drain_ends_when_the_time_is_over(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import end_fleet
+
+    fake.add(NAME, ReplicaPhase.DRAINING)
+    assert end_fleet("f", drain_secs=0) == 1
+    assert (fake.groups, fake.views) == (set(), {})
