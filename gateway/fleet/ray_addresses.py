@@ -12,8 +12,8 @@ from gateway.processes.module_commands import module_command, module_environment
 log = logging.getLogger("sluice.fleet")
 
 CHILD = "gateway.fleet.ray_directory"
-PAUSE_SECS = 2.0
-"""Pause before a child process in place of one that has ended."""
+FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 2.0, 30.0
+"""Pause before a child process in place of one that has ended; doubled until it has addresses."""
 LONGEST_LINE = 1 << 20
 
 
@@ -61,14 +61,17 @@ async def from_ray(
     """
     logged: dict[str, str] = {}
     has_controller = False
+    pause_secs = FIRST_PAUSE_SECS
     while True:
         question = encode(RayQuestion(fleet, not has_controller)) + b"\n"
         async for table in _tables(child, question):
             _log(table, logged)
             if not table.reason:
                 has_controller = True
+                pause_secs = FIRST_PAUSE_SECS
                 yield table.replicas
-        await asyncio.sleep(PAUSE_SECS)
+        await asyncio.sleep(pause_secs)
+        pause_secs = min(LONGEST_PAUSE_SECS, 2 * pause_secs)
 
 
 def _log(table: RayTable, logged: dict[str, str]) -> None:
@@ -100,6 +103,8 @@ async def _tables(module: str, question: bytes) -> AsyncGenerator[RayTable, None
         child.stdin.write(question)
         reason = ""
         async for line in child.stdout:
+            if not line.endswith(b"\n"):
+                break  # The child ended within it.
             table = read_table(line)
             reason = table.reason
             yield table

@@ -13,3 +13,5 @@ if __name__ == "__main__":
         *([RayTable(reason="GCS gone")] if question.fleet.values("--fails") else []),
     ]
     sys.stdout.buffer.write(b"\n".join(encode(each) for each in tables) + b"\n")
+    if question.fleet.values("--ends"):
+        sys.stdout.buffer.write(encode(tables[0])[:20])

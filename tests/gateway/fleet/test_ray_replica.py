@@ -1,0 +1,109 @@
+"""The process of a replica on Ray, without Ray: its need, and its end with its actor."""
+
+import logging
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from gateway.fleet import ray_replica
+from gateway.fleet.ray_replica import KEPT_SECS, MODULE, NeedPage
+from gateway.processes.module_commands import module_command, module_environment
+from tests.conformance.models import REPEAT
+from tests.serving import WAIT_SECS, write_model
+
+PAGE = """# TYPE gateway_fleet_need gauge
+gateway_fleet_need{model="a",version="1"} 0.25
+gateway_fleet_need{model="b",version="1"} 2.5
+"""
+
+
+class Pages:
+    """A metrics page at a port, with the text and the status that the test says."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.text = PAGE
+        self.status = HTTPStatus.OK
+
+
+@pytest.fixture
+def pages() -> Iterator[Pages]:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(found.status)
+            self.end_headers()
+            self.wfile.write(found.text.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            """Log nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        found = Pages(server.server_port)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield found
+        server.shutdown()
+        thread.join()
+
+
+def test_the_need_is_the_largest_one_and_asked_without_a_proxy(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert NeedPage("m").need(pages.port) == 2.5
+
+
+def broken(pages: Pages) -> None:
+    pages.status = HTTPStatus.BAD_GATEWAY
+
+
+def foreign(pages: Pages) -> None:
+    pages.text = "<html>"
+
+
+@pytest.mark.parametrize("change", [broken, foreign])
+def test_the_last_need_holds_for_a_minute_without_a_page_which_is_logged_once(
+    pages: Pages, caplog: pytest.LogCaptureFixture, change: Callable[[Pages], None]
+) -> None:
+    now = 0.0
+    page = NeedPage("m", lambda: now)
+    page.need(pages.port)
+    change(pages)
+    with caplog.at_level(logging.WARNING):
+        assert page.need(pages.port) == 2.5
+        now = KEPT_SECS
+        assert page.need(pages.port) == 0.0
+    assert [(each.message, vars(each)["model"]) for each in caplog.records] == [
+        ("need not known", "m")
+    ]
+
+
+def test_a_replica_that_is_too_busy_to_answer_is_fully_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_replica, "METRICS_SECS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        assert NeedPage("m").need(busy.getsockname()[1]) == 1.0
+
+
+def test_a_replica_ends_with_its_actor(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", REPEAT)
+    options = (f"--model-repository={tmp_path}", "--fleet-address=127.0.0.1", "--fleet-port=0")
+    with subprocess.Popen(
+        module_command(MODULE, "replica", "m", *options),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=module_environment(),
+    ) as replica:
+        assert replica.stdin is not None
+        assert replica.stderr is not None
+        assert any(line.split()[:1] == [b"fleet"] for line in replica.stderr)
+        assert replica.poll() is None
+        replica.stdin.close()
+        assert replica.wait(WAIT_SECS) == 1
