@@ -10,6 +10,7 @@ from gateway.errors import InferenceError
 from gateway.fleet import ray_cluster
 from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
 from gateway.fleet.ray_controller import ModelStatus, ReplicaPhase
+from gateway.fleet.ray_replica import end_with
 
 PAUSE_SECS = 1.0
 ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
@@ -27,7 +28,7 @@ def main() -> None:
 
 
 def _tables(question: RayQuestion) -> Iterator[RayTable]:
-    threading.Thread(target=_end_with_router, daemon=True).start()
+    threading.Thread(target=end_with, args=(sys.stdin.buffer,), daemon=True).start()
     try:
         ray_cluster.connect()
     except InferenceError as error:
@@ -50,11 +51,6 @@ def table(models: Sequence[ModelStatus]) -> RayTable:
         replicas=tuple((each.host, each.port) for each in replicas if each.phase in ADDRESSED),
         troubles={each.model: each.trouble for each in models if each.trouble},
     )
-
-
-def _end_with_router() -> None:
-    sys.stdin.buffer.read()
-    os._exit(0)
 
 
 if __name__ == "__main__":

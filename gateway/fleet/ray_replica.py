@@ -1,24 +1,70 @@
 """The process of a replica on Ray: its start, its address, its need, and its end."""
 
+import logging
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from urllib.request import urlopen
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
+from typing import BinaryIO
+from urllib.request import ProxyHandler, build_opener
 
 from gateway.fleet.ray_controller import ReplicaPhase, ReplicaView
+from gateway.processes.module_commands import module_command
 
+log = logging.getLogger("sluice.fleet")
+
+MODULE = "gateway.fleet.ray_replica"
 ANNOUNCED = re.compile(r"^\s*(fleet|metrics)\s+\S+:(\d+)\s*$")
 NEED = re.compile(rb"^gateway_fleet_need\{[^}]*\} (\S+)$", re.MULTILINE)
 METRICS_SECS = 0.5
+KEPT_SECS = 60.0
+"""The last need holds for this time while the metrics page has none."""
 LAST_LINES = 5
 """Lines of the log that are in the reason of an end."""
 THIS_MACHINE = "127.0.0.1"
+
+
+class NeedPage:
+    """The need of a replica, as its metrics page has it."""
+
+    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model = model
+        self._clock = clock
+        self._opener = build_opener(ProxyHandler({}))
+        self._last = 0.0
+        self._last_until = clock() + KEPT_SECS
+        self._is_logged = False
+
+    def need(self, port: int) -> float:
+        """The largest need of its models: an ensemble is as busy as its busiest member."""
+        try:
+            self._last = self._read(port)
+        except TimeoutError:
+            # One that is too busy to answer is fully used.
+            return 1.0
+        except (OSError, HTTPException, ValueError) as error:
+            if not self._is_logged:
+                about = {"model": self._model, "port": port, "reason": str(error)}
+                log.warning("metrics page not read", extra=about)
+            self._is_logged = True
+            return self._last if self._clock() < self._last_until else 0.0
+        self._last_until, self._is_logged = self._clock() + KEPT_SECS, False
+        return self._last
+
+    def _read(self, port: int) -> float:
+        page = f"http://{THIS_MACHINE}:{port}/metrics"
+        with self._opener.open(page, timeout=METRICS_SECS) as answer:
+            found = NEED.findall(answer.read())
+        if not found:
+            raise ValueError("no need in it")
+        return max(map(float, found))
 
 
 class ReplicaProcess:
@@ -29,15 +75,15 @@ class ReplicaProcess:
 
     def __init__(self, view: ReplicaView, options: Sequence[str], *, sees_gpus: bool) -> None:
         self._view = view
+        self._page = NeedPage(view.model)
         self._ports: dict[str, int] = {}
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_draining = False
         own = [f"--fleet-address={view.host}", "--fleet-port=0", "--allow-metrics=true"]
         metrics = [f"--metrics-address={THIS_MACHINE}", "--metrics-port=0"]
-        command = [sys.executable, "-P", "-m", "gateway", "replica", view.model]
         self._child = subprocess.Popen(
-            [*command, *options, *own, *metrics],
-            stdin=subprocess.DEVNULL,
+            module_command(MODULE, "replica", view.model, *options, *own, *metrics),
+            stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
@@ -50,7 +96,7 @@ class ReplicaProcess:
         known = self._view
         phase, need = self._phase(), 0.0
         if phase is ReplicaPhase.READY:
-            need = self._need()
+            need = self._page.need(self._ports["metrics"])
         return ReplicaView(
             name=known.name,
             model=known.model,
@@ -80,14 +126,6 @@ class ReplicaProcess:
             return ""
         return f"it ended with status {status}: " + "\n".join(self._lines)
 
-    def _need(self) -> float:
-        """The largest need of its models: an ensemble is as busy as its busiest member."""
-        page = f"http://{THIS_MACHINE}:{self._ports['metrics']}/metrics"
-        with suppress(OSError), urlopen(page, timeout=METRICS_SECS) as answer:
-            return max(map(float, NEED.findall(answer.read())), default=0.0)
-        # One that is too busy to answer is fully used.
-        return 1.0
-
     def _read(self) -> None:
         """Pass its log on to Ray's log of this process."""
         for line in self._child.stderr or ():
@@ -101,3 +139,21 @@ class ReplicaProcess:
 def _environment(*, sees_gpus: bool) -> Mapping[str, str]:
     # Ray hides the GPUs of other replicas only from those that have some.
     return os.environ if sees_gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def end_with(pipe: BinaryIO) -> None:
+    """End this process at once, with that at the other end of a pipe."""
+    pipe.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """The command `sluice`; the actor has the other end of its standard input."""
+    actor = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+    threading.Thread(target=end_with, args=(actor,), daemon=True).start()
+    runpy.run_module("gateway", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -131,9 +131,13 @@ def test_the_end_of_a_fleet_includes_replicas_that_come_meanwhile(fake: FakeRay)
     assert (fake.groups, fake.views) == (set(), {})
 
 
-def test_a_replica_that_does_not_drain_ends_when_the_time_is_over(fake: FakeRay) -> None:
+@pytest.mark.timeout(30)
+def test_a_replica_that_does_not_drain_ends_when_the_time_is_over(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gateway.fleet.ray_cluster import end_fleet
 
-    fake.add(NAME, ReplicaPhase.DRAINING)
+    monkeypatch.setattr(fake, "drain", lambda name: None)
+    fake.add(NAME, ReplicaPhase.READY)
     assert end_fleet("f", drain_secs=0) == 1
     assert (fake.groups, fake.views) == (set(), {})

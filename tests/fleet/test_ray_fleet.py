@@ -90,6 +90,17 @@ def test_a_replica_that_is_killed_is_replaced(http: httpx.Client, fleet: Fleet) 
     assert streamed(http, 5) == 5
 
 
+def test_a_replica_ends_with_its_actor_and_is_replaced(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes
+) -> None:
+    (before,) = fleet.replicas("repeat")
+    (actor,) = nodes.workers("ReplicaActor")
+    kill(actor)
+    fleet.wait_replicas("repeat", 1, without=[before])
+    assert before not in fleet.replicas("repeat")
+    wait_until(lambda: http.get(READY).is_success, "another replica is ready", LOST_SECS)
+
+
 def test_requests_continue_without_the_controller_until_ray_restarts_it(
     http: httpx.Client, fleet: Fleet, nodes: RayNodes
 ) -> None:

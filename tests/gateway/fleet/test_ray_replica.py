@@ -67,9 +67,11 @@ def foreign(pages: Pages) -> None:
     pages.text = "<html>"
 
 
-@pytest.mark.parametrize("change", [broken, foreign])
+@pytest.mark.parametrize(
+    ("change", "reason"), [(broken, "HTTP Error 502: Bad Gateway"), (foreign, "no need in it")]
+)
 def test_the_last_need_holds_for_a_minute_without_a_page_which_is_logged_once(
-    pages: Pages, caplog: pytest.LogCaptureFixture, change: Callable[[Pages], None]
+    pages: Pages, caplog: pytest.LogCaptureFixture, change: Callable[[Pages], None], reason: str
 ) -> None:
     now = 0.0
     page = NeedPage("m", lambda: now)
@@ -79,9 +81,8 @@ def test_the_last_need_holds_for_a_minute_without_a_page_which_is_logged_once(
         assert page.need(pages.port) == 2.5
         now = KEPT_SECS
         assert page.need(pages.port) == 0.0
-    assert [(each.message, vars(each)["model"]) for each in caplog.records] == [
-        ("need not known", "m")
-    ]
+    said = [(each.message, vars(each)["model"], vars(each)["reason"]) for each in caplog.records]
+    assert said == [("metrics page not read", "m", reason)]
 
 
 def test_a_replica_that_is_too_busy_to_answer_is_fully_used(
