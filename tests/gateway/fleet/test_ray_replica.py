@@ -107,4 +107,7 @@ def test_a_replica_ends_with_its_actor(tmp_path: Path) -> None:
         assert any(line.split()[:1] == [b"fleet"] for line in replica.stderr)
         assert replica.poll() is None
         replica.stdin.close()
-        assert replica.wait(WAIT_SECS) == 1
+        try:
+            assert replica.wait(WAIT_SECS) == 1
+        finally:
+            replica.kill()
