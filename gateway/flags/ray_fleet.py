@@ -16,8 +16,18 @@ PATHS = (
     *(f"fleet-{each}" for each in PEM_FILES),
 )
 """Options with paths, which have to be those of every node."""
-VALUES = ("model-config-name", "fleet-name", "stall-secs", "exit-timeout-secs", "rate-limit")
+VALUES = (
+    *("model-config-name", "model-load-thread-count", "model-load-retry-count"),
+    *("fleet-name", "stall-secs", "exit-timeout-secs", "rate-limit"),
+)
 """Options whose values are as they were written."""
+REFUSED = {
+    "model_control_mode": (ControlMode.NONE, "replicas host every model of the repository"),
+    "model_namespacing": (False, "a model has its replicas by its name alone"),
+    "exit_on_error": (True, "a replica ends if its model fails to load"),
+    "host_policy": ([], "cores are those of one machine"),
+}
+"""Options that cannot be those of replicas: the value without them, and the reason."""
 
 
 def replica_options(flags: argparse.Namespace) -> tuple[str, ...]:
@@ -31,11 +41,10 @@ def replica_options(flags: argparse.Namespace) -> tuple[str, ...]:
             f"--fleet-name is '{flags.fleet_name}', expected letters, digits, '_', '.' and '-' "
             "with --fleet ray"
         )
-    if flags.model_control_mode != ControlMode.NONE:
-        raise _invalid(
-            "--model-control-mode has no effect with --fleet ray, whose replicas host every model "
-            "of the repository"
-        )
+    for name, (usual, reason) in REFUSED.items():
+        if getattr(flags, name) != usual:
+            option = name.replace("_", "-")
+            raise _invalid(f"--{option} has no effect with --fleet ray: {reason}")
     return tuple(_options(flags))
 
 
@@ -59,7 +68,13 @@ def _options(flags: argparse.Namespace) -> Iterator[str]:
             yield f"--{name}={given[name]}"
     for backend, key, value in flags.backend_config:
         yield f"--backend-config={backend}{',' if backend else ''}{key}={value}"
-    if flags.disable_auto_complete_config:
+    for limit in flags.rate_limit_resource:
+        device = "" if limit.device is None else f":{limit.device}"
+        yield f"--rate-limit-resource={limit.name}:{limit.count}{device}"
+    for gpu, part in flags.model_load_gpu_limit:
+        yield f"--model-load-gpu-limit={gpu}:{part:f}"
+    yield "--min-supported-compute-capability={}.{}".format(*flags.min_supported_compute_capability)
+    if flags.disable_auto_complete_config or flags.strict_model_config:
         yield "--disable-auto-complete-config"
 
 

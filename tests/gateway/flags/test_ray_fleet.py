@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.errors import Code, InferenceError
-from gateway.flags import fleet, ray_fleet, serve
+from gateway.flags import devices, fleet, models, ray_fleet, serve
 from gateway.settings import Settings
 
 
@@ -35,9 +35,11 @@ def test_the_models_of_a_router_on_ray_are_at_its_replicas() -> None:
     assert found.fleet is not None
     assert found.fleet.ray == (
         f"--model-repository={Path('m').absolute()}",
+        "--model-load-thread-count=4",
         "--fleet-name=sluice",
         "--exit-timeout-secs=30.0",
         "--rate-limit=off",
+        "--min-supported-compute-capability=6.0",
     )
 
 
@@ -75,12 +77,66 @@ def test_replicas_understand_the_options_that_they_get(tmp_path: Path) -> None:
     [
         ("--fleet-name=a:b", "--fleet-name is 'a:b', expected letters, digits, '_', '.' and '-'"),
         ("--model-control-mode=poll", "--model-control-mode has no effect with --fleet ray"),
+        ("--model-namespacing=true", "--model-namespacing has no effect with --fleet ray"),
+        ("--exit-on-error=false", "--exit-on-error has no effect with --fleet ray"),
+        ("--host-policy=cpu,cpu-cores=0-9999", "--host-policy has no effect with --fleet ray"),
     ],
 )
 def test_an_option_that_ray_cannot_have_is_refused(argument: str, reason: str) -> None:
     with pytest.raises(InferenceError) as caught:
         parse(argument)
     assert reason in caught.value.message
+
+
+PASSED = {
+    "--model-repository": "/other",
+    "--model-store-path": "/store",
+    "--model-load-thread-count": "3",
+    "--model-load-retry-count": "2",
+    "--model-config-name": "small",
+    "--disable-auto-complete-config": None,
+    "--backend-config": "onnxruntime,threads=2",
+    "--backend-directory": "/backends",
+    "--rate-limit": "execution_count",
+    "--rate-limit-resource": "R:2:1",
+    "--stall-secs": "7.0",
+    "--min-supported-compute-capability": "7.5",
+    "--model-load-gpu-limit": "0:0.500000",
+}
+REFUSED = {"--model-control-mode", "--model-namespacing", "--exit-on-error", "--host-policy"}
+OTHERS = {
+    "--strict-model-config",  # passed on as the option that replaces it
+    "--strict-readiness",  # the readiness of the router itself
+    *("--repository-poll-secs", "--load-model"),  # of control modes that are refused
+    *("--pinned-memory-pool-byte-size", "--cuda-memory-pool-byte-size"),  # without effect
+}
+
+
+@pytest.mark.usefixtures("with_ray")
+@pytest.mark.parametrize("option", PASSED)
+def test_an_option_of_models_is_passed_on(option: str) -> None:
+    value = PASSED[option]
+    given = option if value is None else f"{option}={value}"
+    found = parse(given).fleet
+    assert found is not None
+    assert found.ray is not None
+    assert given in found.ray
+
+
+@pytest.mark.usefixtures("with_ray")
+def test_the_deprecated_option_of_complete_configurations_is_passed_on() -> None:
+    found = parse("--strict-model-config=true").fleet
+    assert found is not None
+    assert "--disable-auto-complete-config" in (found.ray or ())
+
+
+def test_every_option_of_models_and_gpus_is_passed_on_or_refused() -> None:
+    parser = argparse.ArgumentParser()
+    models.add_flags(parser)
+    devices.add_gpu_flags(parser)
+    names = vars(parser.parse_args(["--model-repository=m"]))
+    options = {f"--{name.replace('_', '-')}" for name in names}
+    assert options == PASSED.keys() | REFUSED | OTHERS
 
 
 @pytest.mark.usefixtures("without_ray")
