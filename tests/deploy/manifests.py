@@ -78,6 +78,19 @@ def selected(documents: list[Document], labels: Labels) -> list[Document]:
     ]
 
 
+def targets(template: Document, port: int | str) -> set[int]:
+    """The ports of a template that a port of a Service or a policy stands for.
+
+    KubeRay adds the port `metrics` to its own container, which is the first one.
+    """
+    own, *others = template["spec"]["containers"]
+    found = [(each["name"], each["containerPort"]) for one in others for each in one["ports"]]
+    found += [(each["name"], each["containerPort"]) for each in own["ports"]]
+    if own["name"].startswith("ray-"):
+        found.append(("metrics", 8080))
+    return {number for name, number in found if port in (name, number)}
+
+
 def ports(template: Document) -> dict[str, int]:
     """The named ports of a template's containers."""
     found = [port for each in template["spec"]["containers"] for port in each["ports"]]

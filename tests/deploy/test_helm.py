@@ -27,10 +27,9 @@ CHART = ROOT / "deploy" / "helm" / "sluice"
 NAMESPACE = "serving"
 SECRET = "/etc/sluice/fleet/secret"
 METRIC = re.compile(r"\b(?:nv|gateway)_\w+")
+SERIES = re.compile(r"\b(?:nv|gateway)_\w+\{([^}]*)\}")
 TAGGED = re.compile(r"[\w./-]+:[\w.-]+")
 LEAVING_SECS, SPARE_SECS = 5, 10
-LATER = {"gateway_fleet_need"}
-"""Metrics of a fleet that no server has yet."""
 LONGEST_NAME = 63 - len("-12345")
 """The pods of a StatefulSet have its name and a number."""
 
@@ -153,13 +152,13 @@ def test_ports_of_probes_services_and_policies_are_those_of_the_server(
         assert {action["port"] for action in actions} <= named
     for each in of_kind(documents, "Service"):
         for template in selected(documents, each["spec"]["selector"]):
-            wanted = {(port["targetPort"], port["port"]) for port in each["spec"]["ports"]}
-            assert wanted <= set(ports(template).items())
+            for port in each["spec"]["ports"]:
+                assert manifests.targets(template, port["targetPort"]) == {port["port"]}
     for each in of_kind(documents, "NetworkPolicy"):
         for template in selected(documents, each["spec"]["podSelector"]["matchLabels"]):
             rules = each["spec"]["ingress"]
-            asked = {port["port"] for rule in rules for port in rule.get("ports", ())}
-            assert asked <= ports(template).keys()
+            for port in (port["port"] for rule in rules for port in rule.get("ports", ())):
+                assert len(manifests.targets(template, port)) == 1
 
 
 @by_values
@@ -282,7 +281,45 @@ def test_each_metric_is_documented(values: str) -> None:
     documented = METRIC.findall((ROOT / "gateway/observability/README.md").read_text())
     kinds = ("PrometheusRule", "ConfigMap", "ScaledObject", "HorizontalPodAutoscaler")
     found = METRIC.findall(yaml.safe_dump(of_kind(rendered(values), *kinds), width=10_000))
-    assert {each.removesuffix("_bucket") for each in found} <= {*documented, *LATER}
+    assert {each.removesuffix("_bucket") for each in found} <= set(documented)
+
+
+@by_values
+def test_models_are_scaled_by_the_series_of_replicas_only(values: str) -> None:
+    wanted = {"service": "prod-sluice-replicas"}
+    for each in of_kind(rendered(values), "HorizontalPodAutoscaler"):
+        for metric in each["spec"]["metrics"]:
+            selector = metric["external"]["metric"]["selector"]["matchLabels"]
+            assert wanted.items() <= selector.items()
+    for each in of_kind(rendered(values), "ScaledObject"):
+        for trigger in each["spec"]["triggers"]:
+            series = SERIES.findall(trigger["metadata"]["query"])
+            assert series
+            assert all('service="prod-sluice-replicas"' in one for one in series)
+
+
+@pytest.mark.parametrize(("least", "budget"), [((1, 0), None), ((1, 1), 1), ((4, 2), 5)])
+def test_the_budget_of_a_raycluster_is_one_pod_below_its_least_ones(
+    least: tuple[int, int], budget: int | None
+) -> None:
+    values = [f"ray.groups[{place}].minReplicas={count}" for place, count in enumerate(least)]
+    file = CHART / "ci" / "ray-values.yaml"
+    done = run("template", "prod", CHART, "--values", file, "--set", ",".join(values))
+    documents = [each for each in yaml.safe_load_all(done.stdout) if each is not None]
+    found = [each["spec"]["minAvailable"] for each in of_kind(documents, "PodDisruptionBudget")]
+    assert found == ([] if budget is None else [budget])
+
+
+@pytest.mark.parametrize("values", ["everything", "ray"])
+def test_names_that_are_numbers_stay_texts(values: str, tmp_path: Path) -> None:
+    secret = tmp_path / "values.yaml"
+    secret.write_text('fleet: {existingSecret: "80"}')
+    file = CHART / "ci" / f"{values}-values.yaml"
+    done = run("template", "123", CHART, "--values", file, "--values", secret)
+    assert done.returncode == 0, done.stderr
+    for each in yaml.safe_load_all(done.stdout):
+        if each is not None:
+            manifests.check(each)
 
 
 def test_the_dashboard_shows_each_panel_once() -> None:
@@ -325,6 +362,7 @@ models:
   - {name: both, autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}, keda: {serverAddress: "http://p"}}}
   - {name: fixed, replicas: 2, autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
   - {name: zero, autoscaling: {minReplicas: 0, maxReplicas: 2, hpa: {}}}
+  - {name: none, autoscaling: {minReplicas: 0, maxReplicas: 2, keda: {serverAddress: "http://p"}}}
   - {name: router, arguments: [--short]}
   - {name: all, model: "*", autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
   - {name: typo, replica: 2}
@@ -338,10 +376,11 @@ at '/models/0/replicas': minimum: got -1, want 0
 at '/models/1/autoscaling': 'oneOf' failed, subschemas 0, 1 matched
 at '/models/2/replicas': false schema
 at '/models/3/autoscaling/minReplicas': minimum: got 0, want 1
-at '/models/4/name': 'not' failed
-at '/models/4/arguments/0': '--short' does not match pattern
-at '/models/5/autoscaling': false schema
-at '/models/6': additional properties 'replica' not allowed
+at '/models/4/autoscaling/minReplicas': minimum: got 0, want 1
+at '/models/5/name': 'not' failed
+at '/models/5/arguments/0': '--short' does not match pattern
+at '/models/6/autoscaling': false schema
+at '/models/7': additional properties 'replica' not allowed
 """
 SMALL = "name: a, autoscaling: {minReplicas: 3, maxReplicas: 2, hpa: {}}"
 

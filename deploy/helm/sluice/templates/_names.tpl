@@ -9,12 +9,12 @@
 {{/* Labels by which pods are selected: dict root, component, and model for one model's. */}}
 {{- define "sluice.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .component }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- with .model }}
-sluice/model: {{ . }}
+sluice/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -17,7 +17,7 @@ securityContext:
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 topologySpreadConstraints:
@@ -113,7 +113,7 @@ livenessProbe:
   {{- toYaml (.models | default (dict "emptyDir" dict)) | nindent 2 }}
 - name: fleet
   secret:
-    secretName: {{ include "sluice.secret" .root }}
+    secretName: {{ include "sluice.secret" .root | quote }}
     defaultMode: 0440
 - name: tmp
   emptyDir: {}
