@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ ANSWER_SECS = 1.0
 CONTROLLER_SECS = 20.0
 POLL_SECS = 0.1
 WITH_REQUESTS = (ReplicaPhase.READY, ReplicaPhase.SILENT, ReplicaPhase.DRAINING)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 MEMORY = "memory"
 """The resource of a node that is an option of its own of actors."""
 
@@ -237,9 +239,15 @@ def next_status(fleet: str) -> Sequence[ModelStatus]:
         text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
         raise InferenceError(Code.UNAVAILABLE, text) from None
     except RayError as error:
-        text = f"the controller of fleet '{fleet}' does not answer: {error}"
+        text = f"the controller of fleet '{fleet}' does not answer: {cause(error)}"
         raise InferenceError(Code.UNAVAILABLE, text) from None
     return found
+
+
+def cause(error: RayError) -> str:
+    """The last line of an error of Ray, which is often a coloured traceback."""
+    lines = COLOURS.sub("", str(error)).split("\n")
+    return next((each.strip() for each in reversed(lines) if each.strip()), type(error).__name__)
 
 
 def end_fleet(fleet: str, drain_secs: float) -> int:

@@ -141,3 +141,23 @@ def test_a_replica_that_does_not_drain_ends_when_the_time_is_over(
     fake.add(NAME, ReplicaPhase.READY)
     assert end_fleet("f", drain_secs=0) == 1
     assert (fake.groups, fake.views) == (set(), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("\x1b[36mray::C.__init__()\x1b[39m\n  File x\nModuleNotFoundError: no 'm'\n", "no 'm'"),
+        ("timed out", "timed out"),
+        ("", "RayError"),
+    ],
+    ids=["traceback", "line", "nothing"],
+)
+def test_an_error_of_ray_has_its_cause_on_one_line(text: str, cause: str) -> None:
+    from ray.exceptions import RayError
+
+    from gateway.fleet.ray_cluster import cause as cause_of
+
+    found = cause_of(RayError(text))
+    assert found.endswith(cause)
+    assert "\n" not in found
+    assert "\x1b" not in found
