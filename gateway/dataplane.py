@@ -88,7 +88,7 @@ class DataPlane:
         self._strict_readiness = strict_readiness
         self._exiting = False
         self._ending_sequences = False
-        self._conversations = Conversations()
+        self.conversations = Conversations()
 
     def begins_without_task(self, size_bytes: int) -> bool:
         """Whether a request that has arrived as a whole may begin without a task (`BegunRequest`).
@@ -119,7 +119,7 @@ class DataPlane:
                 raise exiting()
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
-                interceptor = self._conversations.turn(request, model)
+                interceptor = self.conversations.turn(request, model)
             stream = model.submit(request, trace, interceptor)
         except InferenceError:
             if trace is not None:

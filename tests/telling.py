@@ -79,9 +79,12 @@ class TellingInstance(Instance):
             yield token, number == tokens
 
     async def _generate(self, request: InferRequest) -> AsyncIterator[InferResponse]:
-        given = request.input("text_input")
-        assert given is not None
-        text = given.elements()[0].decode()
+        given, messages = request.input("text_input"), request.input("messages")
+        if messages is not None:
+            text = conversation({"messages": orjson.loads(messages.elements()[0])})
+        else:
+            assert given is not None
+            text = given.elements()[0].decode()
         async for token, is_last in self._tell(text, request.parameters["max_tokens"]):
             output = text_tensor("text_output", [token])
             yield InferResponse(outputs=(output,), usage=Usage(1, 1), final=is_last)

@@ -6,8 +6,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
+from gateway.conversations.copies import ConversationCopy, SleepingCopies
 from gateway.conversations.history import ByteLimits, History, MemoryBudget
-from gateway.conversations.turn import Turn, invalid, read_messages, read_turn
+from gateway.conversations.turn import (
+    Turn,
+    converses,
+    invalid,
+    read_messages,
+    read_turn,
+)
 from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
 from gateway.messages import InferRequest, SequenceKey, SequenceTag
@@ -16,7 +25,6 @@ from gateway.models.model import Model
 from gateway.schedulers.scheduler import Timer
 from gateway.tensor import Tensor
 
-NS_PER_SECOND = 1_000_000_000
 BYTE_LIMITS = ByteLimits()
 
 MAX_WAITING = 8
@@ -47,9 +55,22 @@ class Conversations:
         found = self._models.get(model)
         return 0 if found is None else found.count
 
+    def copy(self, model: Model, tag: SequenceTag) -> ConversationCopy | None:
+        """The copy of a conversation after a turn; None if its model has none.
+
+        It has no messages if no turn may follow.
+        """
+        found = self._models.get(model)
+        return None if found is None or not model.conversation_limits.copies else found.copy(tag)
+
+    def keep(self, model: Model, copy: ConversationCopy) -> None:
+        """Keep a copy of a conversation that another replica has, if the model has copies."""
+        if converses(model.config) and model.conversation_limits.copies:
+            self._of(model).keep(copy)
+
     @property
     def byte_size(self) -> int:
-        """The size of all histories, in bytes of JSON."""
+        """The size of all histories, in bytes of JSON; copies included."""
         return self._budget.used
 
     def _of(self, model: Model) -> "ModelConversations":
@@ -64,7 +85,15 @@ class Conversations:
         self._models.pop(model).close()
 
     def _evict(self, spare: object) -> bool:
-        """Forget the longest idle conversation, but not `spare`; False if there is none."""
+        """Forget the oldest copy, else the longest idle conversation but not `spare`.
+
+        False if there is none.
+        """
+        copies = [each.copies for each in self._models.values()]
+        asleep = [(at, each) for each in copies if (at := each.oldest_ns) is not None]
+        if asleep:
+            min(asleep, key=lambda pair: pair[0])[1].drop_oldest()
+            return True
         found = [(each.longest_idle(spare), each) for each in self._models.values()]
         idle = [(longest, each) for longest, each in found if longest is not None]
         if not idle:
@@ -80,7 +109,9 @@ class ModelConversations:
     def __init__(self, model: Model, clock_ns: Callable[[], int], budget: MemoryBudget) -> None:
         self._budget = budget
         self._name = model.name
+        self._version = int(model.version)
         self._limits = model.conversation_limits
+        self.copies = SleepingCopies(self._limits, clock_ns, budget)
         self._clock_ns = clock_ns
         self._known: dict[SequenceKey, Conversation] = {}
         self._idle: OrderedDict[SequenceKey, Conversation] = OrderedDict()
@@ -94,14 +125,31 @@ class ModelConversations:
     def turn(self, request: InferRequest, tag: SequenceTag, messages: Tensor) -> Turn:
         """The turn for a request; an InferenceError changes nothing."""
         self._forget_idle()
+        if tag.key not in self._known and not tag.start:
+            self._wake(tag)
         found = self._known.get(tag.key)
         if not tag.start and (found is None or not found.open):
             raise invalid(self._unknown(tag.correlation_id))
         if found is None:
             self._refuse_if_full()
-            found = self._new(tag)
+            found = self._new(tag, History(self._budget))
         read = read_messages(request, messages, self._budget.limits.each)
         return found.turn(request, read, start=tag.start)
+
+    def copy(self, tag: SequenceTag) -> ConversationCopy:
+        """See `Conversations`."""
+        void = ConversationCopy(self._name, self._version, tag.tenant, tag.correlation_id)
+        found = self._known.get(tag.key)
+        return void if found is None else found.copy(void)
+
+    def keep(self, copy: ConversationCopy) -> None:
+        """See `Conversations`; a conversation here stays if it is newer, or has turns under way."""
+        found = self._known.get(copy.key)
+        if found is None:
+            self.copies.keep(copy)
+        elif copy.messages and found.is_older(copy):
+            self.forget(copy.key)
+            self.copies.keep(copy)
 
     def longest_idle(self, spare: object) -> tuple[int, SequenceKey] | None:
         """Time and key of the longest idle one, but not `spare`; None if there is none."""
@@ -116,17 +164,31 @@ class ModelConversations:
     def close(self) -> None:
         """Forget all."""
         self._alarm.clear()
+        self.copies.close()
         for key in tuple(self._known):
             self.forget(key)
 
-    def _new(self, tag: SequenceTag) -> "Conversation":
+    def _new(self, tag: SequenceTag, history: History) -> "Conversation":
         title = f"conversation {tag.correlation_id!r} of model '{self._name}'"
         activated, idled = partial(self._activated, tag.key), partial(self._idled, tag.key)
-        return Conversation(title, self._limits, self._budget, activated, idled)
+        return Conversation(title, self._limits, history, activated, idled)
+
+    def _wake(self, tag: SequenceTag) -> None:
+        """Have the conversation of a copy, if there is one, as an idle one."""
+        if tag.key not in self.copies:
+            return
+        self._refuse_if_full()
+        history = self.copies.take(tag.key)
+        if history is None:
+            return
+        conversation = self._new(tag, history)
+        self._activated(tag.key, conversation)
+        self._idled(tag.key, conversation)
 
     def _activated(self, key: SequenceKey, conversation: "Conversation") -> None:
         self._idle.pop(key, None)
         if key not in self._known:
+            self.copies.drop(key)
             if len(self._known) >= self._limits.count:
                 self.forget(next(iter(self._idle)))
             self._known[key] = conversation
@@ -150,7 +212,7 @@ class ModelConversations:
             self.forget(key)
 
     def _idle_until_ns(self, conversation: "Conversation") -> int:
-        return conversation.idle_since_ns + self._limits.idle_secs * NS_PER_SECOND
+        return conversation.idle_since_ns + self._limits.idle_ns
 
     def _refuse_if_full(self) -> None:
         if len(self._known) >= self._limits.count and not self._idle:
@@ -181,7 +243,7 @@ class Conversation:
         self,
         title: str,
         limits: ConversationLimits,
-        budget: MemoryBudget,
+        history: History,
         activated: Callable[["Conversation"], None],
         idled: Callable[["Conversation"], None],
     ) -> None:
@@ -189,11 +251,11 @@ class Conversation:
         self.idle_since_ns = 0
         self._title = title
         self._limits = limits
-        self._budget = budget
+        self._budget = history.budget
         self._activated = activated
         self._idled = idled
         self._turns: deque[Turn] = deque()
-        self._history = History(budget)
+        self._history = history
 
     @property
     def open(self) -> bool:
@@ -217,6 +279,23 @@ class Conversation:
         self.check(history)
         self._refuse_large(history, len(messages), start=start)
         return Turn(self, history, request, messages)
+
+    def copy(self, void: ConversationCopy) -> ConversationCopy:
+        """Its copy, made of one without messages; that one if no turn may follow."""
+        history = self._history
+        if not history.age.turns or history.cut:
+            return void
+        return msgspec.structs.replace(
+            void,
+            began_ns=history.age.began_ns,
+            turns=history.age.turns,
+            tokens=history.tokens,
+            messages=history.messages,
+        )
+
+    def is_older(self, copy: ConversationCopy) -> bool:
+        """Whether a copy may replace it."""
+        return not self._turns and self._history.age < copy.age
 
     def forget(self) -> None:
         """Drop the history of a conversation without turns."""

@@ -1,13 +1,22 @@
 """Messages of conversations, and the memory they may take."""
 
 import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import orjson
 
 TRIM_BYTES = 32 * 1024 * 1024
 """Bytes of dropped histories after which the heap is trimmed."""
+
+
+class Age(NamedTuple):
+    """The time of a conversation's start, since the epoch, and its remembered turns."""
+
+    began_ns: int
+    turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class History:
 
     `turns` and `byte_size` include turns that wait or run. `tokens` are prompt and completion
     tokens of the latest turn with usage. `cut`: the latest answer did not fit, so no turn may
-    follow.
+    follow. `age` grows with each remembered turn, and from one conversation of an id to the next.
     """
 
     budget: MemoryBudget
@@ -64,6 +73,7 @@ class History:
     byte_size: int = 0
     tokens: int = 0
     cut: bool = False
+    age: Age = field(default_factory=lambda: Age(time.time_ns(), 0))
     _messages: list[bytes] = field(default_factory=list)
 
     def reserve(self, messages: bytes) -> None:
@@ -94,7 +104,19 @@ class History:
             self.cut = True
             return
         self._messages += [messages, message]
+        self.age = Age(self.age.began_ns, self.age.turns + 1)
         self.tokens = tokens or self.tokens
+
+    def restore(self, messages: bytes, age: Age, tokens: int) -> None:
+        """Have the messages of a copy; for a history without any."""
+        self.turns, self.age, self.tokens = age.turns, age, tokens
+        self._messages.append(messages)
+        self._book(len(messages))
+
+    @property
+    def messages(self) -> bytes:
+        """All remembered messages, without the brackets of their list."""
+        return b",".join(self._messages)
 
     def drop(self) -> None:
         """Forget all messages."""

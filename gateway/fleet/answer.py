@@ -11,7 +11,7 @@ from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.handshake import FleetKind
 from gateway.fleet.large import Arrival, LargeSender, time_left
 from gateway.fleet.meter import MeteredPrompt
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.observability.trace import Trace
 from gateway.processes.channel import ChannelCall, Frame
 from gateway.processes.inference_calls import InferenceKind
@@ -30,8 +30,9 @@ log = logging.getLogger("sluice.fleet")
 class RoutedAnswer(ChannelCall):
     """The answer to a request of a router: a stream of the data plane, read without a task.
 
-    GONE, ABORT and a disconnect cancel the stream. While the router does not acknowledge what was
-    sent, responses remain in the stream, which holds back the model.
+    `sequence` is that of an accepted request. GONE, ABORT and a disconnect cancel the stream. While
+    the router does not acknowledge what was sent, responses remain in the stream, which holds back
+    the model.
     """
 
     def __init__(self, bulk: BulkConnection, call: int) -> None:
@@ -47,6 +48,7 @@ class RoutedAnswer(ChannelCall):
         self._is_over = False
         self.received_ns = time.perf_counter_ns()
         self.trace: Trace | None = None
+        self.sequence: SequenceTag | None = None
 
     def open(self, ended: Callable[[], None]) -> None:
         """Take part in the call; `ended` is called when it ends."""

@@ -10,9 +10,11 @@ from time import monotonic
 
 import msgspec
 
+from gateway.conversations.copies import ConversationCopy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Demand, KnownReplica, Load, ReplicaState, wait
+from gateway.fleet.copies import CopyChannel
 from gateway.fleet.handshake import FleetKind, HandshakeError, Hello, Identity
 from gateway.fleet.large import Arrival, LargeSender
 from gateway.fleet.metrics import ReplicaCounts
@@ -52,7 +54,8 @@ class ReplicaConnection:
     `state` and `models` are the last offers of the replica, None and empty without a connection.
     `on_change` is called after each change of them. `loads` has what the choice needs of each
     model, `digests` those of their descriptions; `attempted` is set after the first attempt. The
-    prefixes of the replica are in `indexes` while it is connected.
+    prefixes of the replica are in `indexes` while it is connected. `on_copy` gets the copies of its
+    conversations.
     """
 
     def __init__(
@@ -72,12 +75,14 @@ class ReplicaConnection:
         self.loads: dict[Key, KnownReplica] = {}
         self.attempted = asyncio.Event()
         self.counts = ReplicaCounts()
+        self.on_copy: Callable[[ConversationCopy], None] = _unused
         self._address = ReplicaAddress(host, port, identity, tls)
         self._on_change = on_change
         self._indexes = indexes
         self._numbers = call_numbers()
         self._channel: Channel | None = None
         self._bulk: BulkConnection | None = None
+        self._copies: CopyChannel | None = None
         self._link = ""
         self._fault = ""
         self._known: dict[Key, KnownReplica] = {}
@@ -146,6 +151,11 @@ class ReplicaConnection:
         known.send(number, known.work(demand))
         return call
 
+    def send_copy(self, copy: ConversationCopy) -> None:
+        """Have the replica keep a copy of a conversation; dropped without a connection."""
+        if self._copies is not None and not self._copies.send(copy):
+            self.counts.copies_dropped += 1
+
     def fail(self, key: Key) -> None:
         """Count a failure of a model; after three in ten seconds it is left out for a while."""
         self._pauses[key].fail(asyncio.get_running_loop().time())
@@ -181,6 +191,7 @@ class ReplicaConnection:
 
     def _begin(self, channel: Channel, peer: Hello) -> None:
         self._channel, self._bulk = channel, BulkConnection(channel)
+        self._copies = CopyChannel(self._bulk, self.on_copy, _nothing)
         self.id, self._link = peer.id, peer.nonce
 
     async def _follow(self) -> str:
@@ -200,6 +211,7 @@ class ReplicaConnection:
         """Disconnect: open calls end, and no more begin."""
         channel, self._channel = self._channel, None
         bulk, self._bulk = self._bulk, None
+        self._copies = None
         self.state = None
         self.models, self.loads, self.digests, self._known = {}, {}, {}, {}
         for index in self._indexes.values():
@@ -346,6 +358,10 @@ class ReplicaCall(RequestingEnd):
 
 def _nothing() -> None:
     """A change that no router needs to know."""
+
+
+def _unused(copy: ConversationCopy) -> None:
+    """A copy of a conversation that no other replica gets."""
 
 
 def _unlimited(size: int) -> None:

@@ -32,10 +32,12 @@ class FleetKind(FrameKind):
     OFFERS = 35  # `Offers`: the state of a replica and its models; replaces the last one
     LOAD = 36  # `Load`: absolute counts of a replica
     PREFIXES = 37  # `KeyChanges`: the prefixes of prompts that a replica gained and lost
+    COPY = 38  # `ConversationCopy`: a conversation after a turn
     BULK = 48  # the replica receives large tensors on their connection from now on
     TENSOR = 49  # `bulk.ANNOUNCEMENT`: the next large tensor of a message of the call
     LARGE_REQUEST = 50  # starts a call: the number of large tensors, and a request without them
     LARGE_DATA = 51  # the same for a response
+    LARGE_COPY = 52  # the same for a copy, whose messages are the large tensor
 
 
 class FleetRole(StrEnum):

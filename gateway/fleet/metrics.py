@@ -17,6 +17,7 @@ CONTINUED = "gateway_fleet_continued_total"
 MOVES = "gateway_fleet_moves_total"
 QUARANTINED = "gateway_fleet_quarantined_total"
 LOST = "gateway_fleet_lost_total"
+COPIES_DROPPED = "gateway_fleet_copies_dropped_total"
 WAIT = "gateway_fleet_wait_seconds"
 WAIT_ERROR = "gateway_fleet_wait_error_seconds"
 
@@ -34,6 +35,7 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         MOVES: "Requests sent to another replica that serves them sooner, before they have begun",
         QUARANTINED: "Requests at a second lost replica, which are refused for ten minutes",
         LOST: "Connections to a replica that ended",
+        COPIES_DROPPED: "Copies of conversations that found too many bytes under way",
     },
     "histogram": {
         WAIT: "Expected seconds until the first response of a request, when it was sent",
@@ -46,10 +48,11 @@ FLEET_METRICS = {name: text for names in NAMES_BY_KIND.values() for name, text i
 
 @dataclass(slots=True)
 class ReplicaCounts:
-    """The counts of one replica: requests sent to it, and its connections that were lost."""
+    """The counts of one replica: requests sent to it, its lost connections, dropped copies."""
 
     requests: int = 0
     losses: int = 0
+    copies_dropped: int = 0
 
 
 class ModelCounts:
@@ -89,6 +92,7 @@ class FleetPage:
         """Add the counts of one replica; its id would make a new series at each of its starts."""
         self.add(REQUESTS, counts.requests, replica=address)
         self.add(LOST, counts.losses, replica=address)
+        self.add(COPIES_DROPPED, counts.copies_dropped, replica=address)
 
     def add_model(self, name: str, version: int, counts: ModelCounts, replicas: int) -> None:
         """Add the counts of one version, and the number of replicas that take its requests."""

@@ -5,7 +5,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
+from typing import NamedTuple
 
+from gateway.conversations.copies import ConversationCopy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.choice import Demand, KnownReplica, ReplicaState, choose
 from gateway.fleet.connection import ReplicaConnection
@@ -17,6 +19,21 @@ MOST_SEQUENCES = 65_536
 """Open sequences whose replicas are known; older ones are found by their hashes."""
 
 Connections = Callable[[], Sequence[ReplicaConnection]]
+
+
+class _Pin(NamedTuple):
+    """A replica by its id: another process at its address has none of its sequences."""
+
+    replica: ReplicaConnection
+    id: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the process at its address is the same."""
+        return self.replica.id == self.id
+
+
+_Pins = OrderedDict[SequenceKey, _Pin]
 
 
 def sequence_of(request: InferRequest) -> SequenceTag | None:
@@ -32,7 +49,8 @@ class ReplicaPlacement:
         self._key = key
         self._connections = connections
         self._random = random
-        self._open_sequences: OrderedDict[SequenceKey, ReplicaConnection] = OrderedDict()
+        self._open_sequences: _Pins = OrderedDict()
+        self._copies: _Pins = OrderedDict()
 
     @property
     def is_ready(self) -> bool:
@@ -59,7 +77,21 @@ class ReplicaPlacement:
 
     def pinned(self) -> Iterable[ReplicaConnection]:
         """The replica of each open sequence."""
-        return self._open_sequences.values()
+        return [each.replica for each in self._open_sequences.values()]
+
+    def keeper(self, copy: ConversationCopy, source: ReplicaConnection) -> ReplicaConnection | None:
+        """The replica for the copy of a conversation at `source`: the present one, if it is ready.
+
+        Else that which gets the conversation without `source`; None without another replica.
+        """
+        pin, found = self._copies.pop(copy.key, None), None
+        if pin is not None and pin.is_there and pin.replica.serves(self._key):
+            found = pin.replica
+        if found is None or found is source:
+            found = self._first(copy.key, without=source)
+        if found is not None and copy.messages:
+            _add(self._copies, copy.key, _Pin(found, found.id))
+        return found
 
     def targets(self) -> Sequence[KnownReplica]:
         """The replicas that take new requests."""
@@ -92,20 +124,40 @@ class ReplicaPlacement:
         sequence: SequenceTag,
         tried: Collection[ReplicaConnection],
     ) -> ReplicaConnection | None:
-        """The replica of a sequence: that of its earlier requests, else the one of its hash."""
-        chosen = None if sequence.start else self._open_sequences.get(sequence.key)
-        if chosen is None or not chosen.continues(self._key):
-            pin = repr((self._key, sequence.key)).encode()
-            by_id = {each.id: each for each in self._connections() if each.serves(self._key)}
-            chosen = next((by_id[each] for each in rendezvous(pin, by_id)), None)
+        """The replica of a sequence: that of its earlier requests, else that of its copy.
+
+        The hash decides if neither takes requests.
+        """
+        key = sequence.key
+        known = [] if sequence.start else self._known(key)
+        chosen = next((each for each in known if each not in tried), None)
+        if not known:
+            chosen = self._first(key)
         if chosen is None or chosen in tried:
             return None
-        self._open_sequences.pop(sequence.key, None)
+        self._open_sequences.pop(key, None)
         if not sequence.end:
-            self._open_sequences[sequence.key] = chosen
-            if len(self._open_sequences) > MOST_SEQUENCES:
-                self._open_sequences.popitem(last=False)
+            _add(self._open_sequences, key, _Pin(chosen, chosen.id))
         return chosen
+
+    def _known(self, key: SequenceKey) -> list[ReplicaConnection]:
+        """The replica that has a sequence, and that of its copy, as far as they take requests."""
+        own, copied = self._open_sequences.get(key), self._copies.get(key)
+        found = []
+        if own is not None and own.is_there and own.replica.continues(self._key):
+            found.append(own.replica)
+        if copied is not None and copied.is_there and copied.replica.serves(self._key):
+            found.append(copied.replica)
+        return found
+
+    def _first(
+        self, key: SequenceKey, without: ReplicaConnection | None = None
+    ) -> ReplicaConnection | None:
+        """The ready replica that the hash of a sequence chooses."""
+        ready = [each for each in self._connections() if each.serves(self._key)]
+        by_id = {each.id: each for each in ready if each is not without}
+        pin = repr((self._key, key)).encode()
+        return next((by_id[each] for each in rendezvous(pin, by_id)), None)
 
     def nowhere(self) -> InferenceError:
         """The error of a request that no replica takes."""
@@ -128,3 +180,9 @@ class ReplicaPlacement:
         if replica.serves(self._key):
             return f"it has {offer.most_in_flight} requests in flight, the most it accepts"
         return offer.trouble or "it has not answered for some seconds"
+
+
+def _add(pins: _Pins, key: SequenceKey, pin: _Pin) -> None:
+    pins[key] = pin
+    if len(pins) > MOST_SEQUENCES:
+        pins.popitem(last=False)

@@ -15,6 +15,7 @@ from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Load, ReplicaState
+from gateway.fleet.copies import CopyChannel, ReplicaCopies
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
     HANDSHAKE_SECS,
@@ -26,13 +27,14 @@ from gateway.fleet.handshake import (
 )
 from gateway.fleet.large import ArrivalOrder, ArrivalPlace, read_head
 from gateway.fleet.meter import NO_CHANGES, LoadMeter
-from gateway.fleet.metrics import NEED, ROUTERS, FleetPage
+from gateway.fleet.metrics import COPIES_DROPPED, NEED, ROUTERS, FleetPage
 from gateway.fleet.offers import Key, Offers, offer, write_load, write_offers, write_prefixes
+from gateway.fleet.placement import sequence_of
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
@@ -72,6 +74,7 @@ class RouterLink:
         self._expiry = loop.call_later(HANDSHAKE_SECS, self._expire)
         self.channel = Channel(self._on_frame, HANDSHAKE_BYTES)
         self.bulk = BulkConnection(self.channel)
+        self._copies: CopyChannel | None = None
         self._order = ArrivalOrder()
         self._watch = port.tasks.create_task(self._until_lost())
 
@@ -101,14 +104,15 @@ class RouterLink:
         self.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, own))
 
     def finish(self, grace_secs: float) -> None:
-        """Disconnect once the answers under way are sent, at the latest after the grace period."""
+        """Disconnect once answers and copies are sent, at the latest after the grace period."""
         self._is_finishing = True
         self._expiry.cancel()
         self._expiry = asyncio.get_running_loop().call_later(grace_secs, self.close)
         self._finish()
 
     def _finish(self) -> None:
-        if self._is_finishing and not self.answers:
+        is_idle = self._copies is None or self._copies.is_idle
+        if self._is_finishing and not self.answers and is_idle:
             self.channel.close()
 
     async def _until_lost(self) -> None:
@@ -162,6 +166,7 @@ class RouterLink:
         elif handshake.peer is not None:
             self._handshake, self.router_id = None, handshake.peer.id
             self.channel.limit(MOST_BYTES)
+            self._copies = CopyChannel(self.bulk, self._port.copies.keep, self._finish)
             log.info("router connected", extra={"id": self.router_id})
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
             self._port.loads.announce_tokens()
@@ -208,6 +213,7 @@ class RouterLink:
         except InferenceError as error:
             answer.fail(error)
             return
+        answer.sequence = sequence_of(request)
         prompt, loads = request.prompt, self._port.loads
         key = request.model, int(request.version)
         answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
@@ -218,7 +224,15 @@ class RouterLink:
         if place is not None:
             place.leave()
         self._port.loads.change(key)
+        if answer.sequence is not None:
+            self._send_copy(key, answer.sequence)
         self._finish()
+
+    def _send_copy(self, key: Key, sequence: SequenceTag) -> None:
+        """Send the conversation of a turn that has ended, for another replica."""
+        copy = self._port.copies.of(key, sequence)
+        if copy is not None and self._copies is not None and not self._copies.send(copy):
+            self._port.copies.dropped += 1
 
 
 def _number(request: InferRequest) -> int:
@@ -240,6 +254,7 @@ class FleetPort(Listeners):
         self.links: set[RouterLink] = set()
         self.tasks: asyncio.TaskGroup
         self._dataplane: DataPlane = server.dataplane
+        self.copies = ReplicaCopies(self._dataplane)
         self._inner = inner
         self._settings = settings
         self._server: asyncio.Server | None = None
@@ -306,6 +321,7 @@ class FleetPort(Listeners):
         """See `FleetMember`."""
         page = FleetPage()
         page.add(ROUTERS, len(self._routers()))
+        page.add(COPIES_DROPPED, self.copies.dropped)
         for model in self._dataplane.models():
             needed = need_of(model, self.loads.meter(model).load())
             page.add(NEED, needed, model=model.name, version=model.version)

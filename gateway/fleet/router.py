@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.backend import MetricReading
 from gateway.config.pbtxt import parse
+from gateway.conversations.copies import ConversationCopy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.directory import Address, Addresses, Resolver, answers, resolved
@@ -132,6 +134,7 @@ class Router:
                 found = ReplicaConnection(
                     *address, self._identity, self._place, self._indexes, self._tls
                 )
+                found.on_copy = partial(self._forward, found)
                 self._kept[address] = _Kept(found, tasks.create_task(found.run()))
         for address, kept in list(self._kept.items()):
             kept.absent = 0 if address in addresses else kept.absent + 1
@@ -140,6 +143,13 @@ class Router:
                 kept.task.cancel()
                 about = {"address": kept.connection.address}
                 log.info("replica dropped by the directory", extra=about)
+
+    def _forward(self, source: ReplicaConnection, copy: ConversationCopy) -> None:
+        """Send the copy of a conversation at a replica to another one."""
+        placed = self._placed.get((copy.model, copy.version))
+        target = None if placed is None else placed.instance.placement.keeper(copy, source)
+        if target is not None:
+            target.send_copy(copy)
 
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""

@@ -12,6 +12,7 @@ JOINING_BACKENDS = frozenset({"vllm"})
 DEFAULT_TURNS = 64
 DEFAULT_IDLE_SECS = 600
 DEFAULT_CONVERSATIONS = 1024
+NS_PER_SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ class ConversationLimits:
 
     `turns` and `tokens` of one conversation (0 tokens: any number), `idle_secs` until it is
     dropped, and the `count` of conversations kept; 0 gives the model correlation ids instead.
+    `copies`: whether another replica of a fleet keeps a copy of each.
     """
 
     turns: int = DEFAULT_TURNS
     tokens: int = 0
     idle_secs: int = DEFAULT_IDLE_SECS
     count: int = DEFAULT_CONVERSATIONS
+    copies: bool = True
 
     @classmethod
     def read(cls, config: ModelConfig) -> "ConversationLimits":
@@ -60,7 +63,13 @@ class ConversationLimits:
             tokens=_number(config, "conversation_max_tokens", 0, least=0),
             idle_secs=_number(config, "conversation_idle_secs", DEFAULT_IDLE_SECS, least=1),
             count=_number(config, "conversation_max", DEFAULT_CONVERSATIONS, least=0),
+            copies=_number(config, "conversation_copies", 1, least=0) > 0,
         )
+
+    @property
+    def idle_ns(self) -> int:
+        """`idle_secs` in nanoseconds."""
+        return self.idle_secs * NS_PER_SECOND
 
 
 def _number(config: ModelConfig, key: str, default: int, least: int) -> int:

@@ -267,6 +267,7 @@ IN_ANY_CASE = ("openvino",)
 OF_ALL_MODELS = (
     "batch_token_budget",
     "continue_tries",
+    "conversation_copies",
     "conversation_idle_secs",
     "conversation_max",
     "conversation_max_tokens",

@@ -50,14 +50,14 @@ class FrameKind:
 OWN_KINDS = 16
 """The lowest kind of the subclasses."""
 
-NO_CALL = 0
-"""Call number of frames that belong to the processes, not to a call."""
+NO_CALL, LASTING_CALL = 0, (1 << 32) - 1
+"""Numbers of no call: of frames of the processes, and of those of a lasting exchange of both."""
 
 
 def call_numbers() -> Iterator[int]:
-    """Call numbers, without NO_CALL; they repeat after 2**32 calls."""
+    """Call numbers, without NO_CALL and LASTING_CALL; they repeat after 2**32 calls."""
     while True:
-        yield from range(1, 1 << 32)
+        yield from range(1, LASTING_CALL)
 
 
 class Frame(NamedTuple):

@@ -20,13 +20,17 @@ from tests.telling import TELLING, conversation, told
 
 TOKENS, DELAY_US = 100, 20_000
 STREAMS = 50
+TALKS = 8
+GENERATE = "/v2/models/story/generate_stream"
+MESSAGES = '{ name: "messages" data_type: TYPE_STRING dims: [1] optional: true },'
 CONTINUING = {"delay_us": DELAY_US, "continue_tries": 1}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("losses") / "models"
-    write_model(folder, "story", TELLING + with_parameters(CONTINUING))
+    telling = TELLING.replace("input [", f"input [ {MESSAGES}", 1)
+    write_model(folder, "story", telling + with_parameters(CONTINUING))
     return folder
 
 
@@ -74,7 +78,7 @@ class Story:
 
     async def read(self, client: httpx.AsyncClient) -> None:
         """Read the stream to its end."""
-        path = "/v1/chat/completions" if self._is_chat else "/v2/models/story/generate_stream"
+        path = "/v1/chat/completions" if self._is_chat else GENERATE
         async with client.stream("POST", path, json=self.body) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
@@ -88,6 +92,31 @@ class Story:
             self.text += event["choices"][0]["delta"].get("content", "")
         else:
             self.text += event.get("text_output", "")
+
+
+class Talk:
+    """A conversation; `said` is what its completed turns have said."""
+
+    def __init__(self, number: int) -> None:
+        self.said: list[dict[str, str]] = []
+        self.error = ""
+        self._id = f"talk {number}"
+
+    async def turn(self, client: httpx.AsyncClient, text: str, tokens: int) -> None:
+        """Have a turn, and check its answer; `error` is that of a failed one."""
+        asked = [{"role": "user", "content": text}]
+        body = {"messages": asked, "sequence_id": self._id, "sequence_start": not self.said}
+        body |= {"stream": True, "max_tokens": tokens}
+        answer, self.error = "", ""
+        async with client.stream("POST", GENERATE, json=body) as events:
+            async for line in events.aiter_lines():
+                event = json.loads(line.removeprefix("data: ") or "{}")
+                answer += event.get("text_output", "")
+                self.error += event.get("error", "")
+        if not self.error:
+            whole = [*self.said, *asked]
+            assert answer == told(conversation({"messages": whole}), tokens)
+            self.said = [*whole, {"role": "assistant", "content": answer}]
 
 
 async def tell(server: Serving, count: int, disturb: Callable[[], object]) -> list[Story]:
@@ -145,12 +174,24 @@ async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dr
     assert check_whole(await tell(router, 6, lambda: None)) == 0
 
 
-async def test_texts_of_a_killed_replica_are_continued_and_no_others(
+async def test_texts_of_a_killed_replica_are_continued_and_so_are_its_conversations(
     models: Path, nothing: Path, environment: dict[str, str], pair: tuple[Serving, Serving]
 ) -> None:
     with (
         replica(models, "story", environment=environment) as third,
         serving(nothing, static_fleet(pair[0], third)) as server,
     ):
-        stories = await tell(server, STREAMS, third.process.kill)
+        async with httpx.AsyncClient(base_url=server.http, timeout=WAIT_SECS) as client:
+            talks = [Talk(number) for number in range(TALKS)]
+            await asyncio.gather(*(each.turn(client, "one", 2) for each in talks))
+            lost = asyncio.gather(*(each.turn(client, "two", TOKENS) for each in talks))
+            stories = await tell(server, STREAMS, third.process.kill)
+            await lost
+            failed = [each.error for each in talks if each.error]
+            assert all("was lost after" in each and "not continued" in each for each in failed), (
+                failed
+            )
+            assert [len(each.said) for each in talks] == [2 if each.error else 4 for each in talks]
+            await asyncio.gather(*(each.turn(client, "three", 2) for each in talks))
+            assert not any(each.error for each in talks)
     assert 0 < check_whole(stories) < STREAMS

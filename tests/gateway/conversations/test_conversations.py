@@ -5,9 +5,10 @@ import weakref
 
 import pytest
 
-from gateway.conversations.conversations import NS_PER_SECOND, Conversations
+from gateway.conversations.conversations import Conversations
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.models.limits import NS_PER_SECOND
 from tests.builders import (
     ScriptedInstance,
     read_all,

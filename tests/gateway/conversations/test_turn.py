@@ -108,6 +108,7 @@ async def test_with_a_sequence_batcher_a_correlation_id_is_a_sequence(
     [
         ("conversation_max_turns", "0"),
         ("conversation_max_tokens", "-1"),
+        ("conversation_copies", "no"),
         ("conversation_idle_secs", "0"),
         ("conversation_idle_secs", "soon"),
         ("conversation_max", "1.5"),

@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 
 from gateway.config import ModelConfig
 from gateway.config.pbtxt import to_text
+from gateway.conversations.copies import ConversationCopy
 from gateway.errors import InferenceError
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import ReplicaState
+from gateway.fleet.copies import CopyChannel
 from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Handshake, Identity
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
 from gateway.messages import InferRequest, InferResponse, Usage
@@ -26,7 +28,8 @@ class FakeReplica:
 
     `links` are the connections so far that have agreed. `calls` are the numbers of the requests
     that the last one has sent, `requests` all requests by their numbers, `gone` those that it has
-    left. `bulk` is the connection of its large tensors.
+    left. `bulk` is the connection of its large tensors. `copies` sends those of conversations,
+    `kept` are those of other replicas.
     """
 
     def __init__(self) -> None:
@@ -38,6 +41,8 @@ class FakeReplica:
         self.gone: list[int] = []
         self.port = 0
         self.bulk: BulkConnection
+        self.copies: CopyChannel
+        self.kept: list[ConversationCopy] = []
         self._identity = Identity("sluice", FleetRole.REPLICA)
 
     def accept(self) -> asyncio.Protocol:
@@ -82,6 +87,11 @@ class FakeReplica:
             if each.final:
                 self.links[-1].send(InferenceKind.END, call)
 
+    def restart(self) -> None:
+        """Be another process at the same address."""
+        self._identity = Identity("sluice", FleetRole.REPLICA)
+        self.lose()
+
     def lose(self) -> None:
         """Lose all connections."""
         for each in self.links:
@@ -103,6 +113,7 @@ class FakeReplica:
         elif handshake.peer is not None:
             self.links.append(channel)
             self.bulk = BulkConnection(channel)
+            self.copies = CopyChannel(self.bulk, self.kept.append, lambda: None)
             self.calls.clear()
             self.send(FleetKind.OFFERS, write_offers(self.offers))
 

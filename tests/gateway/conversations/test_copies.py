@@ -1,0 +1,267 @@
+"""Copies of conversations at another server: which continue, which are kept, and their room."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.conversations.conversations import Conversations
+from gateway.conversations.copies import ConversationCopy
+from gateway.conversations.history import ByteLimits
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InferenceError
+from gateway.messages import SequenceTag
+from gateway.models.limits import NS_PER_SECOND
+from tests.builders import ScriptedInstance, read_all, soon, text_response
+from tests.conftest import Serve
+from tests.gateway.conversations.chats import (
+    Talk,
+    assistant,
+    chat,
+    dataplane_of,
+    interrupted,
+    refusal,
+    turn,
+    user,
+)
+
+SAID = (user("one"), assistant("eins"))
+MESSAGES = b'{"role":"user","content":"x"}'
+
+
+class There:
+    """Another server with the same model."""
+
+    def __init__(self, serve: Serve, **parameters: object) -> None:
+        self.instance = ScriptedInstance()
+        self.model = serve(self.instance, config=chat(**parameters))
+        self.dataplane = dataplane_of(self.model)
+        self.talk = Talk(self.dataplane, self.instance)
+
+    def keep(self, copy: ConversationCopy | None) -> None:
+        """Keep a copy of the first server."""
+        assert copy is not None
+        self.dataplane.conversations.keep(self.model, copy)
+
+    @property
+    def byte_size(self) -> int:
+        """The size of its conversations and copies."""
+        return self.dataplane.conversations.byte_size
+
+
+@pytest.fixture
+async def there(serve: Serve) -> There:
+    return There(serve)
+
+
+def copy_of(dataplane: DataPlane, conversation: int = 1, **tag: Any) -> ConversationCopy:
+    """The present copy of a conversation."""
+    model = dataplane.model("chat")
+    found = dataplane.conversations.copy(model, SequenceTag(conversation, **tag))
+    assert found is not None
+    return found
+
+
+def made(number: int = 1, *, turns: int = 1, size: int = len(MESSAGES)) -> ConversationCopy:
+    """A copy of a conversation that began at second 1."""
+    messages = MESSAGES.ljust(size)
+    return ConversationCopy("chat", 1, "", number, NS_PER_SECOND, turns, 7, messages)
+
+
+async def test_a_conversation_continues_with_its_copy_and_so_does_the_copy_of_that(
+    talk: Talk, dataplane: DataPlane, there: There
+) -> None:
+    await talk.say("one", "eins", start=True)
+    there.keep(copy_of(dataplane))
+    assert await there.talk.say("two", "zwei") == [*SAID, user("two")]
+    back = copy_of(there.dataplane)
+    assert back.turns == 2
+    dataplane.conversations.keep(dataplane.model("chat"), back)
+    expected = [*SAID, user("two"), assistant("zwei"), user("three")]
+    assert await talk.say("three", "drei") == expected
+
+
+async def test_a_copy_has_the_tokens_and_turns_of_its_conversation(serve: Serve) -> None:
+    there = There(serve, conversation_max_turns=3, conversation_max_tokens=8)
+    there.keep(made(1, turns=3))
+    assert "has had 3 turns" in refusal(there.dataplane, turn("x"))[1]
+    there.keep(msgspec.structs.replace(made(2), tokens=8))
+    assert "has 8 tokens" in refusal(there.dataplane, turn("x", 2))[1]
+    there.keep(made(3))
+    assert await there.talk.say("y", "z", 3) == [user("x"), user("y")]
+
+
+async def test_a_copy_has_completed_turns_only(
+    dataplane: DataPlane, instance: ScriptedInstance, there: There
+) -> None:
+    first = dataplane.infer(turn("one", start=True))
+    second = dataplane.infer(turn("two"))
+    assert copy_of(dataplane).messages == b""
+    (await instance.begun()).finish("eins")
+    await soon(read_all(first))
+    there.keep(copy_of(dataplane))
+    (await instance.begun()).crash(InferenceError(Code.INTERNAL, "broken"))
+    with pytest.raises(InferenceError, match="broken"):
+        await soon(read_all(second))
+    assert copy_of(dataplane).turns == 1
+    assert await there.talk.say("three", "drei") == [*SAID, user("three")]
+
+
+async def test_a_cancelled_turn_is_copied_with_its_answer_so_far(
+    dataplane: DataPlane, instance: ScriptedInstance
+) -> None:
+    with dataplane.infer(turn("one", start=True)) as stream:
+        execution = await instance.begun()
+        await interrupted(stream, execution, "ei")
+        stream.close()
+        assert b'"ei"' in copy_of(dataplane).messages
+    await soon(execution.stopped.wait())
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (2, 2)])
+async def test_an_older_copy_does_not_replace_a_newer_one(
+    there: There, order: tuple[int, int]
+) -> None:
+    for turns in order:
+        there.keep(made(turns=turns, size=100 * turns))
+    assert there.byte_size == 200
+    assert await there.talk.say("y", "z") == [user("x"), user("y")]
+    assert copy_of(there.dataplane).turns == 3
+
+
+async def test_a_copy_of_a_conversation_that_began_later_replaces_one_with_more_turns(
+    there: There,
+) -> None:
+    there.keep(made(turns=9))
+    there.keep(msgspec.structs.replace(made(size=200), began_ns=2 * NS_PER_SECOND))
+    assert there.byte_size == 200
+
+
+async def test_a_copy_does_not_replace_a_conversation_with_as_many_turns_or_one_under_way(
+    there: There,
+) -> None:
+    there.keep(made())
+    await there.talk.say("y", "z")
+    present = copy_of(there.dataplane)
+    there.keep(made(turns=2))
+    assert copy_of(there.dataplane) == present
+    with there.dataplane.infer(turn("y")) as stream:
+        execution = await there.instance.begun()
+        there.keep(made(turns=9))
+        execution.finish("z")
+        await stream.batch()
+    assert copy_of(there.dataplane).turns == 3
+    there.keep(made(turns=9))
+    assert await there.talk.say("y", "z") == [user("x"), user("y")]
+
+
+async def test_a_conversation_that_has_ended_makes_its_copy_void(
+    talk: Talk, dataplane: DataPlane, there: There
+) -> None:
+    await talk.say("one", "eins", start=True)
+    there.keep(copy_of(dataplane))
+    await talk.say("two", "zwei", end=True)
+    there.keep(copy_of(dataplane))
+    assert there.byte_size == 0
+    assert "is not open" in refusal(there.dataplane, turn("three"))[1]
+
+
+async def test_a_conversation_that_cannot_continue_has_no_copy(serve: Serve) -> None:
+    here = There(serve)
+    here.dataplane.conversations = Conversations(limits=ByteLimits(each=200, total=1000))
+    await here.talk.say("one", "eins", start=True)
+    assert copy_of(here.dataplane).messages
+    with here.dataplane.infer(turn("two")) as stream:
+        execution = await here.instance.begun()
+        execution.answer(text_response("2" * 200))
+        execution.end()
+        await soon(read_all(stream))
+    assert not copy_of(here.dataplane).messages
+
+
+async def test_a_copy_is_that_of_its_tenant(there: There) -> None:
+    there.keep(msgspec.structs.replace(made(), tenant="ours"))
+    for tenant in ("", "theirs"):
+        request = replace(turn("y"), sequence=SequenceTag(1, tenant=tenant))
+        assert "is not open" in refusal(there.dataplane, request)[1]
+    request = replace(turn("y"), sequence=SequenceTag(1, tenant="ours"))
+    with there.dataplane.infer(request) as stream:
+        (await there.instance.begun()).finish("z")
+        await stream.batch()
+
+
+async def test_a_conversation_that_begins_anew_drops_the_copy(there: There) -> None:
+    there.keep(made(size=5000))
+    assert await there.talk.say("y", "z", start=True) == [user("y")]
+    assert there.byte_size < 100
+
+
+@pytest.mark.parametrize("parameters", [{"conversation_copies": 0}, {"conversation_max": 0}])
+async def test_a_model_without_copies_neither_makes_nor_keeps_one(
+    serve: Serve, parameters: Mapping[str, int]
+) -> None:
+    there = There(serve, **parameters)
+    there.keep(made())
+    assert there.byte_size == 0
+    with there.dataplane.infer(turn("y", start=True)) as stream:
+        (await there.instance.begun()).finish("z")
+        await stream.batch()
+    assert there.dataplane.conversations.copy(there.model, SequenceTag(1)) is None
+
+
+async def test_a_copy_expires_as_an_idle_conversation(serve: Serve) -> None:
+    there, now_ns = There(serve, conversation_idle_secs=10), [NS_PER_SECOND]
+    there.dataplane.conversations = Conversations(lambda: now_ns[0])
+    for number, passed in ((1, 9), (2, 2)):
+        there.keep(made(number))
+        now_ns[0] += passed * NS_PER_SECOND
+    assert "is not open" in refusal(there.dataplane, turn("y"))[1]
+    assert await there.talk.say("y", "z", 2) == [user("x"), user("y")]
+
+
+async def test_there_are_as_many_copies_as_conversations(serve: Serve) -> None:
+    there = There(serve, conversation_max=2)
+    for number in (1, 2, 3):
+        there.keep(made(number))
+    assert "is not open" in refusal(there.dataplane, turn("y"))[1]
+    assert await there.talk.say("y", "z", 2) == [user("x"), user("y")]
+
+
+async def test_copies_make_room_for_conversations_and_take_only_what_those_leave(
+    serve: Serve,
+) -> None:
+    there = There(serve)
+    there.dataplane.conversations = Conversations(limits=ByteLimits(each=400, total=800))
+    for number in (1, 2, 3):
+        there.keep(made(number, size=300))
+    assert there.byte_size == 600
+    there.keep(made(4, size=401))
+    assert there.byte_size == 600
+    await there.talk.say("x" * 300, "y", 5, start=True)
+    assert 300 < there.byte_size - 300 < 400  # the third copy, and the conversation
+    await there.talk.say("x" * 300, "y", 6, start=True)
+    full = there.byte_size
+    there.keep(made(7, size=400))
+    assert there.byte_size == full
+    assert len(await there.talk.say("x", "y", 5)) == 3
+
+
+async def test_a_copy_that_wakes_is_a_conversation_of_its_model(serve: Serve) -> None:
+    there = There(serve, conversation_max=1)
+    there.keep(made())
+    with there.dataplane.infer(turn("y", 2, start=True)) as stream:
+        code, _ = refusal(there.dataplane, turn("y"))
+        assert code is Code.UNAVAILABLE
+        (await there.instance.begun()).finish("z")
+        await stream.batch()
+    assert await there.talk.say("y", "z") == [user("x"), user("y")]
+    assert there.dataplane.conversations.count(there.model) == 1
+
+
+async def test_with_its_model_the_copies_are_dropped(serve: Serve) -> None:
+    there = There(serve)
+    there.keep(made())
+    await there.model.close()
+    assert there.byte_size == 0
