@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
-from gateway.fleet.choice import Load
+from gateway.fleet.choice import MOST_REQUESTS, Load
 from gateway.fleet.meter import LoadMeter, MeteredPrompt
 from gateway.fleet.offers import Key
 from gateway.fleet.prefixes import KeyChanges
@@ -34,11 +35,13 @@ class LoadAnnouncer:
     """Meters of the loaded models; changes go to all `links`.
 
     They are sent at most 20 times a second, and those with a new prompt at most 200 times.
+    `arriving` has the requests that are not submitted yet, with their models; they count as queued.
     """
 
     def __init__(self, dataplane: DataPlane, links: Collection[Informed]) -> None:
         self._dataplane = dataplane
         self._links = links
+        self.arriving: dict[object, Key] = {}
         self._meters: dict[Key, LoadMeter] = {}
         self._changed: set[Key] = set()
         self._sending: asyncio.TimerHandle | None = None
@@ -95,7 +98,13 @@ class LoadAnnouncer:
                 meter = self._meter(key)
             except InferenceError:  # it has been unloaded
                 continue
-            load, changes = meter.load(), meter.take_prefixes()
+            load, changes = self._load(key, meter), meter.take_prefixes()
             for link in self._links:
                 if link.agreed:
                     link.announce(key, meter, load, changes)
+
+    def _load(self, key: Key, meter: LoadMeter) -> Load:
+        """The load of a model, with the requests that are arriving."""
+        load, count = meter.load(), sum(each == key for each in self.arriving.values())
+        queued, room = min(MOST_REQUESTS, load.queued + count), max(0, load.room - count)
+        return replace(load, queued=queued, room=room)

@@ -188,6 +188,7 @@ class RouterLink:
             answer.refuse(error)
             return
         self.seen[key] = frame.call
+        self._port.loads.arriving[answer] = key
         self._port.loads.change(key)
         self.answers.add(answer)
         place = self._order.join(request, is_large=is_large)
@@ -207,6 +208,10 @@ class RouterLink:
             place.reached(partial(self._submit, answer, request))
 
     def _submit(self, answer: RoutedAnswer, request: InferRequest) -> None:
+        prompt, loads = request.prompt, self._port.loads
+        key = request.model, int(request.version)
+        loads.arriving.pop(answer, None)
+        loads.change(key)
         try:
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)
@@ -214,8 +219,6 @@ class RouterLink:
             answer.fail(error)
             return
         answer.sequence = sequence_of(request)
-        prompt, loads = request.prompt, self._port.loads
-        key = request.model, int(request.version)
         answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
 
     def _ended(self, answer: RoutedAnswer, key: Key, place: ArrivalPlace | None) -> None:
@@ -223,6 +226,7 @@ class RouterLink:
         self.answers.discard(answer)
         if place is not None:
             place.leave()
+        self._port.loads.arriving.pop(answer, None)
         self._port.loads.change(key)
         if answer.sequence is not None:
             self._send_copy(key, answer.sequence)

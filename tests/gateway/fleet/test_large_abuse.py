@@ -12,11 +12,15 @@ from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
 from gateway.fleet.reaching import ReplicaAddress
 from gateway.fleet.replica import FleetPort
+from gateway.models.model import Model
+from gateway.observability.statistics import ModelStatistics
 from gateway.processes.channel import Channel, number
 from gateway.processes.inference_calls import InferenceKind
+from tests.builders import TEXT
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import until
 from tests.gateway.fleet.large_ends import (
+    KEY,
     LARGE,
     Replica,
     completes,
@@ -196,6 +200,25 @@ async def test_a_router_that_sends_nonsense_is_dropped_and_others_complete(
     await completes(neighbour, replica)
     await until(lambda: replica.answers == 0)
     assert len(replica.asked) == 1
+
+
+async def test_a_request_counts_as_queued_while_it_arrives(
+    replica: Replica, neighbour: ReplicaConnection, rogue: Rogue
+) -> None:
+    dataplane: Any = replica.port._dataplane  # noqa: SLF001 - it is the one of `listening_port`
+    dataplane.model = lambda *_: Model(TEXT, 1, ModelStatistics(), [])
+    room = neighbour.loads[KEY].room
+    rogue.ask(message(numbers()))
+    await until(lambda: neighbour.loads[KEY].ahead == 1)
+    assert neighbour.loads[KEY].room == room - 1
+    rogue.bulk.send(1, memoryview(numbers().raw()))
+    await until(lambda: neighbour.loads[KEY].ahead == 0)
+    assert replica.answers == len(replica.asked) == 1
+    rogue.channel.send(InferenceKind.GONE, 1)
+    rogue.ask(message(numbers()))
+    await until(lambda: neighbour.loads[KEY].ahead == 1)
+    rogue.channel.send(InferenceKind.GONE, 1)
+    await until(lambda: neighbour.loads[KEY].ahead == 0)
 
 
 async def test_without_its_connection_of_messages_that_of_a_router_ends(
