@@ -96,6 +96,8 @@ class ModelPrompts:
             return None
         given = request.input(SAMPLING_PARAMETERS)
         sampling = request.parameters if given is None else orjson.loads(_only(given))
+        if not isinstance(sampling, Mapping):
+            return None
         scope = self._scope(sampling, sampling.get(ADAPTER), tenant_of(request.caller))
         return self._of(scope, found)
 

@@ -121,6 +121,7 @@ def test_the_members_of_a_parsed_body_are_left_to_the_model(prompts: ModelPrompt
         asked(**{REQUEST: json.dumps([LONG])}),
         asked(**{MESSAGES: f"no JSON {LONG}"}),
         asked(**{TEXT_INPUT: LONG, SAMPLING_PARAMETERS: "no JSON"}),
+        asked(**{TEXT_INPUT: LONG, SAMPLING_PARAMETERS: "[1]"}),
         openai(prompt=[2**40] * 600),
         openai(messages="text", other=LONG),
         asked(other=LONG),
