@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from gateway.fleet.choice import ANY_REQUEST
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.offers import Key
+from gateway.fleet.prefixes import KeyIndex
+from gateway.fleet.prompts import PrefixIndexes
 from gateway.messages import InferRequest
 from gateway.tensor import Datatype, array_tensor, text_tensor
 from loadtests.support.results import Better, Line, Metric, Results
@@ -118,7 +121,8 @@ def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
     request = InferRequest(model="taken", version="1", inputs=(text_tensor("NAME", ["a"]), data))
     with serving(launch, cpus), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         identity = Identity("sluice", FleetRole.ROUTER)
-        replica = ReplicaConnection("127.0.0.1", ports.grpc, identity, lambda: None)
+        indexes = PrefixIndexes(KeyIndex)
+        replica = ReplicaConnection("127.0.0.1", ports.grpc, identity, lambda: None, indexes)
 
         async def connect() -> asyncio.Task[None]:
             task = asyncio.create_task(replica.run())
@@ -129,7 +133,7 @@ def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
 
         async def send() -> None:
             news = asyncio.Event()
-            call = replica.call(KEY, request, news.set)
+            call = replica.call(KEY, request, news.set, ANY_REQUEST)
             while (response := call.take()) is None and not call.is_over:
                 news.clear()
                 await news.wait()
