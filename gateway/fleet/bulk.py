@@ -31,7 +31,7 @@ TURN_BYTES = 1 << 20
 NO_DATA = memoryview(b"")
 DISCARDED_BYTES = 256 << 10
 STALLED_SECS = 10.0
-"""The connection is dropped if a tensor under way makes no progress for this time."""
+"""The connection is dropped if it makes no progress for this time while tensors are under way."""
 WATCH_SECS = 1.0
 
 
@@ -54,15 +54,14 @@ class IncomingTensor:
     `on_end` it is discarded.
     """
 
-    __slots__ = ("_on_end", "filled", "is_over", "memory", "moved_at", "size")
+    __slots__ = ("_on_end", "filled", "is_over", "memory", "size")
 
-    def __init__(self, size: int, on_end: Callable[[], None] | None, now: float) -> None:
+    def __init__(self, size: int, on_end: Callable[[], None] | None) -> None:
         self.size = size
         # Unlike bytearray, numpy does not write to the memory first.
         self.memory = NO_DATA if on_end is None else np.empty(size, np.uint8).data
         self.filled = 0
         self.is_over = False
-        self.moved_at = now
         self._on_end = on_end or _nothing
 
     @property
@@ -103,7 +102,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._outgoing: deque[OutgoingTensor] = deque()
         self.is_full = False
         self._is_sending = False
-        self._sent_at = 0.0
+        self._sent_at = self._received_at = 0.0
         self._numbers = count(1)
         self._incoming: dict[int, IncomingTensor] = {}
         self._announced = 0
@@ -191,10 +190,12 @@ class BulkConnection(asyncio.BufferedProtocol):
     def expect(self, payload: bytes, on_end: Callable[[], None] | None = None) -> IncomingTensor:
         """Receive a tensor that the other end has announced; without `on_end` it is discarded."""
         number, size = self._announcement(payload)
-        found = IncomingTensor(size, on_end, self._loop.time())
+        found = IncomingTensor(size, on_end)
         if self.is_ended:
             self._loop.call_soon(found.end)
             return found
+        if not self._incoming:
+            self._received_at = self._loop.time()
         self._incoming[number] = found
         self._watch_soon()
         if self._early_since is not None and self._head_number() == number:
@@ -225,6 +226,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         return self._current.room(self._left)
 
     def buffer_updated(self, size: int) -> None:
+        self._received_at = self._loop.time()
         self._received += size
         if self._received >= TURN_BYTES:
             self._received = 0
@@ -264,7 +266,6 @@ class BulkConnection(asyncio.BufferedProtocol):
 
     def _take(self, found: IncomingTensor, size: int) -> None:
         found.filled += size
-        found.moved_at = self._loop.time()
         self._left -= size
         if self._left:
             return
@@ -316,7 +317,9 @@ class BulkConnection(asyncio.BufferedProtocol):
 
     def _look_for_stalls(self) -> None:
         self._watch = None
-        waits = [each.moved_at for each in self._incoming.values()]
+        waits = []
+        if self._incoming:
+            waits.append(self._received_at)
         if self._outgoing or self.is_full:
             waits.append(self._sent_at)
         if self._early_since is not None:
@@ -324,7 +327,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         if not waits:
             return
         if self._loop.time() - min(waits) >= STALLED_SECS:
-            self._drop(f"a tensor has made no progress for {STALLED_SECS:g} s")
+            self._drop(f"large tensors have made no progress for {STALLED_SECS:g} s")
         else:
             self._watch_soon()
 
