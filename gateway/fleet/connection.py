@@ -342,6 +342,8 @@ class ReplicaCall(RequestingEnd):
             self._unread_bytes += self._announce(frame.payload)
             return
         if frame.kind == FleetKind.LARGE_DATA:
+            if self._arrivals and not self._arrivals[-1].is_announced:
+                raise ValueError("its replica sends a response before the tensors of the last one")
             self._has_large = True
             arrival = Arrival(self._bulk, frame.payload, read_response, self._wake)
             self._arrivals.append(arrival)

@@ -15,7 +15,7 @@ from gateway.processes.channel import LENGTH, MOST_BYTES, number, read_number
 from gateway.processes.inference_calls import NS_PER_US
 from gateway.processes.inference_messages import LargeData, read_request
 from gateway.processes.malformed import malformed
-from gateway.tensor import Buffer, join_elements
+from gateway.tensor import LENGTH_BYTES, Buffer, join_elements
 
 log = logging.getLogger("sluice.fleet")
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 ANNOUNCED_SECS = 60.0
 """Time limit from a message to the announcement of its last tensor: the sender may join strings."""
 JOINED_COUNT = 4096
-MOST_TENSORS = 65_536
+MOST_TENSORS = 1024
 """Large tensors of one message."""
 
 
@@ -59,10 +59,14 @@ class LargeSender:
         return self._joining is not None
 
     def send(self, kind: int, message: bytes, large: Sequence[LargeData]) -> None:
-        """Send a message, and its large tensors. INVALID_ARG for a tensor of 4 GiB or more."""
-        for each in large:
-            if not isinstance(each, tuple) and len(each) > MOST_BYTES:
-                text = f"a tensor of a fleet has {len(each)} bytes, expected at most {MOST_BYTES}"
+        """Send a message, and its large tensors. INVALID_ARG for too much of them."""
+        size = LENGTH.size + len(message) + sum(map(_size_bytes, large))
+        for name, found, most in (
+            ("bytes", size, MOST_BYTES),
+            ("large tensors", len(large), MOST_TENSORS),
+        ):
+            if found > most:
+                text = f"a message of a fleet has {found} {name}, expected at most {most}"
                 raise InferenceError(Code.INVALID_ARG, text)
         payload = number(len(large)) + message
         self._bulk.channel.send(kind, self._call, payload)
@@ -110,6 +114,13 @@ class LargeSender:
         self._on_sent(len(data))
 
 
+def _size_bytes(data: LargeData) -> int:
+    """The bytes that are sent of a tensor."""
+    if isinstance(data, tuple):
+        return sum(map(len, data)) + LENGTH_BYTES * len(data)
+    return len(data)
+
+
 def _made(data: tuple[bytes, ...] | DeviceMemory) -> Buffer:
     if isinstance(data, DeviceMemory):
         return data.read()
@@ -139,7 +150,9 @@ class Arrival(Generic[T]):
         self._read = read
         self._on_ready = on_ready
         self._tensors: list[IncomingTensor] = []
+        self._complete = 0
         self.sizes = [len(payload)]
+        self._size = len(payload)
         self._reading: asyncio.Future[T] | None = None
         self._failed = False
         self._loop = asyncio.get_running_loop()
@@ -156,14 +169,17 @@ class Arrival(Generic[T]):
         return self._failed or (self._reading is not None and self._reading.done())
 
     def announce(self, payload: bytes) -> int:
-        """Receive the next tensor; returns its size. ValueError for what is no announcement."""
-        tensor = self._bulk.expect(payload, self._look)
+        """Receive the next tensor, into memory unless the message has failed; returns its size."""
+        tensor = self._bulk.expect(payload, None if self._failed else self._look)
         self._tensors.append(tensor)
         self.sizes.append(tensor.size)
+        self._size += tensor.size
         if self.is_announced:
             self._expiry.cancel()
-        if sum(self.sizes) > MOST_BYTES:
+        if self._size > MOST_BYTES:
             self._fail()
+        else:
+            self._look()  # it may have ended before its announcement
         return tensor.size
 
     def take(self) -> T:
@@ -178,25 +194,31 @@ class Arrival(Generic[T]):
 
     def discard(self) -> None:
         """Free the memory; what still arrives is dropped."""
-        self._expiry.cancel()
         self._on_ready = _nothing
-        for each in self._tensors:
-            each.discard()
+        self._fail()
         if self._reading is not None:
             self._reading.cancel()
 
     def _look(self) -> None:
         """Read the message once everything is there."""
-        if any(each.is_over and not each.is_complete for each in self._tensors):
-            self._fail()
-        elif self.is_announced and all(each.is_over for each in self._tensors):
+        while self._complete < len(self._tensors) and self._tensors[self._complete].is_over:
+            if not self._tensors[self._complete].is_complete:
+                self._fail()
+                return
+            self._complete += 1
+        if self._complete == self._count and self._reading is None and not self._failed:
             large = [each.memory for each in self._tensors]
             self._reading = self._loop.run_in_executor(None, self._read, self._message, large)
             self._reading.add_done_callback(lambda _: self._on_ready())
 
     def _fail(self) -> None:
+        """Free the memory; what still arrives is dropped."""
+        if self._failed:
+            return
         self._failed = True
         self._expiry.cancel()
+        for each in self._tensors:
+            each.discard()
         self._on_ready()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.cuda_driver import DeviceMemory
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.fleet import large
 from gateway.fleet.bulk import BulkConnection, IncomingTensor
 from gateway.fleet.connection import ReplicaConnection
@@ -296,6 +296,98 @@ async def test_a_malformed_large_response_ends_its_call_only(
             assert len(await good.rest()) == 1
             bad.call.leave()
             assert len(replica.links) == 1
+
+
+def _two_responses(replica: FakeReplica, call: int) -> None:
+    """The second response begins before the tensors of the first one."""
+    for _ in range(2):
+        _no_tensor(replica, call)
+    for _ in range(2):
+        replica.bulk.send(call, memoryview(bytes(LARGE)))
+
+
+def _too_many_bytes(replica: FakeReplica, call: int) -> None:
+    replica.links[-1].send(FleetKind.LARGE_DATA, call, number(4))
+    for _ in range(4):
+        replica.bulk.send(call, memoryview(bytes(LARGE)))
+
+
+@pytest.mark.parametrize("misbehave", [_two_responses, _too_many_bytes])
+async def test_tensors_beyond_the_window_are_not_received_into_memory(
+    monkeypatch: pytest.MonkeyPatch, misbehave: Callable[[FakeReplica, int], None]
+) -> None:
+    monkeypatch.setattr(large, "ANNOUNCED_SECS", 0.2)
+    monkeypatch.setattr(large, "MOST_BYTES", 2 * LARGE)
+    received: list[IncomingTensor] = []
+    expect = BulkConnection.expect
+
+    def note(self: BulkConnection, *announced: Any) -> IncomingTensor:
+        received.append(expect(self, *announced))
+        return received[-1]
+
+    monkeypatch.setattr(BulkConnection, "expect", note)
+    async with listening() as replica:
+        replica.offer(offered(TEXT))
+        async with connecting(replica.port) as router:
+            call = Call(router, request())
+            await until(lambda: bool(replica.calls))
+            misbehave(replica, replica.calls[0])
+            await until(lambda: bool(received) and all(each.is_over for each in received))
+            with pytest.raises(InferenceError, match="have not arrived"):
+                await call.rest()
+            assert not any(each.memory for each in received)
+            call.call.leave()
+
+
+@pytest.mark.parametrize(
+    ("most", "tensors", "reason"),
+    [
+        ({"MOST_BYTES": 2 * LARGE}, (numbers(), numbers()), "bytes, expected at most 1200000"),
+        ({"MOST_BYTES": LARGE + 100}, (texts(b"a" * LARGE, *[b""] * 25),), "bytes, expected"),
+        ({"MOST_TENSORS": 1}, (numbers(), numbers()), "2 large tensors, expected at most 1"),
+    ],
+    ids=["bytes", "strings", "tensors"],
+)
+async def test_a_message_with_too_many_bytes_is_refused_by_its_sender(
+    replica: Replica,
+    router: ReplicaConnection,
+    monkeypatch: pytest.MonkeyPatch,
+    most: dict[str, int],
+    tensors: tuple[Tensor, ...],
+    reason: str,
+) -> None:
+    for name, value in most.items():
+        monkeypatch.setattr(large, name, value)
+    with pytest.raises(InferenceError, match=reason) as refusal:
+        Call(router, request(*tensors))
+    assert refusal.value.code is Code.INVALID_ARG
+    call = Call(router, request())
+    await replica.request()
+    replica.streams[0].put(InferResponse(outputs=tensors))
+    with pytest.raises(InferenceError, match=reason) as refusal:
+        await call.rest()
+    assert refusal.value.code is Code.INVALID_ARG
+    call.call.leave()
+
+
+async def test_a_tensor_that_is_dropped_before_its_announcement_ends_its_message(
+    replica: Replica, router: ReplicaConnection
+) -> None:
+    call = Call(router, request())
+    await replica.request()
+    (link,) = replica.port.links
+    message = write_response(InferResponse(outputs=(numbers(),)), [])
+    link.channel.send(FleetKind.LARGE_DATA, 1, number(1) + message)
+    send, held = link.channel.send, list[Any]()
+    link.channel.send = lambda *frame: held.append(frame)  # type: ignore[method-assign]
+    link.bulk.send(1, memoryview(bytes(LARGE)))
+    link.bulk.drop(1)
+    await until(lambda: router._bulk is not None and router._bulk.is_waiting)  # noqa: SLF001
+    for frame in held:
+        send(*frame)
+    with pytest.raises(InferenceError, match="found 1 of 1, complete 0"):
+        await call.rest()
+    call.call.leave()
 
 
 async def test_without_its_connection_of_messages_that_of_large_tensors_ends() -> None:
