@@ -242,8 +242,8 @@ async def test_a_tensor_that_waits_for_its_turn_is_no_stall(
     expect(end, 1, 6)
     expect(end, 2, 6)
     for _ in range(6):
-        peer.transport.write(piece(1, b"a"))
         await asyncio.sleep(0.12)  # a pause of this process itself has to be shorter
+        peer.transport.write(piece(1, b"a"))
     assert not end.is_ended
 
 
