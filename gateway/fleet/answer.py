@@ -64,14 +64,16 @@ class RoutedAnswer(ChannelCall):
                 return
             try:
                 request = arrival.take()
-                timeout_us = time_left(request, self.received_ns)
-                arrived(replace(request, received_ns=self.received_ns, timeout_us=timeout_us))
             except InferenceError as error:
                 self.fail(error)
+                return
             except Exception:
-                # Around one request: the channel does so for those without large tensors.
-                log.exception("request not begun")
+                # Around one request: it was read in a thread.
+                log.exception("request not read")
                 self.fail(unexpected())
+                return
+            timeout_us = time_left(request, self.received_ns)
+            arrived(replace(request, received_ns=self.received_ns, timeout_us=timeout_us))
 
         self._arrival = Arrival(self._bulk, payload, read_request, pass_on)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError, RefusedError
+from gateway.errors import Code, InferenceError, RefusedError, unexpected
 from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer
 from gateway.fleet.bulk import BulkConnection
@@ -215,11 +215,14 @@ class RouterLink:
         try:
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)
+            answer.sequence = sequence_of(request)
+            answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
         except InferenceError as error:
             answer.fail(error)
-            return
-        answer.sequence = sequence_of(request)
-        answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
+        except Exception:
+            # Around one request: the one before it in its sequence has begun it.
+            log.exception("request not begun")
+            answer.fail(unexpected())
 
     def _ended(self, answer: RoutedAnswer, key: Key, place: ArrivalPlace | None) -> None:
         end_trace(answer.trace)

@@ -1,33 +1,38 @@
 """Routers that send large tensors wrongly: their calls end, and those of others complete."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
+from gateway.errors import InferenceError
 from gateway.fleet import large
 from gateway.fleet.bulk import ANNOUNCEMENT, BulkConnection
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
 from gateway.fleet.reaching import ReplicaAddress
 from gateway.fleet.replica import FleetPort
+from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
+from gateway.observability.trace import Trace
 from gateway.processes.channel import Channel, number
 from gateway.processes.inference_calls import InferenceKind
+from gateway.stream import ResponseStream
 from tests.builders import TEXT
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import until
 from tests.gateway.fleet.large_ends import (
     KEY,
     LARGE,
+    Call,
     Replica,
     completes,
     connecting,
     listening_port,
     message,
     numbers,
+    request,
     texts,
 )
 
@@ -180,9 +185,15 @@ def _a_number_that_is_not_next(rogue: Rogue) -> None:
 
 
 def _a_cut_in_a_tensor(rogue: Rogue) -> None:
-    rogue.ask(message(numbers(32 << 20)))
-    rogue.bulk.send(1, memoryview(numbers(32 << 20).raw()))
-    asyncio.get_running_loop().call_later(0.005, rogue.bulk.abort)
+    rogue.ask(message(numbers()))
+    send_piece = rogue.bulk._send_piece  # noqa: SLF001 - a piece of the two
+
+    def cut() -> None:
+        send_piece()
+        rogue.bulk.abort()
+
+    rogue.bulk._send_piece = cut  # type: ignore[method-assign]  # noqa: SLF001
+    rogue.bulk.send(1, memoryview(numbers().raw()))
 
 
 LOST = (_too_long_a_piece, _a_number_that_is_not_next, _a_cut_in_a_tensor)
@@ -200,6 +211,25 @@ async def test_a_router_that_sends_nonsense_is_dropped_and_others_complete(
     await completes(neighbour, replica)
     await until(lambda: replica.answers == 0)
     assert len(replica.asked) == 1
+
+
+async def test_a_request_that_does_not_begin_ends_no_other_of_its_sequence(
+    replica: Replica, neighbour: ReplicaConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infer = replica.port.infer
+
+    def infer_large(asked: InferRequest, trace: Trace | None) -> ResponseStream:
+        if asked.inputs[0].count == 1:
+            raise RuntimeError
+        return infer(asked, trace)
+
+    monkeypatch.setattr(replica.port, "infer", infer_large)
+    first = Call(neighbour, request(numbers(), sequence=SequenceTag(7, start=True)))
+    second = Call(neighbour, request(numbers(1), sequence=SequenceTag(7)))
+    with pytest.raises(InferenceError, match="internal error"):
+        await second.rest()
+    replica.streams[0].put(InferResponse(final=True))
+    assert len(await first.rest()) == 1
 
 
 async def test_a_request_counts_as_queued_while_it_arrives(
