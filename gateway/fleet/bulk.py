@@ -98,7 +98,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
         self.is_ended = False
-        self._is_open = False
+        self.is_open = False
         self._outgoing: deque[OutgoingTensor] = deque()
         self.is_full = False
         self._is_sending = False
@@ -145,7 +145,7 @@ class BulkConnection(asyncio.BufferedProtocol):
 
     def open(self) -> None:
         """Send what there is: the other end receives from now on."""
-        self._is_open = True
+        self.is_open = True
         self._send_soon()
 
     def hear(self, frame: Frame) -> None:
@@ -156,7 +156,7 @@ class BulkConnection(asyncio.BufferedProtocol):
             self.expect(frame.payload)
 
     def _send_soon(self) -> None:
-        waits = self._is_sending or self.is_full or not self._is_open
+        waits = self._is_sending or self.is_full or not self.is_open
         if self._outgoing and self._transport is not None and not waits:
             self._is_sending = True
             self._loop.call_soon(self._send_piece)

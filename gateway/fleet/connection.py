@@ -133,7 +133,12 @@ class ReplicaConnection:
         offer, silent_secs = self.models.get(key), self.silent_secs
         if silent_secs is None or offer is None or offer.trouble:
             return False
-        return silent_secs <= SILENT_SECS
+        return self._has_both and silent_secs <= SILENT_SECS
+
+    @property
+    def _has_both(self) -> bool:
+        """Whether the connection of large tensors has been made, too."""
+        return self._bulk is not None and self._bulk.is_open
 
     def call(
         self, key: Key, request: InferRequest, on_news: Callable[[], None], demand: Demand
@@ -181,15 +186,21 @@ class ReplicaConnection:
     async def _connect(self) -> None:
         """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""
         self._fault = ""
-        await self._address.reach(self._begin, self._on_frame)
+        place = await self._address.reach(self._begin, self._on_frame)
         bulk = self._bulk
-        if bulk is not None:
-            await self._address.reach(
-                lambda channel, _: channel.hand_over(bulk), bulk.hear, self._link
-            )
+        if bulk is None:
+            raise HandshakeError(self._fault)
+        await self._address.at(*place).reach(
+            lambda channel, _: channel.hand_over(bulk), bulk.hear, self._link
+        )
         log.info("replica connected", extra={"address": self.address, "id": self.id})
 
     def _begin(self, channel: Channel, peer: Hello) -> None:
+        if peer.id in self._indexes.replicas:
+            self._fault = f"replica {peer.id} is connected at another address"
+            channel.abort()
+            return
+        self._indexes.replicas.add(peer.id)
         self._channel, self._bulk = channel, BulkConnection(channel)
         self._copies = CopyChannel(self._bulk, self.on_copy, _nothing)
         self.id, self._link = peer.id, peer.nonce
@@ -212,15 +223,16 @@ class ReplicaConnection:
         channel, self._channel = self._channel, None
         bulk, self._bulk = self._bulk, None
         self._copies = None
+        if channel is None or bulk is None:
+            return
+        self._indexes.replicas.discard(self.id)
         self.state = None
         self.models, self.loads, self.digests, self._known = {}, {}, {}, {}
         for index in self._indexes.values():
             index.remove(self.id)
-        if bulk is not None:
-            bulk.abort()
-        if channel is not None:
-            channel.abort()
-            self._on_change()
+        bulk.abort()
+        channel.abort()
+        self._on_change()
 
     def _on_frame(self, frame: Frame) -> None:
         try:
@@ -232,6 +244,8 @@ class ReplicaConnection:
                 self._take_prefixes(*read_prefixes(frame.payload))
             elif self._bulk is not None:
                 self._bulk.hear(frame)
+                if frame.kind == FleetKind.BULK:
+                    self._changed()
         except (msgspec.DecodeError, ValueError) as error:
             self._fault = f"its announcements cannot be used: {error}"
             if self._channel is not None:
@@ -242,7 +256,11 @@ class ReplicaConnection:
         self.models = {each.key: each for each in offers.models}
         self.loads = {key: self._load_of(each) for key, each in self.models.items()}
         self.digests = {key: each.digest for key, each in self.models.items()}
-        if offers.state is not ReplicaState.STARTING:
+        self._changed()
+
+    def _changed(self) -> None:
+        """Note that it may take requests now, or no longer."""
+        if self._has_both and self.state not in (None, ReplicaState.STARTING):
             self.attempted.set()
         self._on_change()
 
@@ -272,7 +290,8 @@ class ReplicaConnection:
 class ReplicaCall(RequestingEnd):
     """A call to a replica; its load counts the call until `leave`.
 
-    `expected_secs` is the time until its first response, as expected when it was sent.
+    `expected_secs` is the time until its first response, as expected when it was sent; a part of a
+    response ends the waiting: it `has_begun`.
     """
 
     def __init__(
@@ -286,7 +305,7 @@ class ReplicaCall(RequestingEnd):
         self._bulk = bulk
         self._sender = LargeSender(bulk, number, _unlimited, _nothing)
         self._arrivals: deque[Arrival[InferResponse]] = deque()
-        self._has_large = self._has_begun = False
+        self._has_large = self.has_begun = False
         super().__init__(bulk.channel, number, request, "its replica", on_news)
         self._known = known
         self.expected_secs = 0.0
@@ -335,8 +354,8 @@ class ReplicaCall(RequestingEnd):
             self._channel.send(InferenceKind.REQUEST, self._call, message)
 
     def _take(self, frame: Frame) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._known.begin(self._call)
         if frame.kind == FleetKind.TENSOR:
             self._unread_bytes += self._announce(frame.payload)

@@ -1,7 +1,7 @@
 """The prompts of one model in a router: their tokens, their keys, and their prefixes."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -23,8 +23,16 @@ ADAPTER, SALT = "lora_name", "cache_salt"
 UNREADABLE = (TypeError, ValueError)
 """The errors of texts that are no JSON, and of values that JSON does not have."""
 
-PrefixIndexes = defaultdict[Key, KeyIndex]
-"""The prefixes of each model at all replicas; a router has one, and its connections fill it."""
+
+class PrefixIndexes(defaultdict[Key, KeyIndex]):
+    """The prefixes of each model at all replicas; a router has one, and its connections fill it.
+
+    `replicas` are the ids of the connected replicas: each has one connection, which fills them.
+    """
+
+    def __init__(self, made: Callable[[], KeyIndex]) -> None:
+        super().__init__(made)
+        self.replicas: set[str] = set()
 
 
 def keys_of_fleet(name: str, secret: bytes) -> PromptKeys:

@@ -1,6 +1,7 @@
 """The start of a router's connections to a replica: connect, then the handshake."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 
@@ -28,13 +29,19 @@ class ReplicaAddress:
         self._identity = identity
         self._tls = tls
 
+    def at(self, host: str, port: int) -> "ReplicaAddress":
+        """Another address of the same replica."""
+        return ReplicaAddress(host, port, self._identity, self._tls)
+
     async def reach(
         self,
         on_agreed: Callable[[Channel, Hello], None],
         on_frame: Callable[[Frame], None],
         link: str = "",
-    ) -> None:
-        """Connect and agree; frames after the handshake go to `on_frame`. `link` as in `Hello`.
+    ) -> tuple[str, int]:
+        """Connect and agree; returns the host and port of the other end.
+
+        Frames after the handshake go to `on_frame`. `link` as in `Hello`.
 
         Raises HandshakeError, OSError, TimeoutError.
         """
@@ -45,12 +52,18 @@ class ReplicaAddress:
             if self._tls is not None:
                 context = await asyncio.to_thread(client_context, self._tls)
             loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: agreement.channel, *self._place, ssl=context)
+            transport, _ = await loop.create_connection(
+                lambda: agreement.channel, *self._place, ssl=context
+            )
+        peer = transport.get_extra_info("peername")
         try:
             await agreement.reached()
         except BaseException:
             agreement.channel.abort()
             raise
+        # With the scope of an IPv6 address, as in `fe80::1%eth0`.
+        host, port = socket.getnameinfo(peer, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+        return host, int(port)
 
 
 class _Agreement:

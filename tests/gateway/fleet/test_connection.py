@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,13 +15,14 @@ from gateway.errors import InferenceError
 from gateway.fleet import connection
 from gateway.fleet.choice import ANY_REQUEST, Demand, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
-from gateway.fleet.handshake import FleetKind, FleetRole, Identity
+from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
 from gateway.fleet.offers import Key, first_load, write_load, write_prefixes
 from gateway.fleet.prefixes import KeyChanges, KeyIndex
 from gateway.fleet.prompts import PrefixIndexes
 from tests.builders import TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
+from tests.gateway.fleet.large_ends import listening_port
 
 KEY: Key = ("text", 1)
 OFFER = offered(TEXT)
@@ -52,11 +54,14 @@ async def replica() -> AsyncIterator[FakeReplica]:
 
 
 @asynccontextmanager
-async def connecting(port: int) -> AsyncIterator[ReplicaConnection]:
+async def connecting(
+    port: int, host: str = "127.0.0.1", indexes: PrefixIndexes | None = None
+) -> AsyncIterator[ReplicaConnection]:
     """A connection to a port for the length of the block."""
     identity = Identity("sluice", FleetRole.ROUTER)
-    indexes = PrefixIndexes(partial(KeyIndex, most_of_replica=len(TOO_MANY) - 1))
-    found = ReplicaConnection("127.0.0.1", port, identity, lambda: None, indexes)
+    if indexes is None:
+        indexes = PrefixIndexes(partial(KeyIndex, most_of_replica=len(TOO_MANY) - 1))
+    found = ReplicaConnection(host, port, identity, lambda: None, indexes)
     task = asyncio.create_task(found.run())
     try:
         yield found
@@ -251,6 +256,81 @@ async def test_a_starting_replica_is_attempted_when_it_is_ready(replica: FakeRep
         assert not router.attempted.is_set()
         replica.offer(OFFER)
         await soon(router.attempted.wait())
+
+
+async def test_a_replica_is_attempted_when_its_second_connection_is_made(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, held = replica.send, list[bytes]()
+
+    def hold(kind: int, payload: bytes) -> None:
+        if kind == FleetKind.BULK:
+            held.append(payload)
+        else:
+            send(kind, payload)
+
+    monkeypatch.setattr(replica, "send", hold)
+    async with connecting(replica.port) as router:
+        await until(lambda: bool(held) and router.state is ReplicaState.READY)
+        await asyncio.sleep(0.05)
+        assert not router.serves(KEY)
+        assert not router.attempted.is_set()
+        send(FleetKind.BULK, held[0])
+        await soon(router.attempted.wait())
+        assert router.serves(KEY)
+
+
+async def test_both_connections_are_to_the_same_address(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, hosts = asyncio.get_running_loop(), list[str]()
+    create_connection = loop.create_connection
+
+    def note(protocol: Any, host: str, *more: Any, **fields: Any) -> Any:
+        hosts.append(host)
+        return create_connection(protocol, host, *more, **fields)
+
+    monkeypatch.setattr(loop, "create_connection", note)
+    async with connecting(replica.port, "localhost") as router:
+        await until(lambda: router.serves(KEY))
+    assert hosts == ["localhost", "127.0.0.1"]
+
+
+async def test_the_refusal_of_the_second_connection_is_logged(
+    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(nonce: str) -> None:
+        raise HandshakeError("it is another replica")
+
+    async with listening_port() as found:
+        monkeypatch.setattr(found.port, "link", refuse)
+        async with connecting(found.port.ports["fleet"]) as router:
+            await soon(router.attempted.wait())
+            await until(lambda: router.state is None)
+    of_router = {each for each in lines() if each.startswith("replica ")}
+    assert of_router == {"replica not reached: refused by the other end: it is another replica"}
+
+
+async def test_a_replica_with_two_addresses_has_one_connection(
+    replica: FakeReplica, lines: Callable[[], list[str]]
+) -> None:
+    indexes = PrefixIndexes(KeyIndex)
+    async with AsyncExitStack() as second_owner:
+        async with connecting(replica.port, indexes=indexes) as first:
+            await until(lambda: first.serves(KEY))
+            replica.send(FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges([b"12345678"])))
+            second = await second_owner.enter_async_context(
+                connecting(replica.port, "localhost", indexes)
+            )
+            await soon(second.attempted.wait())
+            await asyncio.sleep(0.1)
+            reason = f"replica {first.id} is connected at another address"
+            assert lines() == [f"replica not reached: {reason}"]
+            assert first.serves(KEY)
+            assert not second.serves(KEY)
+            assert len(indexes[KEY]) == len(replica.links) == 1
+        await until(lambda: second.serves(KEY))
+        assert len(indexes[KEY]) == 0
 
 
 async def test_a_replica_that_cannot_be_reached_is_logged_once(
