@@ -249,6 +249,8 @@ class RoutedRequest:
                 if call.is_over:
                     self._instance.executed(self.request)
                     self._end(None)
+                elif call.has_begun:
+                    self._instance.waiting.discard(self)
                 return
             self._pass_on(call, response)
 

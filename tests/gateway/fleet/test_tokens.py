@@ -14,6 +14,7 @@ from gateway.fleet.offers import first_load, write_load, write_prefixes
 from gateway.fleet.prefixes import KeyChanges, PrefixScope
 from gateway.fleet.prompts import keys_of_fleet
 from gateway.messages import InferRequest, RoutedPrompt, SequenceTag, Usage
+from gateway.processes.channel import number
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import write_response
 from gateway.stream import ResponseStream
@@ -286,6 +287,15 @@ class TestMoves:
             found.links[-1].send(InferenceKind.DATA, call, write_response(text_response("a")))
             await soon(stream.batch())
             assert len(instance.waiting) == 0  # type: ignore[attr-defined]
+
+    async def test_a_request_whose_large_response_arrives_does_not_move(
+        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    ) -> None:
+        stream, found, call = await self.waiting(routed, replicas, text_request(LONG))
+        (instance,) = routed.dataplane.model("text").instances
+        with stream:
+            found.links[-1].send(FleetKind.LARGE_DATA, call, number(1))
+            await until(lambda: len(instance.waiting) == 0)  # type: ignore[attr-defined]
 
     async def test_a_cancelled_request_does_not_move(
         self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
