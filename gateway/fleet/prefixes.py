@@ -15,6 +15,7 @@ KEY_BYTES = 8
 PIECE_BYTES = 512
 """The bytes of a prompt for each key: about 128 tokens."""
 MOST_KEYS_OF_PROMPT = 2048
+MOST_KEYED_BYTES = MOST_KEYS_OF_PROMPT * PIECE_BYTES
 """Of a longer prompt the first MiB has keys: the keys of 128 KiB take half a millisecond."""
 SECRET_BYTES = 32
 """The length of the shortest secret."""
@@ -63,10 +64,11 @@ class PromptKeys:
 
     def of_text(self, scope: PrefixScope, text: str) -> tuple[bytes, ...]:
         """The keys of a text."""
-        return self._chain(scope, b"text", text.encode(errors="surrogatepass"))
+        return self._chain(scope, b"text", text[:MOST_KEYED_BYTES].encode(errors="surrogatepass"))
 
     def of_tokens(self, scope: PrefixScope, ids: Sequence[int]) -> tuple[bytes, ...]:
         """The keys of token ids, as int32; ValueError if one is none."""
+        ids = ids[: MOST_KEYED_BYTES // 4]
         try:
             packed = struct.pack(f"<{len(ids)}i", *ids)
         except struct.error:
@@ -80,7 +82,7 @@ class PromptKeys:
     def _chain(self, scope: PrefixScope, kind: bytes, prompt: bytes) -> tuple[bytes, ...]:
         key, keys = self._hash(_framed(scope.parts()), kind), []
         view = memoryview(prompt)
-        end = min(len(prompt), MOST_KEYS_OF_PROMPT * PIECE_BYTES) - PIECE_BYTES
+        end = min(len(prompt), MOST_KEYED_BYTES) - PIECE_BYTES
         for start in range(0, end + 1, PIECE_BYTES):
             key = self._hash(view[start : start + PIECE_BYTES], key)
             keys.append(key)

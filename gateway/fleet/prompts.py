@@ -9,7 +9,14 @@ import orjson
 
 from gateway.fleet.choice import Demand, TokenRatio
 from gateway.fleet.offers import Key
-from gateway.fleet.prefixes import PIECE_BYTES, SECRET_BYTES, KeyIndex, PrefixScope, PromptKeys
+from gateway.fleet.prefixes import (
+    MOST_KEYED_BYTES,
+    PIECE_BYTES,
+    SECRET_BYTES,
+    KeyIndex,
+    PrefixScope,
+    PromptKeys,
+)
 from gateway.generation import IMAGE, MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT
 from gateway.messages import InferRequest, RoutedPrompt, Usage
 from gateway.openai_contract import REQUEST
@@ -20,7 +27,9 @@ MOST_READ_BYTES = 1 << 20
 """A longer JSON text is not parsed for keys, since that would block other requests."""
 ADAPTER, SALT = "lora_name", "cache_salt"
 """Sampling parameters that are part of the keys of an engine's cache."""
-UNREADABLE = (TypeError, ValueError)
+VALUE_BYTES = 16
+"""Bytes counted for each value of a long JSON text, so that the values that are read are few."""
+UNREADABLE = (RecursionError, TypeError, ValueError)
 """The errors of texts that are no JSON, and of values that JSON does not have."""
 
 
@@ -85,49 +94,57 @@ class ModelPrompts:
         if size < PIECE_BYTES or request.sequence is not None or request.input(IMAGE) is not None:
             return RoutedPrompt(size)
         try:
-            return self._read(request) or RoutedPrompt(size)
+            return self._read(request, size) or RoutedPrompt(size)
         except UNREADABLE:
             return RoutedPrompt(size)
 
-    def _read(self, request: InferRequest) -> RoutedPrompt | None:
-        """The prompt of a request, if it has one of the inputs of LLMs."""
-        whole = request.input(REQUEST)
+    def _read(self, request: InferRequest, size: int) -> RoutedPrompt | None:
+        """The prompt of a request of that size, if it has one of the inputs of LLMs."""
+        whole, tenant = request.input(REQUEST), tenant_of(request.caller)
         if whole is not None:
             members = _members(whole)
-            return None if members is None else self._of_members(members, tenant_of(request.caller))
+            return None if members is None else self._of_members(members, tenant, size)
         text, messages = request.input(TEXT_INPUT), request.input(MESSAGES)
-        if text is not None:
-            found: Any = _only(text).decode()
-        elif messages is not None and _size_bytes(messages) <= MOST_READ_BYTES:
-            found = orjson.loads(_only(messages))
-        else:
-            return None
         given = request.input(SAMPLING_PARAMETERS)
+        parsed = (given, messages if text is None else None)
+        if any(each is not None and _size_bytes(each) > MOST_READ_BYTES for each in parsed):
+            return None
         sampling = request.parameters if given is None else orjson.loads(_only(given))
         if not isinstance(sampling, Mapping):
             return None
-        scope = self._scope(sampling, sampling.get(ADAPTER), tenant_of(request.caller))
-        return self._of(scope, found)
+        scope = self._scope(sampling, sampling.get(ADAPTER), tenant)
+        if text is not None:
+            found = _only(text)
+            return RoutedPrompt(len(found), self._keys.of_text(scope, _beginning(found)))
+        return None if messages is None else self._of(scope, orjson.loads(_only(messages)), size)
 
-    def _of_members(self, members: Mapping[str, Any], tenant: str) -> RoutedPrompt | None:
+    def _of_members(
+        self, members: Mapping[str, Any], tenant: str, size: int
+    ) -> RoutedPrompt | None:
         """The prompt of an OpenAI request: messages, a text, or token ids."""
         name = members.get("model")
         scope = self._scope(members, name if name in self._adapters else None, tenant)
         found = members.get("messages", members.get("prompt", members.get("input")))
         before = (members.get("tools"), members.get("instructions"))
-        return self._of(scope, found, orjson.dumps(before) if any(before) else b"")
+        return self._of(scope, found, size, before)
 
-    def _of(self, scope: PrefixScope, found: Any, tools: bytes = b"") -> RoutedPrompt | None:
+    def _of(
+        self, scope: PrefixScope, found: Any, size: int, before: Sequence[Any] = ()
+    ) -> RoutedPrompt | None:
+        """The prompt of a request of that size; its text, or what is `before` its messages."""
         if isinstance(found, str):
-            return RoutedPrompt(len(found.encode()), self._keys.of_text(scope, found))
+            return RoutedPrompt(_text_bytes(found), self._keys.of_text(scope, found))
         if not isinstance(found, list) or not found:
             return None
         if type(found[0]) is int:
             keys = self._keys.of_tokens(scope, found)
             return RoutedPrompt(round(len(found) / self._ratio.value), keys)
+        if is_long := size > MOST_KEYED_BYTES:
+            (before, *found), _ = _cut([before, *found], MOST_KEYED_BYTES)
+        tools = orjson.dumps(before) if any(before) else b""
         messages = [orjson.dumps(each) for each in found]
-        size = len(tools) + sum(map(len, messages))
-        return RoutedPrompt(size, self._keys.of_messages(scope, tools, messages))
+        keys = self._keys.of_messages(scope, tools, messages)
+        return RoutedPrompt(size if is_long else len(tools) + sum(map(len, messages)), keys)
 
     def _scope(self, given: Mapping[str, Any], adapter: object, tenant: str) -> PrefixScope:
         name, version = self._key
@@ -147,6 +164,37 @@ def _size_bytes(tensor: Tensor) -> int:
     if tensor.datatype is not Datatype.BYTES:
         return 0
     return sum(map(len, data)) if isinstance(data, tuple) else len(tensor.raw())
+
+
+def _text_bytes(text: str) -> int:
+    """The bytes of a text; those of a long one follow from its beginning."""
+    if text.isascii():
+        return len(text)
+    beginning = text[:MOST_KEYED_BYTES]
+    return round(len(text) * len(beginning.encode(errors="surrogatepass")) / len(beginning))
+
+
+def _beginning(text: bytes) -> str:
+    """The part of a text that has keys."""
+    if len(text) <= MOST_KEYED_BYTES:
+        return text.decode()
+    return text[: MOST_KEYED_BYTES + 3].decode(errors="ignore")  # without a part of a character
+
+
+def _cut(value: Any, room: int) -> tuple[Any, int]:
+    """The beginning of a JSON value, and the part of the room that is left."""
+    room -= VALUE_BYTES
+    if isinstance(value, str):
+        return value[: max(0, room)], room - len(value)
+    if not isinstance(value, dict | list | tuple):
+        return value, room
+    is_object, kept = isinstance(value, dict), list[Any]()
+    for each in value.items() if is_object else value:
+        if room <= 0:
+            break
+        beginning, room = _cut(each, room)
+        kept.append(beginning)
+    return (dict(each for each in kept if len(each) == 2) if is_object else kept), room
 
 
 def _only(tensor: Tensor) -> bytes:

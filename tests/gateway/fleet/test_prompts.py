@@ -2,9 +2,12 @@
 
 import json
 import time
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.fleet.prefixes import KeyChanges, KeyIndex
@@ -192,3 +195,66 @@ def test_a_prompt_of_128_kib_is_read_in_a_millisecond(prompts: ModelPrompts, kin
         took.append(time.thread_time() - began)
     assert len(found.keys) >= 256
     assert min(took) < 0.001
+
+
+def parsed(**members: Any) -> InferRequest:
+    """A request whose members are known."""
+    body = RequestBody(orjson.dumps(members), members)
+    return InferRequest(model="m", inputs=(Tensor(REQUEST, Datatype.BYTES, (1,), body),))
+
+
+def said(content: Any) -> InferRequest:
+    """A chat of one message."""
+    return parsed(messages=[{"role": "user", "content": content}])
+
+
+WIDE = "\N{EURO SIGN}"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda text: asked(text_input=text),
+        lambda text: asked(text_input=WIDE + text),
+        lambda text: parsed(prompt=text),
+        lambda text: parsed(prompt=WIDE + text),
+        said,
+        lambda text: said([{"type": "text", "text": text}] * 2),
+        lambda text: said([{"type": "text", "text": text[:1024]}] * (len(text) // 1024)),
+        lambda text: parsed(messages=[SYSTEM], tools=[{"description": text}]),
+    ],
+    ids=["text", "wide text", "prompt", "wide prompt", "message", "part", "parts", "tool"],
+)
+def test_of_a_long_prompt_the_beginning_is_read(
+    prompts: ModelPrompts, ask: Callable[[str], InferRequest]
+) -> None:
+    medium, long = ask("abcdefgh" * (1 << 18)), ask("abcdefgh" * (1 << 22))
+    tracemalloc.start()
+    found = prompts.read(long)
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes < 20 << 20  # no copy of the text; orjson takes 16 bytes for each byte
+    assert 1700 < len(found.keys) <= 2048
+    assert common(found, prompts.read(medium)) == len(found.keys)
+    size = sum(map(len, long.inputs[0].elements()))
+    assert found.size_bytes == pytest.approx(size, rel=0.001)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_a_chat_that_grows_beyond_the_limit_has_the_keys_of_its_beginning(
+    prompts: ModelPrompts, size: int
+) -> None:
+    turns = [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "Why? " * size}]}]
+    before, after = parsed(messages=turns), parsed(messages=[*turns, TURN, *turns * 20])
+    found = prompts.read(before)
+    assert len(found.keys) >= 4
+    assert common(found, prompts.read(after)) >= len(found.keys) - 1
+
+
+def test_a_deep_message_has_no_keys(prompts: ModelPrompts) -> None:
+    deep: Any = "x"
+    for _ in range(1020):
+        deep = [deep]
+    body = RequestBody(bytes(2 << 20), {"messages": [deep]})
+    request = InferRequest(model="m", inputs=(Tensor(REQUEST, Datatype.BYTES, (1,), body),))
+    assert prompts.read(request) == RoutedPrompt(2 << 20)

@@ -142,8 +142,8 @@ async def test_a_request_goes_to_the_replica_with_its_prefix(
         load = replace(LOAD, seen=max(each.requests, default=0))
         announce(each, load, *(KEYS if each is replicas[1] else ()))
         await until(lambda each=each, load=load: has(routed, each, replicas, load))
-    for number in range(6):
-        request = text_request(LONG + f"Why? {number}" * 100)
+    for turn in range(6):
+        request = text_request(LONG + f"Why? {turn}" * 100)
         assert (await place(routed, replicas, request, 1000))[0] is replicas[1]
 
 
