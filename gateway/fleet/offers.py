@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from gateway.config.pbtxt import to_text
 from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
-from gateway.fleet.prefixes import KEY_BYTES, KeyChanges
+from gateway.fleet.prefixes import KEY_BYTES, MOST_KEYS_OF_REPLICA, KeyChanges
 from gateway.models.model import Model
 
 FIRST_STEP_SECS = 0.05
@@ -167,4 +167,7 @@ def read_prefixes(payload: bytes) -> tuple[Key, KeyChanges]:
 
 def _keys(joined: bytes) -> list[bytes]:
     """Keys that stand one behind the other; the last one may be too short."""
+    if len(joined) > MOST_KEYS_OF_REPLICA * KEY_BYTES:
+        most = MOST_KEYS_OF_REPLICA
+        raise ValueError(f"found {len(joined) // KEY_BYTES} keys, expected at most {most}")
     return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]

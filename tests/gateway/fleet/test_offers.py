@@ -79,7 +79,14 @@ def test_prefixes_are_read_as_written() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
-    [(2, b"12345678123", "8 bytes"), (3, b"1234567", "8 bytes"), (2, "text", "cannot be read")],
+    [
+        (2, b"12345678123", "8 bytes"),
+        (3, b"1234567", "8 bytes"),
+        (2, "text", "cannot be read"),
+        (2, bytes(8 * 262_145), "found 262145 keys, expected at most 262144"),
+        (3, bytes(8 * 262_145), "found 262145 keys, expected at most 262144"),
+    ],
+    ids=["half a key", "no key", "no keys", "too many gained", "too many lost"],
 )
 def test_prefixes_that_are_no_keys_are_refused(field: int, value: object, reason: str) -> None:
     fields = msgspec.msgpack.decode(write_prefixes(KEY, KeyChanges([b"12345678"])))
