@@ -1,10 +1,12 @@
 """The choice of a replica by its cost in seconds, from absolute counts."""
 
 import math
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import nlargest
 from random import Random
 
 HARM = 0.05
@@ -17,6 +19,8 @@ REFUSAL_SECS = 1.0
 """A replica that refused a request gets none for this time."""
 GAIN = 1.2
 """A request moves if its cost is more than this many times that of another replica."""
+COMPARED = 8
+"""Replicas of least work, and as many of the longest prefixes, that a moving request considers."""
 SETTLED_SECS = 2.0
 """A request with fewer seconds of tokens before it does not move: it may have begun."""
 NODE_SECS, ZONE_SECS, FAR_SECS = 0.0, 0.001, 0.005
@@ -315,30 +319,68 @@ def moves(
     Only a request with two seconds of work before it moves, if another replica costs less by the
     factor `GAIN`. The caller may stop at any move. Pinned requests do not move: leave them out.
     """
-    targets = accepting(replicas, now)
-    least = min((each.empty_secs for each in targets), default=math.inf)
-    added: Counter[str] = Counter()
-    removed: Counter[str] = Counter()
-    arrivals: Counter[str] = Counter()
+    targets, removed = _Targets(accepting(replicas, now)), Counter[str]()
     for request in unbegun:
         here, demand = request.replica, request.demand
         ahead = max(0, request.ahead - removed[here.id])
         own = cost(here, demand, ahead)
-        if ahead * here.unit_secs < SETTLED_SECS or own <= GAIN * least:
+        if ahead * here.unit_secs < SETTLED_SECS or own <= GAIN * targets.least:
             continue
         others = [
-            (cost(each, demand, each.ahead + added[each.id] - removed[each.id]), each)
-            for each in targets
-            if each is not here and each.room > arrivals[each.id]
+            (cost(each, demand, targets.ahead(each)), each)
+            for each in targets.likely(demand)
+            if each is not here
         ]
         secs, to = min(others, key=lambda pair: pair[0], default=(math.inf, here))
         if secs * GAIN < own:
-            added[to.id] += to.work(demand)
             removed[here.id] += here.work(demand)
-            arrivals[to.id] += 1
-            left = here.ahead + added[here.id] - removed[here.id]
-            least = min(least, here.fixed_secs + left * here.unit_secs)
+            targets.add(here, -here.work(demand))
+            targets.add(to, to.work(demand))
+            targets.take_room(to)
             yield Move(request, to)
+
+
+class _Targets:
+    """The replicas that accept requests, in the order of `empty_secs` with the moves so far."""
+
+    def __init__(self, replicas: Iterable[KnownReplica]) -> None:
+        self._replicas = {each.id: each for each in replicas}
+        self._added: Counter[str] = Counter()
+        self._arrivals: Counter[str] = Counter()
+        self._order = sorted(map(self._place, self._replicas.values()))
+
+    @property
+    def least(self) -> float:
+        """The least cost of a request without work of its own."""
+        return self._order[0][0] if self._order else math.inf
+
+    def ahead(self, replica: KnownReplica) -> int:
+        """The work before a new request."""
+        return replica.ahead + self._added[replica.id]
+
+    def likely(self, demand: Demand) -> list[KnownReplica]:
+        """The replicas with the least work, and with the longest prefixes of a request."""
+        least = [name for _, name in self._order[:COMPARED]]
+        held = nlargest(COMPARED, demand.held, key=demand.held.__getitem__)
+        names = dict.fromkeys((*least, *held))
+        return [self._replicas[each] for each in names if each in self._replicas]
+
+    def add(self, replica: KnownReplica, work: int) -> None:
+        """Count work that moves to a replica, or from it."""
+        if replica.id in self._replicas:
+            self._order.remove(self._place(replica))
+            self._added[replica.id] += work
+            insort(self._order, self._place(replica))
+
+    def take_room(self, replica: KnownReplica) -> None:
+        """Count a request that moves to a replica."""
+        self._arrivals[replica.id] += 1
+        if self._arrivals[replica.id] >= replica.room:
+            self._order.remove(self._place(replica))
+            del self._replicas[replica.id]
+
+    def _place(self, replica: KnownReplica) -> tuple[float, str]:
+        return replica.fixed_secs + self.ahead(replica) * replica.unit_secs, replica.id
 
 
 class TokenRatio:

@@ -17,7 +17,7 @@ from gateway.fleet.choice import (
 
 TURN_SECS = 1.0
 """The time between two turns, in which requests are chosen for again."""
-MOST_OF_TURN = 256
+MOST_OF_TURN = 128
 """Requests of a turn, the oldest first: more would delay other requests."""
 
 

@@ -337,12 +337,8 @@ class KeyIndex:
         return self._names(self._holders.get(key, 0))
 
     def _names(self, holders: int) -> list[str]:
-        names = []
-        while holders:
-            lowest = holders & -holders
-            names.append(self._ids[lowest.bit_length() - 1])
-            holders ^= lowest
-        return names
+        bits = f"{holders:b}"[::-1]  # operations on each of its bits would be quadratic
+        return [name for name, bit in zip(self._ids, bits, strict=False) if bit == "1"]
 
     def _number(self, replica_id: str) -> int:
         number = self._numbers.get(replica_id)

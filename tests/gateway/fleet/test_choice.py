@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.fleet import choice
 from gateway.fleet.choice import (
     Demand,
     KnownReplica,
@@ -339,6 +340,26 @@ def test_moves_are_those_of_a_comparison_with_every_replica(run: int) -> None:
     unbegun = [each for here in replicas for each in backlog(here, here.ahead // 10_000)]
     random.shuffle(unbegun)
     assert moved(unbegun, *replicas) == compared(unbegun, replicas), f"seed {seed}"
+
+
+def test_a_move_compares_few_replicas_and_those_with_the_longest_prefixes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[str] = []
+
+    def counted(each: KnownReplica, *more: Any) -> float:
+        compared.append(each.id)
+        return cost(each, *more)
+
+    monkeypatch.setattr(choice, "cost", counted)
+    here = replica("here", waiting_tokens=900_000)
+    others = [replica(str(each), waiting_tokens=1000 * each) for each in range(100)]
+    held = {str(each): 10 * each for each in range(20, 90)} | {"99": 100_000, "gone": 1}
+    unbegun = [
+        UnbegunRequest(call, Demand(tokens=100_000, held=held), here, 800_000) for call in range(9)
+    ]
+    assert moved(unbegun, here, *others)[0] == (0, "99")
+    assert len(compared) <= len(unbegun) * (1 + 2 * choice.COMPARED)
 
 
 def compared(unbegun: list[UnbegunRequest], replicas: list[KnownReplica]) -> list[tuple[int, str]]:
