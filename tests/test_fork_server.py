@@ -1,5 +1,6 @@
 """Servers of tests that are forks: no test passes because of what a fork has imported."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,28 @@ from pathlib import Path
 from tests.fork_server import PRELOADED, ROOT, fresh
 from tests.serving import Serving, running
 
-IMPORTED = re.compile(r"^import time:.*\| +(gateway\S*)$", re.MULTILINE)
+IMPORTED = re.compile(r"^import time:.*\| +(\S+)$", re.MULTILINE)
+FORKING = {"tests", "tests.fork_server"}
+"""The module that forks: a server imports nothing of the tests."""
+AGREED = """
+from gateway.config.pbtxt import parse, to_text
+from gateway.fleet.offers import ModelOffer
+from gateway.fleet.prefixes import PrefixScope, rendezvous
+from gateway.fleet.prompts import keys_of_fleet
+
+config = 'name: "m" backend: "b"' + "".join(
+    f' parameters {{ key: "{key}" value: {{ string_value: "1" }} }}' for key in "abcdefgh"
+)
+labels = {name: ("x", "y") for name in set("abcdefgh")}
+keys = keys_of_fleet("sluice", b"")
+print(
+    rendezvous(b"pin", set("abcdefgh")),
+    ModelOffer("m", 1, to_text(parse(config, "m")), labels, (), 0, "").digest,
+    keys.of_text(PrefixScope(model="m", version="1"), "a" * 600),
+    keys.of_pin("conversation", "m", "name"),
+)
+"""
+"""Values that all processes of a fleet must agree on."""
 
 
 def test_a_fork_has_imported_nothing_but_what_a_server_imports_at_its_start(
@@ -27,4 +49,20 @@ def test_a_fork_has_imported_nothing_but_what_a_server_imports_at_its_start(
         pass
     imported = IMPORTED.findall(server.text)
     assert len(imported) > len(PRELOADED)
-    assert set(IMPORTED.findall(preloading.stderr)) - set(imported) == set()
+    assert set(IMPORTED.findall(preloading.stderr)) - set(imported) == FORKING
+
+
+def test_processes_with_other_hashes_agree_on_replicas_models_and_keys() -> None:
+    """Forks have one seed of `hash`, but the processes of a fleet have different ones."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", AGREED],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
