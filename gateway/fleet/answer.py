@@ -9,7 +9,7 @@ from dataclasses import replace
 from gateway.errors import InferenceError, unexpected
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.handshake import FleetKind
-from gateway.fleet.large import Arrival, LargeSender, time_left
+from gateway.fleet.large import Arrival, LargeSender, sendable, time_left
 from gateway.fleet.meter import MeteredPrompt
 from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.observability.trace import Trace
@@ -152,7 +152,7 @@ class RoutedAnswer(ChannelCall):
 
     def _send(self, response: InferResponse) -> None:
         large: list[LargeData] = []
-        message = write_response(response, large)
+        message = sendable(write_response(response, large))
         if large:
             self._sender.send(FleetKind.LARGE_DATA, message, large)
         else:

@@ -16,7 +16,7 @@ from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Demand, KnownReplica, Load, ReplicaState, wait
 from gateway.fleet.copies import CopyChannel
 from gateway.fleet.handshake import FleetKind, HandshakeError, Hello, Identity
-from gateway.fleet.large import Arrival, LargeSender
+from gateway.fleet.large import Arrival, LargeSender, sendable
 from gateway.fleet.metrics import ReplicaCounts
 from gateway.fleet.offers import (
     Key,
@@ -347,7 +347,7 @@ class ReplicaCall(RequestingEnd):
 
     def _send_request(self, request: InferRequest) -> None:
         large: list[LargeData] = []
-        message = write_request(request, waited_us(request), large)
+        message = sendable(write_request(request, waited_us(request), large))
         if large:
             self._sender.send(FleetKind.LARGE_REQUEST, message, large)
         else:

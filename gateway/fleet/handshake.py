@@ -20,6 +20,8 @@ HANDSHAKE_SECS = 5.0
 """Time limit of the handshake, from the connection to the last frame."""
 HANDSHAKE_BYTES = 4096
 """Longest frame before the end of the handshake: an unknown sender takes no more memory."""
+MESSAGE_BYTES = 256 << 20
+"""Longest frame after it: a message without its large tensors."""
 SHOWN_CHARS = 300
 
 

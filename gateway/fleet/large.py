@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.fleet.bulk import BulkConnection, IncomingTensor, as_bytes
+from gateway.fleet.handshake import MESSAGE_BYTES
 from gateway.messages import InferRequest, SequenceKey
 from gateway.processes.channel import LENGTH, MOST_BYTES, number, read_number
 from gateway.processes.inference_calls import NS_PER_US
@@ -112,6 +113,18 @@ class LargeSender:
     def _send(self, data: memoryview) -> None:
         self._bulk.send(self._call, data)
         self._on_sent(len(data))
+
+
+def sendable(message: bytes) -> bytes:
+    """A message that the other end accepts; INVALID_ARG for a longer one."""
+    most = MESSAGE_BYTES - LENGTH.size  # the number of its large tensors
+    if len(message) > most:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"a message of a fleet has {len(message)} bytes without its large tensors, "
+            f"expected at most {most}; send fewer parameters and small tensors",
+        )
+    return message
 
 
 def _size_bytes(data: LargeData) -> int:

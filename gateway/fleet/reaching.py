@@ -8,13 +8,14 @@ from collections.abc import Callable
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
     HANDSHAKE_SECS,
+    MESSAGE_BYTES,
     FleetKind,
     Handshake,
     HandshakeError,
     Hello,
     Identity,
 )
-from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
+from gateway.processes.channel import NO_CALL, Channel, Frame
 from gateway.settings import TlsSettings
 from gateway.tls.certificates import client_context
 
@@ -112,6 +113,6 @@ class _Agreement:
         if peer is not None:
             # After that of the replica: it sends nothing else before it has this one.
             self.channel.send(FleetKind.PROOF, NO_CALL, self._proof)
-            self.channel.limit(MOST_BYTES)
+            self.channel.limit(MESSAGE_BYTES)
             self._is_over.set_result(None)
             self._on_agreed(self.channel, peer)

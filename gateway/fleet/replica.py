@@ -19,6 +19,7 @@ from gateway.fleet.copies import CopyChannel, ReplicaCopies
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
     HANDSHAKE_SECS,
+    MESSAGE_BYTES,
     FleetKind,
     FleetRole,
     Handshake,
@@ -37,7 +38,7 @@ from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
-from gateway.processes.channel import MOST_BYTES, NO_CALL, Channel, Frame
+from gateway.processes.channel import NO_CALL, Channel, Frame
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import read_request
 from gateway.server import Listeners, Server, StartFailed
@@ -165,7 +166,7 @@ class RouterLink:
             self._give_to(link)
         elif handshake.peer is not None:
             self._handshake, self.router_id = None, handshake.peer.id
-            self.channel.limit(MOST_BYTES)
+            self.channel.limit(MESSAGE_BYTES)
             self._copies = CopyChannel(self.bulk, self._port.copies.keep, self._finish)
             log.info("router connected", extra={"id": self.router_id})
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())

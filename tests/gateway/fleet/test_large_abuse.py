@@ -5,20 +5,27 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.fleet import large
 from gateway.fleet.bulk import ANNOUNCEMENT, BulkConnection
 from gateway.fleet.connection import ReplicaConnection
-from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
+from gateway.fleet.handshake import (
+    MESSAGE_BYTES,
+    FleetKind,
+    FleetRole,
+    HandshakeError,
+    Identity,
+)
 from gateway.fleet.reaching import ReplicaAddress
 from gateway.fleet.replica import FleetPort
 from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
-from gateway.processes.channel import Channel, number
+from gateway.processes.channel import HEAD, Channel, number
 from gateway.processes.inference_calls import InferenceKind
 from gateway.stream import ResponseStream
+from gateway.tensor import Tensor
 from tests.builders import TEXT
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import until
@@ -266,4 +273,33 @@ async def test_a_connection_of_large_tensors_without_one_of_messages_is_refused(
     for link in ("0" * 64, *nonces):
         with pytest.raises(HandshakeError, match="found no connection of messages"):
             await rogue.join(link)
+    await completes(neighbour, replica)
+
+
+@pytest.mark.parametrize("tensors", [(), (numbers(),)], ids=["small", "large"])
+async def test_a_message_above_the_limit_is_refused_by_its_sender(
+    replica: Replica,
+    neighbour: ReplicaConnection,
+    monkeypatch: pytest.MonkeyPatch,
+    tensors: tuple[Tensor, ...],
+) -> None:
+    monkeypatch.setattr(large, "MESSAGE_BYTES", 1000)
+    parameters = {"long": "a" * 1000}
+    with pytest.raises(InferenceError, match="expected at most 996") as refusal:
+        Call(neighbour, request(*tensors, parameters=parameters))
+    assert refusal.value.code is Code.INVALID_ARG
+    call = Call(neighbour, request())
+    await replica.request()
+    replica.streams[0].put(InferResponse(outputs=tensors, parameters=parameters))
+    with pytest.raises(InferenceError, match="expected at most 996"):
+        await call.rest()
+    await completes(neighbour, replica)
+
+
+async def test_a_frame_above_the_limit_ends_the_connection(
+    replica: Replica, rogue: Rogue, neighbour: ReplicaConnection
+) -> None:
+    head = HEAD.pack(MESSAGE_BYTES + 1, InferenceKind.REQUEST, 1)
+    rogue.channel._transport.write(head)  # noqa: SLF001 - the channel sends whole frames
+    await until(lambda: rogue.channel.is_lost)
     await completes(neighbour, replica)
