@@ -188,13 +188,15 @@ def _cut(value: Any, room: int) -> tuple[Any, int]:
         return value[: max(0, room)], room - len(value)
     if not isinstance(value, dict | list | tuple):
         return value, room
-    is_object, kept = isinstance(value, dict), list[Any]()
-    for each in value.items() if is_object else value:
+    kept: list[Any] = []
+    for each in value.items() if isinstance(value, dict) else value:
         if room <= 0:
             break
         beginning, room = _cut(each, room)
         kept.append(beginning)
-    return (dict(each for each in kept if len(each) == 2) if is_object else kept), room
+    if isinstance(value, dict):
+        return dict(each for each in kept if len(each) == 2), room  # the last key has no value
+    return kept, room
 
 
 def _only(tensor: Tensor) -> bytes:

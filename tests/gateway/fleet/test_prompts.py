@@ -251,6 +251,12 @@ def test_a_chat_that_grows_beyond_the_limit_has_the_keys_of_its_beginning(
     assert common(found, prompts.read(after)) >= len(found.keys) - 1
 
 
+def test_a_chat_that_is_cut_in_a_key_has_keys(prompts: ModelPrompts) -> None:
+    for size in range((1 << 20) - 300, 1 << 20, 10):
+        turns = [{"role": "user", "content": "a" * size}, TURN]
+        assert len(prompts.read(parsed(messages=turns)).keys) >= 2046
+
+
 def test_a_deep_message_has_no_keys(prompts: ModelPrompts) -> None:
     deep: Any = "x"
     for _ in range(1020):
