@@ -297,9 +297,14 @@ async def test_a_message_above_the_limit_is_refused_by_its_sender(
 
 
 async def test_a_frame_above_the_limit_ends_the_connection(
-    replica: Replica, rogue: Rogue, neighbour: ReplicaConnection
+    replica: Replica,
+    rogue: Rogue,
+    neighbour: ReplicaConnection,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     head = HEAD.pack(MESSAGE_BYTES + 1, InferenceKind.REQUEST, 1)
     rogue.channel._transport.write(head)  # noqa: SLF001 - the channel sends whole frames
     await until(lambda: rogue.channel.is_lost)
+    reasons = [vars(each).get("reason") for each in caplog.records]
+    assert f"a frame of {MESSAGE_BYTES + 1} bytes, the limit is {MESSAGE_BYTES}" in reasons
     await completes(neighbour, replica)
