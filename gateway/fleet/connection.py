@@ -133,10 +133,10 @@ class ReplicaConnection:
         offer, silent_secs = self.models.get(key), self.silent_secs
         if silent_secs is None or offer is None or offer.trouble:
             return False
-        return self._has_both and silent_secs <= SILENT_SECS
+        return self.has_both and silent_secs <= SILENT_SECS
 
     @property
-    def _has_both(self) -> bool:
+    def has_both(self) -> bool:
         """Whether the connection of large tensors has been made, too."""
         return self._bulk is not None and self._bulk.is_open
 
@@ -260,7 +260,7 @@ class ReplicaConnection:
 
     def _changed(self) -> None:
         """Note that it may take requests now, or no longer."""
-        if self._has_both and self.state not in (None, ReplicaState.STARTING):
+        if self.has_both and self.state not in (None, ReplicaState.STARTING):
             self.attempted.set()
         self._on_change()
 

@@ -170,7 +170,7 @@ class ReplicaPlacement:
         )
 
     def _trouble(self, replica: ReplicaConnection) -> str:
-        if replica.state is None:
+        if replica.state is None or not replica.has_both:
             return "it is not connected"  # the reason is in the log, with the address
         if replica.state is not ReplicaState.READY:
             return f"it is {replica.state}"

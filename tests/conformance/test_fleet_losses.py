@@ -18,7 +18,7 @@ from tests.leaving import IN_FLIGHT
 from tests.serving import WAIT_SECS, Serving, replica, serving, static_fleet, write_model
 from tests.telling import TELLING, conversation, told
 
-TOKENS, DELAY_US = 100, 20_000
+TOKENS, DELAY_US = 100, 50_000
 STREAMS = 50
 TALKS = 8
 GENERATE = "/v2/models/story/generate_stream"
