@@ -63,6 +63,8 @@ def router_families(
 def _state(replica: ReplicaConnection) -> str:
     if replica.state is None or replica.silent_secs is None:
         return LOST
+    if not replica.has_both:
+        return ReplicaState.STARTING
     return SILENT if replica.silent_secs > SILENT_SECS else replica.state
 
 

@@ -175,17 +175,19 @@ async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dr
 
 
 async def test_texts_of_a_killed_replica_are_continued_and_so_are_its_conversations(
-    models: Path, nothing: Path, environment: dict[str, str], pair: tuple[Serving, Serving]
+    models: Path, nothing: Path, environment: dict[str, str]
 ) -> None:
+    # Both are new: of one with a measured rate the other would get few requests.
     with (
-        replica(models, "story", environment=environment) as third,
-        serving(nothing, static_fleet(pair[0], third)) as server,
+        replica(models, "story", environment=environment) as kept,
+        replica(models, "story", environment=environment) as killed,
+        serving(nothing, static_fleet(kept, killed)) as server,
     ):
         async with httpx.AsyncClient(base_url=server.http, timeout=WAIT_SECS) as client:
             talks = [Talk(number) for number in range(TALKS)]
             await asyncio.gather(*(each.turn(client, "one", 2) for each in talks))
             lost = asyncio.gather(*(each.turn(client, "two", TOKENS) for each in talks))
-            stories = await tell(server, STREAMS, third.process.kill)
+            stories = await tell(server, STREAMS, killed.process.kill)
             await lost
             failed = [each.error for each in talks if each.error]
             assert all("was lost after" in each and "not continued" in each for each in failed), (
