@@ -1,29 +1,17 @@
 """Replicas of a model that continues texts, as tests lose them."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.stream import ResponseStream
 from tests.builders import DECOUPLED, TEXT, soon, text_request, text_response, texts
-from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
+from tests.gateway.fleet.fake_replica import FakeReplica, until
 from tests.gateway.fleet.routing import Routed, calls
 
 KEY = ("text", 1)
 LLM = replace(TEXT, backend="vllm", model_transaction_policy=DECOUPLED)
 STOPPED = InferenceError(Code.UNAVAILABLE, "the engine has stopped")
-
-
-@asynccontextmanager
-async def two_replicas() -> AsyncIterator[list[FakeReplica]]:
-    """Two replicas of the model for the length of the block."""
-    async with AsyncExitStack() as owner:
-        found = [await owner.enter_async_context(listening()) for _ in range(2)]
-        for each in found:
-            each.offer(offered(LLM))
-        yield found
 
 
 def generation(text: str = "a", **parameters: int) -> InferRequest:

@@ -1,11 +1,11 @@
 """Replicas that are left out after failures, and requests that are refused after losses."""
 
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection, pauses
 from gateway.fleet.choice import ReplicaState
@@ -22,7 +22,6 @@ from tests.gateway.fleet.losing import (
     lose_after,
     read,
     taken,
-    two_replicas,
 )
 from tests.gateway.fleet.routing import Routed, routing
 
@@ -33,15 +32,8 @@ def _short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def replicas() -> AsyncIterator[list[FakeReplica]]:
-    async with two_replicas() as found:
-        yield found
-
-
-@pytest.fixture
-async def routed(tmp_path: Path, replicas: list[FakeReplica]) -> AsyncIterator[Routed]:
-    async with routing(tmp_path, *replicas) as found:
-        yield found
+def hosted() -> ModelConfig:
+    return LLM
 
 
 async def lost_twice(routed: Routed, replicas: list[FakeReplica], request: InferRequest) -> str:

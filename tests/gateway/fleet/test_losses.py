@@ -1,14 +1,13 @@
 """Replicas that are lost: repeated requests, and continued texts."""
 
 import logging
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.config import ModelInput, ModelOutput
+from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection
@@ -27,7 +26,6 @@ from tests.gateway.fleet.losing import (
     lose_after,
     read,
     taken,
-    two_replicas,
 )
 from tests.gateway.fleet.routing import NO_SUMS, Routed, routing, sums
 
@@ -38,15 +36,8 @@ def _short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def replicas() -> AsyncIterator[list[FakeReplica]]:
-    async with two_replicas() as found:
-        yield found
-
-
-@pytest.fixture
-async def routed(tmp_path: Path, replicas: list[FakeReplica]) -> AsyncIterator[Routed]:
-    async with routing(tmp_path, *replicas) as found:
-        yield found
+def hosted() -> ModelConfig:
+    return LLM
 
 
 async def test_a_text_is_continued_at_another_replica(

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from gateway.fleet.choice import ReplicaState
 from gateway.messages import SequenceTag
 from gateway.models.loaded_models import ProgressWatch
 from tests.builders import TEXT, add_model, soon, text_request
-from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
+from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
 from tests.gateway.fleet.routing import Routed, answered, calls, routing, text
 
 CHANGED = replace(TEXT, parameters={"number": "2"})
@@ -28,33 +27,13 @@ def _short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def replicas() -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
-    """Two replicas of `text`."""
-    async with AsyncExitStack() as owner:
-        first, second = [await owner.enter_async_context(listening()) for _ in range(2)]
-        first.offer(offered(TEXT))
-        second.offer(offered(TEXT))
-        yield first, second
-
-
-@pytest.fixture
-async def routed(
-    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
-) -> AsyncIterator[Routed]:
-    async with routing(tmp_path, *replicas) as found:
-        yield found
-
-
-@pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[str], int]:
     """The number of logged lines of a text."""
     caplog.set_level(logging.INFO, "sluice.fleet")
     return lambda text: sum(each.message == text for each in caplog.records)
 
 
-async def test_a_model_of_replicas_is_served(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
-) -> None:
+async def test_a_model_of_replicas_is_served(routed: Routed, replicas: list[FakeReplica]) -> None:
     assert routed.config == TEXT
     assert await answered(routed, *replicas) in replicas
     model = routed.dataplane.model("text")
@@ -64,7 +43,7 @@ async def test_a_model_of_replicas_is_served(
 
 async def test_a_replica_with_another_configuration_is_refused_and_logged_once(
     routed: Routed,
-    replicas: tuple[FakeReplica, FakeReplica],
+    replicas: list[FakeReplica],
     lines: Callable[[str], int],
 ) -> None:
     kept, other = replicas
@@ -82,7 +61,7 @@ async def test_a_replica_with_another_configuration_is_refused_and_logged_once(
 
 
 async def test_a_model_of_the_routers_own_repository_is_preferred(
-    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+    tmp_path: Path, replicas: list[FakeReplica]
 ) -> None:
     add_model(tmp_path, "text", 'backend: "nothing"')
     replicas[0].offer(offered(TEXT), offered(replace(TEXT, name="other")))
@@ -93,7 +72,7 @@ async def test_a_model_of_the_routers_own_repository_is_preferred(
 
 
 async def test_a_changed_configuration_of_all_replicas_replaces_the_model(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     before = routed.dataplane.model("text")
     with routed.dataplane.infer(text_request()) as stream:
@@ -111,7 +90,7 @@ async def test_a_changed_configuration_of_all_replicas_replaces_the_model(
 
 
 async def test_both_replicas_serve_a_replaced_model(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     for each in replicas:
         each.offer(offered(CHANGED))
@@ -121,7 +100,7 @@ async def test_both_replicas_serve_a_replaced_model(
 
 
 async def test_changed_labels_replace_the_model(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     for each in replicas:
         each.offer(msgspec.structs.replace(offered(TEXT), labels={"text_output": ("a",)}))
@@ -129,7 +108,7 @@ async def test_changed_labels_replace_the_model(
 
 
 async def test_a_request_that_takes_long_at_its_replica_is_not_stopped_by_the_router(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     model = routed.dataplane.model("text")
     with routed.dataplane.infer(text_request()) as stream:
@@ -145,7 +124,7 @@ STOPPED = InferenceError(Code.UNAVAILABLE, "the server stopped this execution")
 
 
 async def test_a_request_that_a_draining_replica_refuses_is_sent_to_another(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     with routed.dataplane.infer(text_request()) as stream:
         (draining,) = await calls(*replicas)
@@ -158,7 +137,7 @@ async def test_a_request_that_a_draining_replica_refuses_is_sent_to_another(
 
 
 async def test_a_request_that_a_draining_replica_stops_is_not_executed_again(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     with routed.dataplane.infer(text_request()) as stream:
         (draining,) = await calls(*replicas)
@@ -170,7 +149,7 @@ async def test_a_request_that_a_draining_replica_stops_is_not_executed_again(
 
 
 async def test_a_model_that_all_replicas_have_dropped_is_not_ready(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     model = routed.dataplane.model("text")
     replicas[0].offer()
@@ -192,7 +171,7 @@ async def test_a_model_that_all_replicas_have_dropped_is_not_ready(
 
 
 async def test_an_offer_that_cannot_be_used_leaves_the_others_and_the_router_in_service(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica], lines: Callable[[str], int]
+    routed: Routed, replicas: list[FakeReplica], lines: Callable[[str], int]
 ) -> None:
     first, second = replicas
     bad = replace(TEXT, name="bad", parameters={"max_in_flight": "many"})
@@ -210,7 +189,7 @@ async def test_an_offer_that_cannot_be_used_leaves_the_others_and_the_router_in_
 
 
 async def test_a_version_that_no_replica_hosts_any_more_leaves_the_requests_to_the_others(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     for each in replicas:
         each.offer(offered(TEXT, 1), offered(TEXT, 2))
@@ -225,7 +204,7 @@ async def test_a_version_that_no_replica_hosts_any_more_leaves_the_requests_to_t
 
 
 async def test_a_model_of_one_instance_less_keeps_its_calls_and_its_connection(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     first, _ = replicas
     (link, _) = routed.router.connections
@@ -243,7 +222,7 @@ async def test_a_model_of_one_instance_less_keeps_its_calls_and_its_connection(
 
 
 async def test_a_request_between_the_loss_and_its_notice_is_answered_by_another(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     first, second = replicas
     lost, _ = routed.router.connections
@@ -254,7 +233,7 @@ async def test_a_request_between_the_loss_and_its_notice_is_answered_by_another(
 
 
 async def test_a_sequence_stays_at_its_replica_when_others_come_and_while_it_drains(
-    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+    tmp_path: Path, replicas: list[FakeReplica]
 ) -> None:
     first, second = replicas
     second.offer()

@@ -1,7 +1,6 @@
 """Requests of models with tokens at a router: what they carry, where they go, and their moves."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from gateway.processes.inference_messages import write_response
 from gateway.stream import ResponseStream
 from tests.builders import DECOUPLED, TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
-from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
+from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
 from tests.gateway.fleet.routing import NO_SUMS, Routed, routing, sums
 
 KEY = ("text", 1)
@@ -36,24 +35,6 @@ async def _no_task_is_left() -> AsyncIterator[None]:
     assert tasks_left() == []
 
 
-@pytest.fixture
-async def replicas() -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
-    """Two replicas of `text`."""
-    async with AsyncExitStack() as owner:
-        first, second = [await owner.enter_async_context(listening()) for _ in range(2)]
-        first.offer(offered(TEXT))
-        second.offer(offered(TEXT))
-        yield first, second
-
-
-@pytest.fixture
-async def routed(
-    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
-) -> AsyncIterator[Routed]:
-    async with routing(tmp_path, *replicas) as found:
-        yield found
-
-
 async def asked(stream: ResponseStream, *replicas: FakeReplica) -> tuple[FakeReplica, int]:
     """The replica with a request, and the number of its call."""
     await until(lambda: any(each.calls for each in replicas))
@@ -62,7 +43,7 @@ async def asked(stream: ResponseStream, *replicas: FakeReplica) -> tuple[FakeRep
 
 
 async def place(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica], request: InferRequest, tokens: int
+    routed: Routed, replicas: list[FakeReplica], request: InferRequest, tokens: int
 ) -> tuple[FakeReplica, InferRequest]:
     """The replica that gets a request and answers with that usage, and the request there."""
     with routed.dataplane.infer(request) as stream:
@@ -87,7 +68,7 @@ def has(
 
 
 async def test_requests_carry_their_prompts_once_a_response_had_usage(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     _, before = await place(routed, replicas, text_request(LONG), 0)
     assert before.prompt is None
@@ -102,7 +83,7 @@ async def test_requests_carry_their_prompts_once_a_response_had_usage(
 
 
 async def test_the_rest_of_a_text_has_a_prompt_of_its_own(
-    tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+    tmp_path: Path, replicas: list[FakeReplica]
 ) -> None:
     for each in replicas:
         config = replace(TEXT, backend="vllm", model_transaction_policy=DECOUPLED)
@@ -126,7 +107,7 @@ async def test_the_rest_of_a_text_has_a_prompt_of_its_own(
 
 
 async def test_a_new_router_knows_from_prefixes_that_a_model_has_tokens(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     announce(replicas[1], LOAD, b"12345678")
     await until(lambda: has(routed, replicas[1], replicas, LOAD))
@@ -135,7 +116,7 @@ async def test_a_new_router_knows_from_prefixes_that_a_model_has_tokens(
 
 
 async def test_a_request_goes_to_the_replica_with_its_prefix(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     await place(routed, replicas, text_request(), 1)
     for each in replicas:
@@ -148,7 +129,7 @@ async def test_a_request_goes_to_the_replica_with_its_prefix(
 
 
 async def test_a_request_leaves_its_prefix_for_a_replica_that_serves_it_sooner(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     await place(routed, replicas, text_request(), 1)
     for each in replicas:
@@ -160,7 +141,7 @@ async def test_a_request_leaves_its_prefix_for_a_replica_that_serves_it_sooner(
 
 
 async def test_a_prefix_counts_from_the_choice_on(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     await place(routed, replicas, text_request(), 1)
     for each in replicas:
@@ -173,7 +154,7 @@ async def test_a_prefix_counts_from_the_choice_on(
 
 
 async def test_the_prefixes_of_a_lost_replica_are_forgotten(
-    routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+    routed: Routed, replicas: list[FakeReplica]
 ) -> None:
     announce(replicas[1], LOAD, b"12345678")
     await until(lambda: has(routed, replicas[1], replicas, LOAD))
@@ -192,7 +173,7 @@ class TestMoves:
         monkeypatch.setattr(moves, "TURN_SECS", 0.01)
 
     async def waiting(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica], request: InferRequest
+        self, routed: Routed, replicas: list[FakeReplica], request: InferRequest
     ) -> tuple[ResponseStream, FakeReplica, int]:
         """A request with long work before it at its replica; the other one is idle then."""
         await place(routed, replicas, text_request(), 1)
@@ -205,13 +186,13 @@ class TestMoves:
         assert found is replicas[0]
         return stream, found, call
 
-    def relieve(self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]) -> Load:
+    def relieve(self, routed: Routed, replicas: list[FakeReplica]) -> Load:
         load = replace(LOAD, seen=max(replicas[1].requests, default=0))
         announce(replicas[1], load)
         return load
 
     async def test_a_request_that_has_not_begun_moves_and_is_cancelled_where_it_was(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         stream, _, call = await self.waiting(routed, replicas, text_request(LONG))
         with stream:
@@ -226,7 +207,7 @@ class TestMoves:
             assert response.outputs[0].elements() == (b"hello",)
 
     async def test_a_moved_request_whose_replica_is_lost_is_repeated_once(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         stream, _, _ = await self.waiting(routed, replicas, text_request(LONG))
         with stream:
@@ -239,7 +220,7 @@ class TestMoves:
             await soon(stream.only())
 
     async def test_a_request_of_a_sequence_does_not_move(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         await place(routed, replicas, text_request(), 1)
         request = replace(text_request(LONG), sequence=SequenceTag(7, start=True))
@@ -255,7 +236,7 @@ class TestMoves:
             await soon(stream.only())
 
     async def test_a_request_that_may_have_had_effects_does_not_move(
-        self, tmp_path: Path, replicas: tuple[FakeReplica, FakeReplica]
+        self, tmp_path: Path, replicas: list[FakeReplica]
     ) -> None:
         for each in replicas:
             each.offer(offered(PYTHON))
@@ -268,7 +249,7 @@ class TestMoves:
                 await soon(stream.only())
 
     async def test_an_answered_request_does_not_move(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         stream, found, call = await self.waiting(routed, replicas, text_request(LONG))
         (instance,) = routed.dataplane.model("text").instances
@@ -279,7 +260,7 @@ class TestMoves:
         assert len(instance.waiting) == 0  # type: ignore[attr-defined]
 
     async def test_a_request_with_its_first_response_does_not_move(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         stream, found, call = await self.waiting(routed, replicas, text_request(LONG))
         (instance,) = routed.dataplane.model("text").instances
@@ -289,7 +270,7 @@ class TestMoves:
             assert len(instance.waiting) == 0  # type: ignore[attr-defined]
 
     async def test_a_request_whose_large_response_arrives_does_not_move(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         stream, found, call = await self.waiting(routed, replicas, text_request(LONG))
         (instance,) = routed.dataplane.model("text").instances
@@ -298,7 +279,7 @@ class TestMoves:
             await until(lambda: len(instance.waiting) == 0)  # type: ignore[attr-defined]
 
     async def test_a_cancelled_request_does_not_move(
-        self, routed: Routed, replicas: tuple[FakeReplica, FakeReplica]
+        self, routed: Routed, replicas: list[FakeReplica]
     ) -> None:
         stream, found, call = await self.waiting(routed, replicas, text_request(LONG))
         (instance,) = routed.dataplane.model("text").instances
