@@ -9,6 +9,7 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 KEY_BYTES = 8
@@ -50,11 +51,15 @@ class PromptKeys:
     """
 
     def __init__(self, secret: bytes) -> None:
-        if len(secret) < SECRET_BYTES:
+        if (size := len(secret)) < SECRET_BYTES:
             raise ValueError(
-                f"the secret of the fleet has {len(secret)} bytes, expected {SECRET_BYTES} or more"
+                f"the fleet's secret has {size} bytes, expected at least {SECRET_BYTES}"
             )
-        self._secret = blake2b(secret, digest_size=32, person=b"sluice prefixes").digest()
+        hidden = blake2b(
+            secret, digest_size=blake2b.PERSON_SIZE, person=b"sluice prefixes"
+        ).digest()
+        # Its parameters, the salt too, add no block to a piece, as a `key` would.
+        self._hash = partial(blake2b, digest_size=KEY_BYTES, person=hidden)
 
     def of_messages(
         self, scope: PrefixScope, tools: bytes, messages: Iterable[bytes]
@@ -77,20 +82,16 @@ class PromptKeys:
 
     def of_pin(self, kind: str, model: str, name: str) -> bytes:
         """The key of a conversation or a sequence."""
-        return self._hash(_framed((kind, model, name)), b"pin")
+        return self._hash(_framed((kind, model, name)), salt=b"pin").digest()
 
     def _chain(self, scope: PrefixScope, kind: bytes, prompt: bytes) -> tuple[bytes, ...]:
-        key, keys = self._hash(_framed(scope.parts()), kind), []
-        view = memoryview(prompt)
+        keyed, keys, view = self._hash, [], memoryview(prompt)
+        key = keyed(_framed(scope.parts()), salt=kind).digest()
         end = min(len(prompt), MOST_KEYED_BYTES) - PIECE_BYTES
         for start in range(0, end + 1, PIECE_BYTES):
-            key = self._hash(view[start : start + PIECE_BYTES], key)
+            key = keyed(view[start : start + PIECE_BYTES], salt=key).digest()
             keys.append(key)
         return tuple(keys)
-
-    def _hash(self, piece: bytes | memoryview, previous: bytes) -> bytes:
-        """The salt is part of BLAKE2's parameters: the piece need not be copied to its key."""
-        return blake2b(piece, digest_size=KEY_BYTES, key=self._secret, salt=previous).digest()
 
 
 def _framed(fields: Iterable[str]) -> bytes:

@@ -189,7 +189,7 @@ def test_a_prompt_of_128_kib_is_read_in_a_millisecond(prompts: ModelPrompts, kin
     ]
     request = asked(text_input=text) if kind == "text" else chat(*messages)
     took = []
-    for _ in range(20):
+    for _ in range(200):  # other processes share the caches of the processor
         began = time.thread_time()
         found = prompts.read(request)
         took.append(time.thread_time() - began)
