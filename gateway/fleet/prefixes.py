@@ -52,13 +52,10 @@ class PromptKeys:
 
     def __init__(self, secret: bytes) -> None:
         if (size := len(secret)) < SECRET_BYTES:
-            raise ValueError(
-                f"the fleet's secret has {size} bytes, expected at least {SECRET_BYTES}"
-            )
-        hidden = blake2b(
-            secret, digest_size=blake2b.PERSON_SIZE, person=b"sluice prefixes"
-        ).digest()
-        # Its parameters, the salt too, add no block to a piece, as a `key` would.
+            expected = f"{SECRET_BYTES} or more"
+            raise ValueError(f"the secret of the fleet has {size} bytes, expected {expected}")
+        hidden = blake2b(secret, digest_size=16, person=b"sluice prefixes").digest()
+        # `person` and `salt` are parameters: they add no block to a piece, as a `key` would.
         self._hash = partial(blake2b, digest_size=KEY_BYTES, person=hidden)
 
     def of_messages(
