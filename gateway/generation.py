@@ -246,7 +246,7 @@ class Transcript:
     def deliver(self, sink: Sink, prompt_tokens: int, text: str, tokens: int) -> None:
         """Put a part that is not the last one of the only text, as `respond` makes it."""
         if self._optional is NO_OPTIONAL_OUTPUTS and self._prompt_counted:
-            sink.put_text(TEXT_OUTPUT, encoded(self._prefix + text), tokens)
+            sink.put_texts(TEXT_OUTPUT, (encoded(self._prefix + text),), (tokens,))
         else:
             sink.put(self.respond((Delta(text, tokens),), prompt_tokens, final=False))
 

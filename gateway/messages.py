@@ -141,8 +141,8 @@ class Sink(Protocol):
     def put(self, response: "InferResponse") -> bool:
         """Deliver a response at once; returns whether no more has room."""
 
-    def put_text(self, name: str, text: bytes, tokens: int) -> bool:
-        """As `put` of a `response_of_text`, which is not made if the reader writes the text."""
+    def put_texts(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> bool:
+        """As `put` of the `response_of_text` of each, which the reader may write without it."""
 
 
 class StreamRecorder(Protocol):
@@ -151,8 +151,8 @@ class StreamRecorder(Protocol):
     def responded(self, response: "InferResponse") -> None:
         """A response was put into the stream."""
 
-    def delivered(self, name: str, text: bytes, tokens: int) -> None:
-        """As `responded` of a `response_of_text`, which was not made: the reader has written it."""
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """As `responded` of the `response_of_text` of each, which the reader has written."""
 
     def taken(self) -> None:
         """The reader took the first response."""
@@ -274,8 +274,15 @@ class InferResponse:
         return None
 
 
-def response_of_text(name: str, text: bytes, tokens: int) -> InferResponse:
-    """A response with one output of one element of BYTES, and the number of its tokens."""
+def response_of_text(name: str, text: bytes, tokens: int | None) -> InferResponse:
+    """A response with one output of one element of BYTES, and the number of its tokens if any."""
     outputs = (Tensor(name, Datatype.BYTES, (1,), (text,)),)
-    usage = Usage(completion_tokens=tokens)
+    usage = None if tokens is None else Usage(completion_tokens=tokens)
     return InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage)
+
+
+def responses_of_texts(
+    name: str, texts: Sequence[bytes], tokens: Sequence[int | None]
+) -> list[InferResponse]:
+    """The `response_of_text` of each."""
+    return [response_of_text(name, *each) for each in zip(texts, tokens, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from typing import Self
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse, StreamRecorder, response_of_text
+from gateway.messages import InferResponse, StreamRecorder, responses_of_texts
 from gateway.policy.caller import Caller
 
 DEFAULT_LIMIT = 64
@@ -18,8 +18,8 @@ CANCELLED = "cancelled"
 INTERRUPTED = InferResponse(parameters={CANCELLED: True}, final=True)
 """The last response of an interrupted request. It has only the flag, and is never omitted."""
 
-WriteText = Callable[[str, bytes], bool]
-"""Writes a response of one text, with the name of its output, at once; False if it cannot."""
+WriteTexts = Callable[[str, Sequence[bytes]], bool]
+"""Writes responses of a text each, of the output of that name, at once; False if it cannot."""
 
 DISCONNECT = InferenceError(Code.CANCELLED, "Request was cancelled")
 """The error in the record of a cancelled request; never raised, since it would keep tracebacks."""
@@ -89,7 +89,7 @@ class ResponseStream:
         "_shared_bytes",
         "_subscriber",
         "_taken",
-        "_write_text",
+        "_write_texts",
         "_writer",
         "caller",
         "cancelled",
@@ -110,7 +110,7 @@ class ResponseStream:
         self._error: InferenceError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
-        self._write_text: WriteText | None = None
+        self._write_texts: WriteTexts | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
         self._subscriber: Callable[[], None] | None = None
@@ -123,7 +123,7 @@ class ResponseStream:
 
     def close(self) -> None:
         """End reading, as leaving the `with` block does; for a reader without a task."""
-        self._listener = self._write_text = None
+        self._listener = self._write_texts = None
         if not self.done or self._writer is not None:
             self.cancel()
         self.cancelled = True
@@ -169,13 +169,13 @@ class ResponseStream:
             self._listener()
         return len(responses) >= self._limit or self._shared_bytes >= SHARED_LIMIT_BYTES
 
-    def put_text(self, name: str, text: bytes, tokens: int) -> bool:
-        """See `Sink.put_text`."""
-        write, unread = self._write_text, self._responses or self._held or self.done
-        if write is None or unread or not write(name, text):
-            return self.put(response_of_text(name, text, tokens))
+    def put_texts(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> bool:
+        """See `Sink.put_texts`."""
+        write, unread = self._write_texts, self._responses or self._held or self.done
+        if write is None or unread or not write(name, texts):
+            return [self.put(each) for each in responses_of_texts(name, texts, tokens)][-1]
         if self._recorder is not None:
-            self._recorder.delivered(name, text, tokens)
+            self._recorder.delivered(name, texts, tokens)
         return False
 
     def fail(self, error: InferenceError) -> None:
@@ -322,13 +322,13 @@ class ResponseStream:
             self._wake_writer()
         return taken
 
-    def listen(self, callback: Callable[[], None], write_text: WriteText | None = None) -> None:
+    def listen(self, callback: Callable[[], None], write_texts: WriteTexts | None = None) -> None:
         """Call `callback` synchronously whenever there may be something to `take`.
 
         Immediately if there already is. For a reader without a task, or of several streams. While
-        nothing is unread, `write_text` gets the texts of `put_text` first.
+        nothing is unread, `write_texts` gets the texts of `put_texts` first.
         """
-        self._listener, self._write_text = callback, write_text
+        self._listener, self._write_texts = callback, write_texts
         if self.done or self._responses:
             callback()
 

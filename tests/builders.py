@@ -314,8 +314,8 @@ class Notebook:
     def responded(self, response: InferResponse) -> None:
         self.lines.append("responded")
 
-    def delivered(self, name: str, text: bytes, tokens: int) -> None:
-        self.lines.append(f"delivered {text.decode()}")
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        self.lines.append(f"delivered {b' '.join(texts).decode()}")
 
     def taken(self) -> None:
         self.lines.append("taken")

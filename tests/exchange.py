@@ -25,10 +25,10 @@ class Exchange:
         self.reads = asyncio.Event()
         self.reads.set()
         self._app = app
-        self._scope = _scope(path, method)
+        self.scope = _scope(path, method)
         every = {"content-type": "application/json", **(headers or {})}
-        self._scope["headers"] = [(k.encode(), v.encode()) for k, v in every.items()]
-        self._scope["state"] = {WATCH: self._watch}
+        self.scope["headers"] = [(k.encode(), v.encode()) for k, v in every.items()]
+        self.scope["state"] = {WATCH: self._watch}
         self._leave: Callable[[], None] | None = None
         self._body: bytes | None = body
         self._gone = asyncio.Event()
@@ -36,7 +36,7 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))
+        self._task = asyncio.ensure_future(self._app(self.scope, self._receive, self._send))
         return self
 
     async def __aexit__(

@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 from gateway.conversations.history import History
 from gateway.errors import Code, InferenceError
 from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
-from gateway.messages import InferRequest, InferResponse, SequenceTag, response_of_text
+from gateway.messages import InferRequest, InferResponse, SequenceTag, responses_of_texts
 from gateway.models.limits import ConversationLimits
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Entry
@@ -119,9 +119,10 @@ class Turn:
         if response.usage is not None:
             self._tokens += response.usage.prompt_tokens + response.usage.completion_tokens
 
-    def delivered(self, name: str, text: bytes, tokens: int) -> None:
-        """As `responded`."""
-        self.responded(response_of_text(name, text, tokens))
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """As `responded` of each."""
+        for each in responses_of_texts(name, texts, tokens):
+            self.responded(each)
 
     def taken(self) -> None:
         """Record that the frontend has the first response."""

@@ -241,6 +241,8 @@ class RoutedRequest:
                 self._wait(self._sink)
                 return
             try:
+                if self._pass_texts(call):
+                    continue
                 response = call.take()
             except InferenceError as error:
                 self._fail(call, error)
@@ -253,6 +255,20 @@ class RoutedRequest:
                     self._instance.waiting.discard(self)
                 return
             self._pass_on(call, response)
+
+    def _pass_texts(self, call: ReplicaCall) -> bool:
+        """Pass texts on together, after the first response; False if there are none now."""
+        sent, sink = self._sent, self._sink
+        if not self._call_has_begun or sink is None or (sent is not None and sent.continued):
+            return False
+        run = call.take_texts()
+        if run is None:
+            return False
+        if sent is not None:
+            for each in run.responses():
+                sent.take(each)
+        sink.put_texts(run.name, run.texts, run.tokens)
+        return True
 
     def _pass_on(self, call: ReplicaCall, response: InferResponse) -> None:
         if not self._call_has_begun:

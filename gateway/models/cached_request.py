@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from gateway.cache.cache import (
     Insertion,
@@ -13,7 +14,7 @@ from gateway.cache.cache import (
     request_key,
 )
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse, response_of_text
+from gateway.messages import InferRequest, InferResponse, responses_of_texts
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
@@ -189,9 +190,10 @@ class CachedRequest:
             self._answers += 1
             self._answer = response
 
-    def delivered(self, name: str, text: bytes, tokens: int) -> None:
-        """As `responded`."""
-        self.responded(response_of_text(name, text, tokens))
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """As `responded` of each."""
+        for each in responses_of_texts(name, texts, tokens):
+            self.responded(each)
 
     def taken(self) -> None:
         """Pass the event on."""

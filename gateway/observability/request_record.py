@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
-from gateway.messages import InferResponse, Phases, response_of_text
+from gateway.messages import InferResponse, Phases, responses_of_texts
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
     ModelStatistics,
@@ -123,15 +123,19 @@ class Record:
             statistics.prompt_tokens += usage.prompt_tokens
             self._count_completion(now, usage.completion_tokens)
 
-    def delivered(self, name: str, text: bytes, tokens: int) -> None:
-        """As `responded`, for a text that is already written."""
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """As `responded`, for texts that are already written."""
         if self.trace is not None or not self._first_ns:
-            self.responded(response_of_text(name, text, tokens))
+            for each in responses_of_texts(name, texts, tokens):
+                self.responded(each)
             return
         self.progress_ns = now = time.perf_counter_ns()
-        if self._statistics.responses is not None:
-            self._count_response(now, 0, has_outputs=True)
-        self._count_completion(now, tokens)
+        has_rows = self._statistics.responses is not None
+        for count in tokens:
+            if has_rows:
+                self._count_response(now, 0, has_outputs=True)
+            if count:
+                self._count_completion(now, count)
 
     def wasted(self, response: InferResponse) -> None:
         """Count the tokens of a response that has no reader."""

@@ -21,7 +21,7 @@ from gateway.processes.inference_messages import (
     write_request,
     write_response,
 )
-from gateway.processes.text_runs import read_run
+from gateway.processes.text_runs import TextRun, read_run
 
 log = logging.getLogger("sluice.server")
 
@@ -64,7 +64,7 @@ def completion_tokens(responses: Iterable[InferResponse]) -> int:
 def _responses(frame: Frame) -> Sequence[InferResponse]:
     """The responses of a frame of `RESPONSES`; InferenceError for other bytes."""
     if frame.kind == InferenceKind.TEXTS:
-        return read_run(frame.payload)
+        return read_run(frame.payload).responses()
     return (read_response(frame.payload),)
 
 
@@ -128,8 +128,7 @@ class RequestingEnd(ChannelCall):
             return None
         frame = self._frames.popleft()
         if frame.kind in RESPONSES:
-            self._unread_bytes -= len(frame.payload)
-            self._passed_on(len(frame.payload))
+            self._read(frame)
             self._responses.extend(_responses(frame))
             return self._responses.popleft()
         self.is_over = True
@@ -138,6 +137,23 @@ class RequestingEnd(ChannelCall):
         if frame.kind == InferenceKind.ABORT:
             raise unexpected()
         return None
+
+    def take_texts(self) -> TextRun | None:
+        """The next responses as a plain run of texts; None if `take` has to take the next one."""
+        if self._responses or not self._frames or self._frames[0].kind != InferenceKind.TEXTS:
+            return None
+        frame = self._frames.popleft()
+        self._read(frame)
+        run = read_run(frame.payload)
+        if run.is_plain:
+            return run
+        self._responses.extend(run.responses())
+        return None
+
+    def _read(self, frame: Frame) -> None:
+        """Count a frame as read, and report it to the sender."""
+        self._unread_bytes -= len(frame.payload)
+        self._passed_on(len(frame.payload))
 
     def _check_lost(self) -> None:
         if self.is_lost:

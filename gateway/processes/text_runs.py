@@ -23,7 +23,7 @@ _Dims = Annotated[tuple[Annotated[int, Meta(ge=1, le=1)], ...], Meta(max_length=
 _Tokens = Annotated[int, Meta(ge=0)] | None
 
 
-class _Run(msgspec.Struct, array_like=True, gc=False):
+class TextRun(msgspec.Struct, array_like=True, gc=False):
     """Texts of an output, and the completion tokens of each; None for one without usage."""
 
     name: str
@@ -31,9 +31,25 @@ class _Run(msgspec.Struct, array_like=True, gc=False):
     texts: Annotated[tuple[bytes, ...], Meta(min_length=1)]
     tokens: tuple[_Tokens, ...]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether each response is a `response_of_text`."""
+        return self.shape == (1,)
+
+    def responses(self) -> Sequence[InferResponse]:
+        """The responses, at least one."""
+        return [
+            InferResponse(
+                outputs=(Tensor(self.name, Datatype.BYTES, self.shape, (text,)),),
+                parameters=NO_PARAMETERS,
+                usage=None if tokens is None else Usage(completion_tokens=tokens),
+            )
+            for text, tokens in zip(self.texts, self.tokens, strict=True)
+        ]
+
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Run).decode
+_decode = msgspec.msgpack.Decoder(TextRun).decode
 
 
 def take_run(responses: deque[InferResponse]) -> bytes | None:
@@ -58,26 +74,19 @@ def take_run(responses: deque[InferResponse]) -> bytes | None:
         responses.popleft()
     if first is None:
         return None
-    return _encode(_Run(first.name, first.shape, tuple(texts), tuple(tokens)))
+    return _encode(TextRun(first.name, first.shape, tuple(texts), tuple(tokens)))
 
 
-def read_run(payload: bytes) -> Sequence[InferResponse]:
-    """The responses of a run, at least one; InferenceError for other bytes."""
+def read_run(payload: bytes) -> TextRun:
+    """The run that `take_run` encoded; InferenceError for other bytes."""
     try:
         found = _decode(payload)
-        pairs = [*zip(found.texts, found.tokens, strict=True)]
+        if len(found.texts) != len(found.tokens):
+            raise ValueError(f"{len(found.texts)} texts with {len(found.tokens)} numbers of tokens")
     except ValueError as error:
         text = f"malformed texts of another process: {error}"
         raise InferenceError(Code.INTERNAL, text) from error
-    name, shape = found.name, found.shape
-    return [
-        InferResponse(
-            outputs=(Tensor(name, Datatype.BYTES, shape, (text,)),),
-            parameters=NO_PARAMETERS,
-            usage=None if tokens is None else Usage(completion_tokens=tokens),
-        )
-        for text, tokens in pairs
-    ]
+    return found
 
 
 def _text(response: InferResponse) -> bytes | None:

@@ -1,7 +1,7 @@
 """Events of a stream: its recorder, its backend, its listeners."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -251,22 +251,22 @@ class Wire:
         self.ready = True
         self.written: list[bytes] = []
 
-    def write_text(self, name: str, text: bytes) -> bool:
+    def write_texts(self, name: str, texts: Sequence[bytes]) -> bool:
         assert name == "OUT"
         if self.ready:
-            self.written.append(text)
+            self.written += texts
         return self.ready
 
 
 def put_text(stream: ResponseStream, text: bytes) -> bool:
-    return stream.put_text("OUT", text, 1)
+    return stream.put_texts("OUT", (text,), (1,))
 
 
 def test_a_text_is_written_at_once_unless_others_are_unread(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     wire, calls = Wire(), list[str]()
-    stream.listen(lambda: calls.append("unread"), wire.write_text)
+    stream.listen(lambda: calls.append("unread"), wire.write_texts)
     assert not put_text(stream, b"one")
     wire.ready = False
     put_text(stream, b"two")
@@ -284,7 +284,7 @@ def test_no_text_is_written_while_a_stream_is_held_or_after_its_end(
     stream: ResponseStream, notebook: Notebook
 ) -> None:
     wire = Wire()
-    stream.listen(lambda: None, wire.write_text)
+    stream.listen(lambda: None, wire.write_texts)
     stream.hold()
     put_text(stream, b"one")
     stream.release()
@@ -300,7 +300,7 @@ def test_without_a_writer_texts_are_put(stream: ResponseStream) -> None:
     assert [put_text(stream, text) for text in (b"one", b"two", b"three")] == [False, False, True]
     assert not stream.has_room
     wire = Wire()
-    stream.listen(lambda: None, wire.write_text)
+    stream.listen(lambda: None, wire.write_texts)
     stream.close()
-    stream.put_text("OUT", b"late", 1)
+    put_text(stream, b"late")
     assert wire.written == []

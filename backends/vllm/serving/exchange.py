@@ -109,7 +109,7 @@ class Exchange:
         self._completion_tokens += tokens
         if text or not template.skips_empty:
             tokens, self._completion_tokens = self._completion_tokens, 0
-            sink.put_text(RESPONSE, template.chunk(text), tokens)
+            sink.put_texts(RESPONSE, (template.chunk(text),), (tokens,))
 
     @property
     def finished(self) -> bool:

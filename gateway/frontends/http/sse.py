@@ -217,13 +217,15 @@ class _DirectWrites:
         self._deferred: asyncio.Handle | None = None
         self.left: asyncio.Future[Sequence[InferResponse]] = self._loop.create_future()
 
-    def write_text(self, name: str, text: bytes) -> bool:
-        """Write the event of one text; False if it has to be put into the stream."""
-        events, now = self._events, self._loop.time()
-        if now == events.sent_at or self._deferred is not None or self.left.done():
+    def write_texts(self, name: str, texts: Sequence[bytes]) -> bool:
+        """Write the events of texts; False if they have to be put into the stream."""
+        events, encode, now = self._events, self._encode, self._loop.time()
+        if encode is None or self._deferred is not None or self.left.done():
             return False
-        chunk = None if self._encode is None else self._encode(name, text)
-        if chunk is None or not self._write(chunk):
+        if len(texts) == 1 and now == events.sent_at:
+            return False  # several come together already
+        chunks = [encode(name, text) for text in texts]
+        if None in chunks or not self._write(b"".join(chunks)):  # type: ignore[arg-type]
             return False
         events.sent_at = now
         return True
@@ -257,7 +259,7 @@ async def _unwritten(
 ) -> Sequence[InferResponse]:
     """The next batch that could not be written as soon as it came; empty at the end."""
     writes = _DirectWrites(events, stream, write)
-    stream.listen(writes.write_unread, writes.write_text)
+    stream.listen(writes.write_unread, writes.write_texts)
     return await writes.left
 
 

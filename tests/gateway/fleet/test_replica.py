@@ -134,7 +134,7 @@ async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
         send()
     kinds = [InferenceKind.TEXTS, InferenceKind.DATA, InferenceKind.END]
     assert [(kind, call) for kind, call, _ in sent] == [(kind, 7) for kind in kinds]
-    assert [*read_run(sent[0][2]), read_response(sent[1][2])] == given
+    assert [*read_run(sent[0][2]).responses(), read_response(sent[1][2])] == given
     assert len(due) == 1
     assert ended.is_set()
 

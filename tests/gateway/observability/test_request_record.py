@@ -234,7 +234,7 @@ def test_a_delivered_text_counts_as_its_response(
         for number in range(MAX_RESPONSE_ROWS + 2):
             text, new = b"%d" % number, number % 3
             if delivers:
-                record.delivered("OUT", text, new)
+                record.delivered("OUT", (text,), (new,))
             else:
                 record.responded(response_of_text("OUT", text, new))
         return statistics, [seen, record.progress_ns]

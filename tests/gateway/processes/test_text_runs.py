@@ -18,7 +18,7 @@ def read(responses: deque[InferResponse]) -> Sequence[InferResponse]:
     """The leading run."""
     payload = take_run(responses)
     assert payload is not None
-    return read_run(payload)
+    return read_run(payload).responses()
 
 
 def test_texts_of_an_output_travel_together_with_their_tokens() -> None:

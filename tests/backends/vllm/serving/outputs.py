@@ -52,8 +52,9 @@ class Reader:
         self.found.append(response)
         self.put_count += 1
 
-    def put_text(self, name: str, text: bytes, tokens: int) -> None:
-        self.put(response_of_text(name, text, tokens))
+    def put_texts(self, name: str, texts: Sequence[bytes], tokens: Sequence[int]) -> None:
+        for text, count in zip(texts, tokens, strict=True):
+            self.put(response_of_text(name, text, count))
 
     def take(self, answer: InferResponse | InferenceError) -> None:
         """Take what the instance yields."""

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.generate_codec import GenerateEncoder
+from gateway.frontends.http.request_scope import WRITE_PIECE
 from gateway.frontends.http.sse import GenerateEvents, SilenceFiller, event
 from gateway.messages import InferResponse
 from gateway.settings import HttpSettings
@@ -96,6 +97,26 @@ async def test_responses_that_arrive_during_a_write_go_with_the_next_one(
         assert await exchange.chunk() == says("two")
         assert await exchange.chunk() == says("three") + says("four")
         assert await exchange.chunk() == b""
+
+
+async def test_texts_that_come_together_are_one_write(stream: ResponseStream) -> None:
+    written: list[bytes] = []
+    exchange = streamed(stream, [text_response("one")])
+
+    def write(piece: bytes) -> bool:
+        written.append(piece)
+        return len(written) == 1
+
+    exchange.scope["state"][WRITE_PIECE] = write
+    async with exchange:
+        await exchange.start()
+        assert await exchange.chunk() == says("one")
+        await settle()
+        stream.put_texts("text_output", (b"two", b"three"), (1, None))
+        assert written == [says("two") + says("three")]
+        stream.put_texts("text_output", (b"four", b"five"), (1, 1))
+        stream.end()
+        assert await exchange.rest() == says("four") + says("five")
 
 
 @pytest.mark.parametrize(
