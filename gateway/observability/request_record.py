@@ -88,6 +88,7 @@ class Record:
         """
         self._hit_ns = lookup_ns
         self._started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
+        self._received_ns = min(self._received_ns, self._started_ns)  # the look-up came first
         self._statistics.pending -= 1
 
     def missed(self, lookup_and_insert_ns: int) -> None:
