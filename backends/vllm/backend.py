@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from backends.vllm.ray_workers import SETTING
 from backends.vllm.settings import EngineModel, read_engine_model
 from gateway.backend import Backend, Fact, Instance, ModelContext
 from gateway.config import (
@@ -65,6 +66,7 @@ class VllmBackend(Backend):
             )
         clients = max(1, int(self.settings.get(FRONTENDS, "1")))
         model = await apart(read_engine_model, context, clients)
+        model = replace(model, placement_group=self.settings.get(SETTING, ""))
         log.info("model.json read", extra=model.log_fields)
         # vLLM measures free memory while it starts; a concurrent start would falsify that.
         async with self._starting:

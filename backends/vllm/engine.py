@@ -25,6 +25,7 @@ from backends.vllm.engine_processes import FollowingSettings
 from backends.vllm.failures import ENGINE_PROCESS, first_mistake
 from backends.vllm.machine import fit
 from backends.vllm.metrics import EngineMetrics
+from backends.vllm.ray_workers import hand_group
 from backends.vllm.settings import EngineModel, check_names, hide_folders
 from backends.vllm.start_reports import StartReporter, one_line
 from gateway.errors import Code, InferenceError
@@ -134,6 +135,7 @@ def own_engine_config(
     if changed:
         log.warning("engine arguments changed", extra={"model": model.name, **changed})
     config = arguments.create_engine_config(usage_context=CONTEXT)
+    hand_group(config.parallel_config, model.placement_group)
     if not config.parallel_config.use_ray and isinstance(config.additional_config, dict):
         config.additional_config = FollowingSettings(config.additional_config, reporter)
     return arguments, config

@@ -135,7 +135,7 @@ class EngineModel:
     messages must not show, to their replacements. `cpu_cores` are the engine's cores, empty for
     all. `other_names` are further names of the model for OpenAI's clients. `clients` is the number
     of clients of the engine: 1 is the server itself, more are processes. `triton_metrics` adds
-    metrics under Triton's names.
+    metrics under Triton's names. `placement_group` is the id of the group of its Ray workers.
     """
 
     name: str
@@ -150,6 +150,7 @@ class EngineModel:
     adapters: LoraAdapters = field(default_factory=LoraAdapters)
     clients: int = 1
     triton_metrics: bool = False
+    placement_group: str = ""
 
     @property
     def log_fields(self) -> dict[str, str]:

@@ -99,7 +99,7 @@ class ReplicaConnection:
                 connected_at = time()
                 event, self.trouble = "replica lost", await self._follow()
                 self._count_loss()
-                self.counts.losses += 1
+                self.counts.lost()
             except asyncio.CancelledError:
                 self._on_change = _nothing  # the router ends
                 raise
@@ -211,6 +211,7 @@ class ReplicaConnection:
         assert channel is not None  # noqa: S101 - it is connected
         while not channel.is_lost:
             channel.send(FleetKind.PING)
+            self.counts.pinged(time())
             with suppress(TimeoutError):
                 async with asyncio.timeout(PING_SECS):
                     await channel.lost()
@@ -242,6 +243,8 @@ class ReplicaConnection:
                 self._take_load(*read_load(frame.payload))
             elif frame.kind == FleetKind.PREFIXES:
                 self._take_prefixes(*read_prefixes(frame.payload))
+            elif frame.kind == FleetKind.PONG:
+                self.counts.ponged(asyncio.get_running_loop().time())
             elif self._bulk is not None:
                 self._bulk.hear(frame)
                 if frame.kind == FleetKind.BULK:

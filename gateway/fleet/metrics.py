@@ -18,6 +18,8 @@ MOVES = "gateway_fleet_moves_total"
 QUARANTINED = "gateway_fleet_quarantined_total"
 LOST = "gateway_fleet_lost_total"
 COPIES_DROPPED = "gateway_fleet_copies_dropped_total"
+HOP = "gateway_fleet_hop_seconds"
+DIRECTORY_AGE = "gateway_fleet_directory_age_seconds"
 WAIT = "gateway_fleet_wait_seconds"
 WAIT_ERROR = "gateway_fleet_wait_error_seconds"
 
@@ -27,6 +29,8 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         MODEL_REPLICAS: "Replicas that take new requests of a model",
         ROUTERS: "Routers that are connected to this replica",
         NEED: "Replicas that the load of this one would fully use",
+        HOP: "Seconds from the last ping of a replica that was answered to its answer",
+        DIRECTORY_AGE: "Seconds since DNS or Ray had the addresses of replicas",
     },
     "counter": {
         REQUESTS: "Requests sent to a replica: retries, continuations and moves included",
@@ -48,11 +52,31 @@ FLEET_METRICS = {name: text for names in NAMES_BY_KIND.values() for name, text i
 
 @dataclass(slots=True)
 class ReplicaCounts:
-    """The counts of one replica: requests sent to it, its lost connections, dropped copies."""
+    """The counts of one replica: requests sent to it, its lost connections, dropped copies.
+
+    `hop_secs` is the time of the last ping and its answer, None before the first one.
+    """
 
     requests: int = 0
     losses: int = 0
     copies_dropped: int = 0
+    hop_secs: float | None = None
+    _pinged_at: float | None = None
+
+    def lost(self) -> None:
+        """Count a lost connection."""
+        self.losses += 1
+        self._pinged_at = None
+
+    def pinged(self, now: float) -> None:
+        """Note the time of a ping, unless an earlier one has no answer yet."""
+        if self._pinged_at is None:
+            self._pinged_at = now
+
+    def ponged(self, now: float) -> None:
+        """Note the answer to a ping."""
+        if self._pinged_at is not None:
+            self.hop_secs, self._pinged_at = now - self._pinged_at, None
 
 
 class ModelCounts:
@@ -93,6 +117,8 @@ class FleetPage:
         self.add(REQUESTS, counts.requests, replica=address)
         self.add(LOST, counts.losses, replica=address)
         self.add(COPIES_DROPPED, counts.copies_dropped, replica=address)
+        if counts.hop_secs is not None:
+            self.add(HOP, counts.hop_secs, replica=address)
 
     def add_model(self, name: str, version: int, counts: ModelCounts, replicas: int) -> None:
         """Add the counts of one version, and the number of replicas that take its requests."""

@@ -32,19 +32,39 @@ class RayFleet(msgspec.Struct, frozen=True):
 class RayTable(msgspec.Struct, frozen=True):
     """A line of the child process: addresses of replicas, and models that lack some.
 
-    `reason` is why there is no new table; then the last one holds.
+    `reason` is why there is no new table; then the last one holds. `cluster` is the id of the
+    cluster. `is_ended`: the fleet has no controller there any more.
     """
 
     replicas: tuple[tuple[str, int], ...] = ()
     troubles: Mapping[str, str] = {}
     reason: str = ""
+    cluster: str = ""
+    is_ended: bool = False
 
 
 class RayQuestion(msgspec.Struct, frozen=True):
-    """The line that a child process reads first; it makes the controller if it is missing."""
+    """The line that a child process reads first: what its router knows of the controller.
+
+    The controller was last seen in `cluster`, and has been ended by a command if `is_ended`.
+    """
 
     fleet: RayFleet
-    makes_controller: bool
+    cluster: str = ""
+    is_ended: bool = False
+
+    def makes_controller(self, cluster: str) -> bool:
+        """Whether the controller is to be made in a cluster if it is missing.
+
+        A cluster that was restarted without persistence has another id, and no controller.
+        """
+        return cluster != self.cluster and not self.is_ended
+
+    def after(self, table: RayTable) -> "RayQuestion":
+        """The question of the next child process."""
+        if table.is_ended:
+            return RayQuestion(self.fleet, self.cluster, is_ended=True)
+        return self if table.reason else RayQuestion(self.fleet, table.cluster)
 
 
 read_table = msgspec.json.Decoder(RayTable).decode
@@ -60,14 +80,13 @@ async def from_ray(
     Ray's library ends its process when the cluster cannot be reached, so that no router loads it.
     """
     logged: dict[str, str] = {}
-    has_controller = False
+    question = RayQuestion(fleet)
     pause_secs = FIRST_PAUSE_SECS
     while True:
-        question = encode(RayQuestion(fleet, not has_controller)) + b"\n"
-        async for table in _tables(child, question):
+        async for table in _tables(child, encode(question) + b"\n"):
             _log(table, logged)
+            question = question.after(table)
             if not table.reason:
-                has_controller = True
                 pause_secs = FIRST_PAUSE_SECS
                 yield table.replicas
         await asyncio.sleep(pause_secs)

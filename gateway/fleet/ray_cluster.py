@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Any
 
 import ray
@@ -45,21 +46,39 @@ CONTROLLER_SECS = 20.0
 POLL_SECS = 0.1
 WITH_REQUESTS = (ReplicaPhase.READY, ReplicaPhase.SILENT, ReplicaPhase.DRAINING)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+GROUP_OPTION = "--backend-config=vllm,placement-group"
 MEMORY = "memory"
 """The resource of a node that is an option of its own of actors."""
+
+
+class GpuUse(Enum):
+    """The GPUs of a replica: its own ones, or those of the Ray workers of its engine."""
+
+    NONE = auto()
+    OWN = auto()
+    OF_WORKERS = auto()
 
 
 class ReplicaActor:
     """The actor of one replica, in its placement group."""
 
-    def __init__(self, name: str, model: str, fleet: RayFleet, *, sees_gpus: bool) -> None:
+    def __init__(self, name: str, model: str, fleet: RayFleet, gpus: GpuUse) -> None:
         is_safe = any(map(fleet.values, ("--fleet-secret-file", "--fleet-server-cert")))
         host = get_node_ip_address() if is_safe else THIS_MACHINE
-        node = ray.get_runtime_context().get_node_id()
+        context = ray.get_runtime_context()
+        node = context.get_node_id()
+        options, environment = fleet.options, {}
+        if gpus is GpuUse.OF_WORKERS:
+            # The engine is a driver of this cluster, and its workers have the group of this actor.
+            options = (*options, f"{GROUP_OPTION}={context.get_placement_group_id()}")
+            environment["RAY_ADDRESS"] = context.gcs_address
+        elif gpus is GpuUse.NONE:
+            # Ray hides the GPUs of other replicas only from those that have some.
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         view = ReplicaView(
             name=name, model=model, phase=ReplicaPhase.STARTING, node=node, host=host
         )
-        self._process = ReplicaProcess(view, fleet.options, sees_gpus=sees_gpus)
+        self._process = ReplicaProcess(view, options, environment)
 
     def view(self) -> ReplicaView:
         """The present view of the replica."""
@@ -117,7 +136,10 @@ class RayCluster:
         actors = _replica_names(self._fleet.name)
         answers = self._answers(actors)
         found = [
-            answers.get(name) or self._unanswered(name, group, name in actors)
+            replace(
+                answers.get(name) or self._unanswered(name, group, name in actors),
+                further_nodes=frozenset(group["bundles_to_node_id"].values()),
+            )
             for name, group in groups.items()
         ]
         self._were_starting = {each.name for each in found if each.phase is ReplicaPhase.STARTING}
@@ -125,9 +147,8 @@ class RayCluster:
 
     def draining_nodes(self) -> frozenset[str]:
         """See `Cluster`."""
-        # Ray has no public way to ask for them.
         if self._gcs is None:
-            self._gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+            self._gcs = _gcs()
         return frozenset(self._gcs.get_draining_nodes())
 
     def make(self, model: str, rules: ReplicaRules) -> None:
@@ -140,15 +161,18 @@ class RayCluster:
             raise InferenceError(Code.UNAVAILABLE, f"Ray refuses a replica: {error}") from None
 
     def _make(self, name: str, model: str, rules: ReplicaRules) -> None:
-        resources, labels = dict(rules.resources), dict(rules.labels)
+        bundles = [dict(each) for each in rules.bundles or (rules.resources,)]
         group = placement_group(
-            [resources],
-            strategy="STRICT_PACK",
+            bundles,
+            strategy="PACK" if rules.bundles else "STRICT_PACK",
             name=name,
             lifetime="detached",
-            bundle_label_selector=[labels],
+            bundle_label_selector=[dict(rules.labels)] * len(bundles),
         )
+        # The actor is in the first bundle, and leaves all of it to the workers of its engine.
+        resources = dict(rules.resources)
         cpus, gpus = resources.pop(CPU, 0), resources.pop(GPU, 0)
+        use = GpuUse.OWN if gpus else GpuUse.NONE
         options: dict[str, Any] = {"memory": resources.pop(MEMORY)} if MEMORY in resources else {}
         ray.remote(ReplicaActor).options(
             name=name,
@@ -160,7 +184,7 @@ class RayCluster:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             **options,
-        ).remote(name, model, self._fleet, sees_gpus=bool(gpus))
+        ).remote(name, model, self._fleet, GpuUse.OF_WORKERS if rules.bundles else use)
 
     def drain(self, name: str) -> None:
         """See `Cluster`."""
@@ -217,6 +241,11 @@ def connect() -> None:
         raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {error}") from None
 
 
+def cluster_id() -> str:
+    """The id of the cluster, which is new after a restart without persistence."""
+    return str(_gcs().cluster_id.hex())
+
+
 def make_controller(fleet: RayFleet) -> None:
     """Make the controller of a fleet if there is none; Ray restarts it until `end_fleet`."""
     ray.remote(ControllerActor).options(
@@ -231,13 +260,16 @@ def make_controller(fleet: RayFleet) -> None:
 
 
 def next_status(fleet: str) -> Sequence[ModelStatus]:
-    """The status after the next decision; UNAVAILABLE if the controller does not answer."""
+    """The status after the next decision; UNAVAILABLE if the controller does not answer.
+
+    NOT_FOUND if there is none.
+    """
     try:
         actor = ray.get_actor(_controller_name(fleet), NAMESPACE)
         found: Sequence[ModelStatus] = ray.get(actor.next_status.remote(), timeout=CONTROLLER_SECS)
     except ValueError:
         text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
-        raise InferenceError(Code.UNAVAILABLE, text) from None
+        raise InferenceError(Code.NOT_FOUND, text) from None
     except RayError as error:
         text = f"the controller of fleet '{fleet}' does not answer: {cause(error)}"
         raise InferenceError(Code.UNAVAILABLE, text) from None
@@ -268,6 +300,11 @@ def end_fleet(fleet: str, drain_secs: float) -> int:
             ended.add(each.name)
         time.sleep(POLL_SECS)
     return len(ended)
+
+
+def _gcs() -> GcsClient:
+    """The client of the cluster's state: Ray has no public way to ask for some of it."""
+    return GcsClient(address=ray.get_runtime_context().gcs_address)
 
 
 def _done(asked: list[Any]) -> set[Any]:

@@ -8,9 +8,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from gateway.config import ModelConfig
 from gateway.config.pbtxt import parse
 from gateway.errors import InferenceError
 from gateway.fleet.scaling import ReplicaCount
+from gateway.models.engine_spread import engine_spread
 from gateway.models.replicas import ReplicaRules
 from gateway.models.repository import ModelRepository
 
@@ -38,16 +40,24 @@ NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTIN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """A replica as the controller sees it: `need` is its share, `reason` that of its phase."""
+    """A replica as the controller sees it: `need` is its share, `reason` that of its phase.
+
+    The workers of its engine may be on `further_nodes`, too.
+    """
 
     name: str
     model: str
     phase: ReplicaPhase
     node: str = ""
+    further_nodes: Set[str] = frozenset()
     host: str = ""
     port: int = 0
     need: float = 0.0
     reason: str = ""
+
+    def is_on(self, nodes: Set[str]) -> bool:
+        """Whether it, or a worker of its engine, is on one of these nodes."""
+        return self.node in nodes or not nodes.isdisjoint(self.further_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +95,23 @@ class Repository:
 
     def __init__(self, paths: Iterable[str], config_name: str) -> None:
         self._repository = ModelRepository([Path(each) for each in paths], config_name)
-        self._known: dict[str, tuple[str, ReplicaRules | str]] = {}
+        self._parsed: dict[str, tuple[str, ModelConfig]] = {}
 
     def rules(self) -> Mapping[str, ReplicaRules | str]:
         """The rules of each model, or the reason why they cannot be read."""
-        names = self._repository.names()
-        self._known = {name: self._read(name) for name in names}
-        return {name: found for name, (_, found) in self._known.items()}
+        return {name: self._read(name) for name in self._repository.names()}
 
-    def _read(self, name: str) -> tuple[str, ReplicaRules | str]:
+    def _read(self, name: str) -> ReplicaRules | str:
         try:
             file = self._repository.config_file(name)
-            known = self._known.get(name)
-            if known is not None and known[0] == file.text:
-                return known
-            config = replace(parse(file.text, file.source), name=name)
-            return file.text, ReplicaRules.read(config)
+            known = self._parsed.get(name)
+            if known is None or known[0] != file.text:
+                known = file.text, replace(parse(file.text, file.source), name=name)
+                self._parsed[name] = known
+            spread = engine_spread(known[1], self._repository.find(name))
+            return ReplicaRules.read(known[1], spread)
         except InferenceError as error:
-            return "", error.message
+            return error.message
 
 
 class _Tended:
@@ -217,7 +226,7 @@ class Controller:
         leaving: frozenset[str],
     ) -> str:
         """Change the number of replicas, and replace those of draining nodes; returns the lack."""
-        staying = [each for each in working if each.node not in leaving]
+        staying = [each for each in working if not each.is_on(leaving)]
         need = sum(each.need for each in working)
         if any(each.phase is ReplicaPhase.SILENT for each in staying):
             # The need of a silent replica is unknown: none is ended meanwhile.
@@ -226,7 +235,7 @@ class Controller:
         self._change(tended, rules, staying)
         ready = [each for each in staying if each.phase is ReplicaPhase.READY]
         if len(ready) >= wanted:
-            self._end([each for each in working if each.node in leaving])
+            self._end([each for each in working if each.is_on(leaving)])
             return ""
         return tended.trouble or _lack(rules, {each.phase for each in staying})
 
@@ -271,7 +280,7 @@ def _lack(rules: ReplicaRules, phases: Set[ReplicaPhase]) -> str:
     """The place that a replica waits for, "" if none waits."""
     if not phases & {ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING}:
         return ""
-    amounts = ", ".join(f"{amount:g} {name}" for name, amount in rules.resources.items())
     labels = ", ".join(f"{name}={value}" for name, value in rules.labels.items())
     free = "" if ReplicaPhase.INFEASIBLE in phases else " free"
-    return f"no node has {amounts}{free}" + (f" with {labels}" if labels else "")
+    nodes = "the nodes do not have" if rules.bundles else "no node has"
+    return f"{nodes} {rules.places}{free}" + (f" with {labels}" if labels else "")

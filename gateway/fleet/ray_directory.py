@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.fleet import ray_cluster
 from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
 from gateway.fleet.ray_controller import ModelStatus, ReplicaPhase
@@ -34,22 +34,25 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
     except InferenceError as error:
         yield RayTable(reason=error.message)
         return
-    if question.makes_controller:
+    cluster = ray_cluster.cluster_id()
+    if question.makes_controller(cluster):
         ray_cluster.make_controller(question.fleet)
     while True:
         try:
-            yield table(ray_cluster.next_status(question.fleet.name))
+            yield table(ray_cluster.next_status(question.fleet.name), cluster)
         except InferenceError as error:
-            yield RayTable(reason=error.message)
+            is_ended = error.code is Code.NOT_FOUND
+            yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
             time.sleep(PAUSE_SECS)
 
 
-def table(models: Sequence[ModelStatus]) -> RayTable:
+def table(models: Sequence[ModelStatus], cluster: str) -> RayTable:
     """The table of a status."""
     replicas = [each for model in models for each in model.replicas]
     return RayTable(
         replicas=tuple((each.host, each.port) for each in replicas if each.phase in ADDRESSED),
         troubles={each.model: each.trouble for each in models if each.trouble},
+        cluster=cluster,
     )
 
 

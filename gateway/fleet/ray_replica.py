@@ -73,7 +73,9 @@ class ReplicaProcess:
     It listens at `host` on free ports; its metrics page is for this machine.
     """
 
-    def __init__(self, view: ReplicaView, options: Sequence[str], *, sees_gpus: bool) -> None:
+    def __init__(
+        self, view: ReplicaView, options: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         self._view = view
         self._page = NeedPage(view.model)
         self._ports: dict[str, int] = {}
@@ -87,7 +89,7 @@ class ReplicaProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=_environment(sees_gpus=sees_gpus),
+            env={**os.environ, **environment},
         )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -134,11 +136,6 @@ class ReplicaProcess:
                 self._ports[found[1]] = int(found[2])
             elif line.strip():
                 self._lines.append(line.rstrip())
-
-
-def _environment(*, sees_gpus: bool) -> Mapping[str, str]:
-    # Ray hides the GPUs of other replicas only from those that have some.
-    return os.environ if sees_gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def end_with(pipe: BinaryIO) -> None:

@@ -103,6 +103,8 @@ class Router:
         self._indexes = PrefixIndexes(KeyIndex)
         self._answers = answers(settings, resolver)
         self._answered = asyncio.Event()
+        self._answers_again = not settings.replicas
+        self._answered_at = time.monotonic()
         self._kept: dict[Address, _Kept] = {}
 
     @property
@@ -117,6 +119,7 @@ class Router:
             async for addresses in self._answers:
                 self._follow(addresses, tasks)
                 self._answered.set()
+                self._answered_at = time.monotonic()
 
     async def attempted(self) -> None:
         """Wait until each replica has been reached and is ready, or could not be reached."""
@@ -157,7 +160,8 @@ class Router:
 
     def families(self) -> list[MetricReading]:
         """See `FleetMember`."""
-        return router_families(self.connections, self._instances())
+        age_secs = time.monotonic() - self._answered_at if self._answers_again else None
+        return router_families(self.connections, self._instances(), age_secs)
 
     def _instances(self) -> Mapping[Key, FleetInstance]:
         return {key: each.instance for key, each in self._placed.items()}

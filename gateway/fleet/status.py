@@ -9,7 +9,7 @@ from gateway.fleet.choice import ANY_REQUEST, ReplicaState, wait
 from gateway.fleet.connection import SILENT_SECS, ReplicaConnection
 from gateway.fleet.handshake import Identity
 from gateway.fleet.instance import FleetInstance
-from gateway.fleet.metrics import REPLICAS, FleetPage
+from gateway.fleet.metrics import DIRECTORY_AGE, REPLICAS, FleetPage
 from gateway.fleet.offers import Key
 
 LOST, SILENT = "LOST", "SILENT"
@@ -46,10 +46,14 @@ def router_status(
 
 
 def router_families(
-    connections: Collection[ReplicaConnection], instances: Instances
+    connections: Collection[ReplicaConnection],
+    instances: Instances,
+    directory_age_secs: float | None,
 ) -> list[MetricReading]:
-    """The metrics of a router."""
+    """The metrics of a router; a list of addresses has no age."""
     page = FleetPage()
+    if directory_age_secs is not None:
+        page.add(DIRECTORY_AGE, directory_age_secs)
     states = Counter(map(_state, connections))
     for state in (*ReplicaState, SILENT, LOST):
         page.add(REPLICAS, states[state], state=state.lower())

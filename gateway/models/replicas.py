@@ -1,7 +1,8 @@
 """The number and the placement of a model's replicas, in the `parameters` of its configuration."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,18 @@ SELECTOR = re.compile(rf"(?:!?{NAME}|!?in\({NAME}(?:, ?{NAME})*\))?")
 """A label of Ray, and what is wanted of its value."""
 MOST_SECS = 86_400
 CPU, GPU = "CPU", "GPU"
+RESOURCES = "replica_resources"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpread:
+    """The GPUs over which the files of a model spread its engine, 0 if they name none.
+
+    `by_ray`: they are those of the engine's own Ray workers, on any nodes.
+    """
+
+    gpus: int = 0
+    by_ray: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,34 +37,72 @@ class ReplicaRules:
     """The rules for the replicas of a model.
 
     There are `least` to `most` of them. Each takes `resources` of a node that has every label of
-    `labels`. A request shall wait at most `target_wait_secs`. A need of more replicas lasts for
-    `up_secs` before there are more, a need of fewer for `down_secs`.
+    `labels`, or else `bundles` of such nodes, which the workers of its engine take. A request shall
+    wait at most `target_wait_secs`. A need of more replicas lasts for `up_secs` before there are
+    more, a need of fewer for `down_secs`.
     """
 
     least: int = 1
     most: int = 1
     resources: Mapping[str, float] = field(default_factory=dict)
+    bundles: Sequence[Mapping[str, float]] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     target_wait_secs: float = 1.0
     up_secs: float = 10.0
     down_secs: float = 300.0
 
     @classmethod
-    def read(cls, config: ModelConfig) -> "ReplicaRules":
-        """The rules of a config; INVALID_ARG for a wrong value."""
+    def read(cls, config: ModelConfig, spread: EngineSpread | None = None) -> "ReplicaRules":
+        """The rules of a config, of files with that spread; INVALID_ARG for a wrong value.
+
+        Without a spread the files are not known: the resources may be others.
+        """
         for refusal in problems(config):
             raise InferenceError(Code.INVALID_ARG, refusal)
-        found: dict[str, Any] = {"resources": _usual_resources(config)}
+        found: dict[str, Any] = dict(_usual_places(config, spread or EngineSpread()))
         for key in READERS.keys() & config.parameters.keys():
             found |= READERS[key](config.parameters[key])
-        return cls(**found)
+        rules = cls(**found)
+        if spread is not None and (expected := _other_places(rules, spread)):
+            refusal = _refusal(RESOURCES, config.parameters[RESOURCES], config.name, expected)
+            raise InferenceError(Code.INVALID_ARG, refusal)
+        return rules
+
+    @property
+    def places(self) -> str:
+        """The resources in words, such as `2 GPU, 1 CPU` or `4 x (1 GPU, 1 CPU)`."""
+        if not self.bundles:
+            return _amounts(self.resources)
+        alike = Counter(map(_amounts, self.bundles))
+        return ", ".join(f"{count} x ({amounts})" for amounts, count in alike.items())
 
 
-def _usual_resources(config: ModelConfig) -> Mapping[str, float]:
-    """A CPU, and the GPUs of the instance groups: a group without a list has one."""
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def _usual_places(config: ModelConfig, spread: EngineSpread) -> Mapping[str, Any]:
+    """A CPU, and the GPUs of the engine, or of instance groups: one without a list has one."""
+    if spread.by_ray:
+        return {"bundles": ({GPU: 1.0, CPU: 1.0},) * spread.gpus}
     groups = [each for each in config.instance_group if each.kind is InstanceKind.KIND_GPU]
-    gpus = {gpu for each in groups for gpu in each.gpus or (0,)}
-    return {CPU: 1.0} | ({GPU: float(len(gpus))} if gpus else {})
+    gpus = spread.gpus or len({gpu for each in groups for gpu in each.gpus or (0,)})
+    return {"resources": {CPU: 1.0} | ({GPU: float(gpus)} if gpus else {})}
+
+
+def _other_places(rules: ReplicaRules, spread: EngineSpread) -> str:
+    """The resources that an engine with that spread has to have instead; "" if they fit."""
+    if spread.by_ray and len(rules.bundles) != spread.gpus:
+        return (
+            f"a list of {spread.gpus} bundles with one GPU each, for the Ray workers of its "
+            "model.json"
+        )
+    if rules.bundles and not spread.by_ray:
+        return (
+            "the resources of one node: bundles are for a model.json with "
+            '"distributed_executor_backend": "ray"'
+        )
+    return ""
 
 
 def _count(text: str) -> Mapping[str, Any]:
@@ -64,12 +115,26 @@ def _count(text: str) -> Mapping[str, Any]:
 
 
 def _resources(text: str) -> Mapping[str, Any]:
-    expected = 'JSON with amounts above 0 such as {"GPU": 1, "CPU": 4}, whole GPUs above 1'
-    found = _json(text, dict[str, float], expected)
-    whole = found.get(GPU, 1.0) < 1 or found.get(GPU, 1.0).is_integer()
-    if not (found and all(found) and min(found.values()) > 0 and whole):
+    expected = (
+        'JSON with amounts above 0 such as {"GPU": 1, "CPU": 4}, whole GPUs above 1, or a list of '
+        "such bundles with one GPU each"
+    )
+    found = _json(text, dict[str, float] | list[dict[str, float]], expected)
+    bundles = found if isinstance(found, list) else [found]
+    if not (bundles and all(map(_are_amounts, bundles))):
         raise ValueError(expected)
-    return {"resources": found}
+    if bundles is not found:
+        return {"resources": found, "bundles": ()}
+    # Each worker of vLLM's Ray executor has a bundle, and vLLM refuses one with more GPUs.
+    if any(each.get(GPU) != 1 for each in bundles):
+        raise ValueError(expected)
+    return {"resources": {}, "bundles": tuple(bundles)}
+
+
+def _are_amounts(resources: Mapping[str, float]) -> bool:
+    gpus = resources.get(GPU, 1.0)
+    is_whole = gpus < 1 or gpus.is_integer()
+    return bool(resources) and all(resources) and min(resources.values()) > 0 and is_whole
 
 
 def _labels(text: str) -> Mapping[str, Any]:
@@ -98,7 +163,7 @@ def _secs(name: str, per_sec: int = 1) -> Callable[[str], Mapping[str, Any]]:
 
 READERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "replicas": _count,
-    "replica_resources": _resources,
+    RESOURCES: _resources,
     "replica_labels": _labels,
     "scale_target_wait_ms": _secs("target_wait_secs", 1000),
     "scale_up_secs": _secs("up_secs"),
@@ -112,8 +177,12 @@ def problem(key: str, value: str, model: str) -> str:
     try:
         READERS[key](value)
     except ValueError as error:
-        return f"model '{model}': parameter '{key}' is '{value}', expected {error}"
+        return _refusal(key, value, model, str(error))
     return ""
+
+
+def _refusal(key: str, value: str, model: str, expected: str) -> str:
+    return f"model '{model}': parameter '{key}' is '{value}', expected {expected}"
 
 
 def problems(config: ModelConfig) -> Iterator[str]:

@@ -15,8 +15,10 @@ from gateway.config.pbtxt import find_mistake, parse
 from gateway.config.platforms import resolve_backend
 from gateway.config.schema import FieldShape, FieldTree, field_tree, shapes
 from gateway.errors import InferenceError
+from gateway.models.engine_spread import engine_spread
 from gateway.models.ensemble_members import check_members
 from gateway.models.limits import Limits
+from gateway.models.replicas import ReplicaRules
 from gateway.models.repository import ConfigFile, ModelRepository
 from gateway.models.supported_fields import (
     SUPPORT,
@@ -160,8 +162,10 @@ def _check_whole(repository: ModelRepository, name: str, file: ConfigFile) -> li
     """Errors that concern several fields."""
     try:
         config = repository.read(name)
-        repository.find(name).versions(config.version_policy)
+        entry = repository.find(name)
+        entry.versions(config.version_policy)
         Limits.read(config)
+        ReplicaRules.read(config, engine_spread(config, entry))
         check_members(repository, config)
     except InferenceError as error:
         return [_refusal(name, file.source, error.message)]

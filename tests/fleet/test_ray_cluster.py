@@ -23,6 +23,9 @@ class FakeRay:
         self.groups: set[str] = set()
         self.views: dict[str, ReplicaView | None] = {}
         self.late: list[str] = []
+        self.placed: list[Any] = []
+        self.takes_actors = False
+        self.nodes = {0: "n"}
 
     def add(self, name: str, phase: ReplicaPhase | None) -> None:
         """Add a replica that is placed."""
@@ -30,7 +33,7 @@ class FakeRay:
         self.views[name] = phase and ReplicaView(name=name, model="m", phase=phase, node="n")
 
     def placement_group_table(self) -> dict[str, Any]:
-        placed = {"state": "CREATED", "bundles_to_node_id": {0: "n"}}
+        placed = {"state": "CREATED", "bundles_to_node_id": self.nodes}
         return {name: {"name": name, **placed} for name in self.groups}
 
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
@@ -39,6 +42,7 @@ class FakeRay:
 
     def placement_group(self, bundles: Sequence[Any], *, name: str, **options: Any) -> str:
         self.groups.add(name)
+        self.placed.append((bundles, options))
         return name
 
     def get_placement_group(self, name: str) -> str:
@@ -72,10 +76,15 @@ class FakeRay:
         return self.views[asked]
 
     def remote(self, kind: type) -> Any:
-        def refuse(*arguments: Any, **options: Any) -> None:
-            raise ValueError("a whole number of GPUs")
+        def made(**options: Any) -> Any:
+            def make(*arguments: Any) -> None:
+                if not self.takes_actors:
+                    raise ValueError("a whole number of GPUs")
+                self.placed.append((arguments, options))
 
-        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=refuse))
+            return SimpleNamespace(remote=make)
+
+        return SimpleNamespace(options=made)
 
 
 @pytest.fixture
@@ -120,6 +129,50 @@ def test_the_group_of_an_actor_that_ray_refuses_is_removed(fake: FakeRay) -> Non
     text = "Ray refuses a replica: a whole number of GPUs"
     assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, text)
     assert fake.groups == set()
+
+
+@pytest.mark.parametrize(
+    ("rules", "bundles", "strategy", "taken", "use"),
+    [
+        (
+            ReplicaRules(resources={"GPU": 2, "CPU": 3, "stub": 1}, labels={"zone": "a"}),
+            [{"GPU": 2, "CPU": 3, "stub": 1}],
+            *("STRICT_PACK", (3, 2, {"stub": 1}), "OWN"),
+        ),
+        (
+            ReplicaRules(resources={"CPU": 1}, labels={"zone": "a"}),
+            [{"CPU": 1}],
+            *("STRICT_PACK", (1, 0, {}), "NONE"),
+        ),
+        (
+            ReplicaRules(bundles=({"GPU": 1, "CPU": 2}, {"GPU": 1}), labels={"zone": "a"}),
+            [{"GPU": 1, "CPU": 2}, {"GPU": 1}],
+            *("PACK", (0, 0, {}), "OF_WORKERS"),
+        ),
+    ],
+    ids=["gpus", "cpu", "workers"],
+)
+def test_a_replica_takes_its_bundle_and_leaves_those_of_workers(
+    fake: FakeRay, rules: ReplicaRules, bundles: Any, strategy: str, taken: Any, use: str
+) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.takes_actors = True
+    RayCluster(RayFleet("f")).make("m", rules)
+    (group, placing), (arguments, options) = fake.placed
+    assert (group, placing["strategy"]) == (bundles, strategy)
+    assert placing["bundle_label_selector"] == [{"zone": "a"}] * len(bundles)
+    assert (options["num_cpus"], options["num_gpus"], options["resources"]) == taken
+    assert arguments[-1].name == use
+
+
+def test_a_replica_is_on_the_nodes_of_its_workers_too(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.add(NAME, ReplicaPhase.READY)
+    fake.nodes = {0: "n", 1: "o"}
+    (found,) = RayCluster(RayFleet("f")).replicas()
+    assert [found.is_on({each}) for each in ("n", "o", "p")] == [True, True, False]
 
 
 def test_the_end_of_a_fleet_includes_replicas_that_come_meanwhile(fake: FakeRay) -> None:

@@ -134,6 +134,20 @@ async def test_an_engine_has_as_many_clients_as_there_are_frontends_or_its_file_
     assert runtime == [started]
 
 
+async def test_the_ray_workers_of_an_engine_have_the_group_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, opened = VllmBackend(), []
+
+    async def open_instance(model: EngineModel, wasted: Any) -> Any:
+        opened.append(model.placement_group)
+
+    monkeypatch.setattr(backend, "_open", open_instance)
+    backend.settings = {"placement-group": "0a0b"}
+    await backend.load(context(tmp_path))
+    assert opened == ["0a0b"]
+
+
 @pytest.mark.parametrize("count", ["-1", "65", '"2"', "1.5", "true"])
 async def test_a_count_of_clients_that_cannot_be_is_refused(tmp_path: Path, count: str) -> None:
     text = f'{{"model": "m", "api_server_count": {count}}}'

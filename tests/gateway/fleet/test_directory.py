@@ -15,6 +15,8 @@ from tests.builders import TEXT, soon
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.routing import Routed, answered, routing
 
+AGE = "gateway_fleet_directory_age_seconds"
+
 
 class Names:
     """A resolver whose `answer` is a list of replicas, an error, or None for silence."""
@@ -159,6 +161,22 @@ async def test_each_failure_is_logged_once_until_there_is_an_answer(
     await names.answers(1)
     names.answer = ()
     await until(lambda: len(reasons()) == 3)
+
+
+async def test_the_age_of_the_addresses_grows_until_the_resolver_has_some(
+    routed: Routed, replica: FakeReplica, names: Names
+) -> None:
+    def age_secs() -> float:
+        (found,) = [each for each in routed.router.families() if each.name == AGE]
+        return found.samples[0].value
+
+    names.answer = ()
+    await names.answers(2)
+    before = age_secs()
+    await until(lambda: age_secs() > before + 0.02)
+    grown = age_secs()
+    names.answer = (replica,)
+    await until(lambda: age_secs() < grown)
 
 
 async def test_a_question_without_an_answer_is_asked_once_and_its_late_answer_counts() -> None:

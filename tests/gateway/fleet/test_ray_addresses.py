@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence, Set
+from pathlib import Path
 
 import pytest
 
 from gateway.fleet import ray_addresses
-from gateway.fleet.ray_addresses import RayFleet, RayTable, from_ray
+from gateway.fleet.ray_addresses import RayFleet, RayQuestion, RayTable, from_ray
 
 CHILD = "tests.gateway.fleet.fake_directory"
 WITHIN_SECS = 30.0
@@ -65,6 +66,39 @@ async def test_a_child_process_that_ends_within_a_line_is_restarted(
         found = await taken(from_ray(RayFleet("f", ("--ends=within a line",)), CHILD), 3)
     assert found[2] == (("found", 1),)
     assert [vars(each)["reason"] for each in caplog.records] == [f"{CHILD} ended with status 0"]
+
+
+async def test_the_controller_is_made_again_in_a_restarted_cluster(tmp_path: Path) -> None:
+    file = tmp_path / "clusters"
+    file.write_text("one\ntwo")
+    found = await taken(from_ray(RayFleet("f", (f"--clusters={file}",)), CHILD), 3)
+    assert [found[0], found[2]] == [(("made", 1),)] * 2
+
+
+ONE, TWO = RayTable(cluster="one"), RayTable(cluster="two")
+LOST = RayTable(reason="GCS gone")
+DOWN = RayTable(reason="no controller", cluster="one", is_ended=True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "makes"),
+    [
+        ([], {"one", "two"}),
+        ([ONE], {"two"}),
+        ([ONE, LOST], {"two"}),
+        ([ONE, TWO], {"one"}),
+        ([ONE, DOWN, LOST], set()),
+        ([ONE, DOWN, ONE], {"two"}),
+    ],
+    ids=["new", "known", "lost", "restarted", "ended", "ended-and-made-by-another-router"],
+)
+def test_a_router_makes_no_controller_where_it_knew_one_or_after_the_end_of_the_fleet(
+    tables: Sequence[RayTable], makes: Set[str]
+) -> None:
+    question = RayQuestion(RayFleet("f"))
+    for each in tables:
+        question = question.after(each)
+    assert {each for each in ("one", "two") if question.makes_controller(each)} == makes
 
 
 async def test_the_pauses_of_a_child_process_without_addresses_grow_to_half_a_minute(

@@ -195,6 +195,13 @@ def test_replicas_of_a_draining_node_are_replaced_first_and_then_drained() -> No
     assert cluster.decide() == {"a:1": DRAINING, "a:2": READY, "a:3": READY}
 
 
+def test_a_replica_with_workers_on_a_draining_node_is_replaced() -> None:
+    cluster = FakeCluster(a=TWO).start()
+    cluster.change("a:1", further_nodes=frozenset({"node1", "other"}))
+    cluster.leaving = frozenset({"other"})
+    assert cluster.decide() == {"a:1": READY, "a:2": READY, "a:3": STARTING}
+
+
 @pytest.mark.parametrize("rules", [QUICK, "line 3 is wrong"], ids=["range", "unreadable"])
 def test_a_draining_node_is_left_also_within_a_range_and_by_the_last_rules(
     rules: ReplicaRules | str,
@@ -265,6 +272,24 @@ def test_a_replica_without_a_place_has_the_reason(phase: ReplicaPhase, trouble: 
     cluster.change("a:1", phase=phase, node="")
     cluster.decide()
     assert cluster.troubles == {"a": trouble}
+
+
+def test_a_replica_without_places_for_its_workers_has_the_reason() -> None:
+    cluster = FakeCluster(a=ReplicaRules(bundles=[{"GPU": 1}] * 2, labels={"zone": "a"}))
+    cluster.decide()
+    cluster.change("a:1", phase=ReplicaPhase.PENDING, node="")
+    cluster.decide()
+    assert cluster.troubles == {"a": "the nodes do not have 2 x (1 GPU) free with zone=a"}
+
+
+def test_rules_follow_the_engine_in_the_files_of_a_model(tmp_path: Path) -> None:
+    file = add_model(tmp_path, "m", 'backend: "vllm"') / "1" / "model.json"
+    repository = Repository([str(tmp_path)], "")
+    for size in (2, 3):
+        file.write_text(
+            f'{{"tensor_parallel_size": {size}, "distributed_executor_backend": "ray"}}'
+        )
+        assert repository.rules() == {"m": ReplicaRules(bundles=({"GPU": 1, "CPU": 1},) * size)}
 
 
 def test_rules_are_read_again_from_the_repository(tmp_path: Path) -> None:

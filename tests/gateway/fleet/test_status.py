@@ -11,6 +11,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.fleet import connection, status
 from gateway.fleet.choice import ReplicaState
+from gateway.fleet.metrics import ReplicaCounts
 from gateway.fleet.router import OTHER_CONFIG, OWN_MODEL
 from gateway.messages import SequenceTag
 from tests.builders import TEXT, LoadedModels, add_model, soon, text_request
@@ -88,6 +89,30 @@ async def test_each_replica_counts_in_one_state(fleet: Fleet) -> None:
     for state, count in states.items():
         assert found[f'gateway_fleet_replicas{{state="{state}"}}'] == count
     assert found[f"gateway_fleet_model_replicas{{{OF_TEXT}}}"] == 1
+
+
+async def test_a_router_times_the_pings_of_its_replicas(fleet: Fleet) -> None:
+    counts = [each.counts for each in fleet.routed.router.connections]
+    await until(lambda: all(each.hop_secs is not None for each in counts))
+    found = await metrics(fleet.routed.dataplane)
+    for each in (fleet.first, fleet.second):
+        assert 0 < found[f'gateway_fleet_hop_seconds{{replica="127.0.0.1:{each.port}"}}'] < 5
+    assert total(found, "gateway_fleet_directory_age_seconds") == 0
+
+
+def test_a_ping_that_is_not_answered_in_time_counts_as_a_whole() -> None:
+    counts = ReplicaCounts()
+    counts.ponged(1.0)
+    assert counts.hop_secs is None
+    counts.pinged(2.0)
+    counts.pinged(3.0)
+    counts.ponged(3.5)
+    assert counts.hop_secs == 1.5
+    counts.pinged(4.0)
+    counts.lost()
+    counts.pinged(9.0)
+    counts.ponged(9.25)
+    assert counts.hop_secs == 0.25
 
 
 async def test_a_router_describes_its_replicas(fleet: Fleet) -> None:

@@ -10,7 +10,10 @@ from gateway.models.replicas import READERS, ReplicaRules
 
 COUNT = "a number from 1 to 9999, or a range such as 1..8"
 LABELS = 'JSON with labels of Ray such as {"ray.io/accelerator-type": "H100"}'
-AMOUNTS = 'JSON with amounts above 0 such as {"GPU": 1, "CPU": 4}, whole GPUs above 1'
+AMOUNTS = (
+    'JSON with amounts above 0 such as {"GPU": 1, "CPU": 4}, whole GPUs above 1, or a list of such '
+    "bundles with one GPU each"
+)
 
 
 def rules(text: str = "", **parameters: str) -> ReplicaRules:
@@ -74,7 +77,10 @@ WRONG = [
     *[("replicas", value, COUNT) for value in ("", "0", "0..4", "8..1", "1..", "-1", "x", "1.5")],
     *[
         ("replica_resources", value, AMOUNTS)
-        for value in ("{}", "1", '{"GPU": 1.5}', '{"CPU": 0}', '{"CPU": "1"}', '{"": 1}', "{")
+        for value in (
+            *("{}", "1", '{"GPU": 1.5}', '{"CPU": 0}', '{"CPU": "1"}', '{"": 1}', "{"),
+            *("[]", "[1]", "[{}]", '[{"GPU": 2}]', '[{"GPU": 1}, {"CPU": 1}]', '[{"GPU": 0.5}]'),
+        )
     ],
     *[
         ("replica_labels", value, LABELS)

@@ -312,3 +312,19 @@ parameters { key: "replicas" value { string_value: "8..1" } }
         "model 'm': parameter 'replicas' is '8..1', expected a number from 1 to 9999, or a range "
         "such as 1..8"
     )
+
+
+def test_resources_that_do_not_fit_the_engine_are_refused_by_their_value(tmp_path: Path) -> None:
+    bundles = '[{"GPU": 1}, {"GPU": 1}]'
+    text = f"""backend: "vllm"
+parameters {{ key: "replica_resources" value {{ string_value: '{bundles}' }} }}
+"""
+    version = add_model(tmp_path, "m", text) / "1"
+    engine = '{"tensor_parallel_size": 3, "distributed_executor_backend": "ray"}'
+    (version / "model.json").write_text(engine)
+    (*_, found) = check(ModelRepository([tmp_path]))
+    assert (found.path, found.verdict) == ("m/config.pbtxt", REFUSED)
+    assert found.why == (
+        f"model 'm': parameter 'replica_resources' is '{bundles}', expected a list of 3 bundles "
+        "with one GPU each, for the Ray workers of its model.json"
+    )

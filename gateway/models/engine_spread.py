@@ -1,0 +1,61 @@
+"""The GPUs of an engine of vLLM, as the `model.json` of its version folder spreads it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError
+from gateway.models.replicas import EngineSpread
+from gateway.models.repository import ModelEntry
+
+BACKEND, FILE = "vllm", "model.json"
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+EXECUTOR, RAY = "distributed_executor_backend", "ray"
+
+
+def engine_spread(config: ModelConfig, entry: ModelEntry) -> EngineSpread:
+    """The GPUs of the engines of a model, one for each version that its policy picks.
+
+    A file that is missing spreads nothing: the load has an error. INVALID_ARG for one that is no
+    JSON object, and for several versions if Ray has the workers of one.
+    """
+    if config.backend != BACKEND:
+        return EngineSpread()
+    versions = entry.versions(config.version_policy)
+    found = [_arguments(entry, version) for version in versions]
+    sizes = [math.prod(map(_size, map(each.get, SIZES))) for each in found]
+    if all(each.get(EXECUTOR) != RAY for each in found):
+        return EngineSpread(sum(size for size in sizes if size > 1))
+    if len(found) > 1:
+        text = (
+            f"model '{entry.name}': its policy picks {len(found)} versions, expected one, because "
+            f"its {FILE} has '{EXECUTOR}' '{RAY}': a replica has the GPUs of one engine"
+        )
+        raise InferenceError(Code.INVALID_ARG, text)
+    return EngineSpread(sizes[0], by_ray=True)
+
+
+def _arguments(entry: ModelEntry, version: int) -> dict[str, Any]:
+    path = Path(str(version)) / FILE
+    try:
+        found = orjson.loads((entry.path / path).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise _invalid(entry, path, f"cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise _invalid(entry, path, f"is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise _invalid(entry, path, "must be a JSON object of engine arguments")
+    return found
+
+
+def _size(value: object) -> int:
+    return value if isinstance(value, int) and value > 1 else 1
+
+
+def _invalid(entry: ModelEntry, path: Path, reason: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, f"model '{entry.name}': its {path} {reason}")

@@ -1,0 +1,93 @@
+"""A replica with two bundles on Ray, whose engine is a stand-in: a driver, and the engine itself.
+
+`python -m tests.fleet.spread_replica FILE` makes the replica, and ends it once its engine has
+written the nodes of its workers to the file.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+ENGINE_SECS = 120.0
+BUNDLES = ({"CPU": 0.5}, {"CPU": 0.75})
+"""More than a node of the tests has: the workers are on two."""
+
+
+def main(file: Path) -> None:
+    """Make the replica, wait for its engine, and end both."""
+    from gateway.fleet import ray_cluster
+    from gateway.fleet.ray_addresses import RayFleet
+    from gateway.models.replicas import ReplicaRules
+
+    class Replica:
+        """The process of a replica, in which the engine alone runs."""
+
+        def __init__(self, view: object, options: Sequence[str], own: Mapping[str, str]) -> None:
+            command = [sys.executable, "-m", "tests.fleet.spread_replica", "engine", *options]
+            # By `env`: a driver that is started by a worker of Ray needs its address only.
+            subprocess.Popen(["/usr/bin/env", *map("=".join, own.items()), *command])
+
+    class Actor(ray_cluster.ReplicaActor):
+        """The actor of that replica, in a process of Ray."""
+
+        def __init__(self, *arguments: object) -> None:
+            ray_cluster.ReplicaProcess = Replica  # type: ignore[assignment, misc]
+            super().__init__(*arguments)  # type: ignore[arg-type]
+
+    ray_cluster.connect()
+    ray_cluster.ReplicaActor = Actor  # type: ignore[misc]
+    cluster = ray_cluster.RayCluster(RayFleet("spread", (f"--file={file}",)))
+    cluster.make("m", ReplicaRules(bundles=BUNDLES))
+    (name,) = [each.name for each in cluster.replicas()]
+    ends_at = time.monotonic() + ENGINE_SECS
+    while not file.exists() and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    cluster.remove(name)
+
+
+def engine(file: Path, group: str) -> None:
+    """Let vLLM's own code accept the group, and write what it has, and where workers are."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from vllm.config import ParallelConfig
+    from vllm.platforms import current_platform
+    from vllm.v1.executor.ray_utils import initialize_ray_cluster
+
+    from backends.vllm.ray_workers import hand_group
+
+    # vLLM refuses Ray on a platform without a resource of Ray.
+    type(current_platform).ray_device_key = "CPU"
+    config = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="ray")
+    hand_group(config, group)
+    initialize_ray_cluster(config)
+    found = config.placement_group
+    workers = [
+        ray.remote(lambda: ray.get_runtime_context().get_node_id())
+        .options(
+            num_cpus=0.5,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(found, number),
+        )
+        .remote()
+        for number in range(2)
+    ]
+    record = SimpleNamespace(
+        group=found.id.hex(),
+        bundles=found.bundle_specs,
+        nodes=ray.get(workers),
+        own_node=ray.get_runtime_context().get_node_id(),
+    )
+    written = file.with_suffix(".new")
+    written.write_text(json.dumps(vars(record)))
+    written.rename(file)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "engine":
+        given = dict(each.rsplit("=", 1) for each in sys.argv[2:])
+        engine(Path(given["--file"]), given["--backend-config=vllm,placement-group"])
+    else:
+        main(Path(sys.argv[1]))
