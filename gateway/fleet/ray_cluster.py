@@ -246,6 +246,13 @@ def cluster_id() -> str:
     return str(_gcs().cluster_id.hex())
 
 
+def was_restarted(cluster: str) -> bool:
+    """Whether there is another cluster at the address of this one; false if that is not known."""
+    with suppress(RayError):
+        return cluster_id() != cluster
+    return False
+
+
 def make_controller(fleet: RayFleet) -> None:
     """Make the controller of a fleet if there is none; Ray restarts it until `end_fleet`."""
     ray.remote(ControllerActor).options(

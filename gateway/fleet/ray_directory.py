@@ -43,6 +43,8 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
         except InferenceError as error:
             is_ended = error.code is Code.NOT_FOUND
             yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
+            if ray_cluster.was_restarted(cluster):
+                return  # Ray's library in this process stays with the old one.
             time.sleep(PAUSE_SECS)
 
 

@@ -234,6 +234,9 @@ DROPPED = "--resumable-buffer-size"
 EXPIRED = "no such stream to go on with"
 """A client whose frontend was killed may resume late."""
 
+LOST = re.compile(r"\breplicas?\b|disconnected|conversation")
+"""Refusals of a router whose replica was killed; a conversation may have been there."""
+
 SEQUENCE = re.compile("sequence|correlation|Request was cancelled", re.IGNORECASE)
 """Requests of a sequence end with the one before them."""
 
@@ -263,6 +266,9 @@ class Tally:
     cuts: bool = False
     """Connections may end any time: frontends were killed, or the server stops."""
 
+    losses: bool = False
+    """Replicas of the server were killed, and their requests may end."""
+
     def ask(self, question: Question) -> None:
         """Count a request, of which a part at least was sent."""
         self.asked[question.model.name] += 1
@@ -278,7 +284,8 @@ class Tally:
         self.refusals[f"{refusal.code} {NUMBERS.sub('N', refusal.text)[:100]}"] += 1
         cut = self.cuts and (refusal.code == "UNAVAILABLE" or EXPIRED in refusal.text)
         asked_for = stopped and CANCELLED.search(refusal.text)
-        if not (cut or asked_for or explained(model, refusal)):
+        lost = self.losses and LOST.search(refusal.text)
+        if not (cut or asked_for or lost or explained(model, refusal)):
             self.surprise(f"{model.name}: {refusal}")
 
     def surprise(self, text: str) -> None:

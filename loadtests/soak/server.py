@@ -19,13 +19,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gateway.cli import main
 from loadtests.soak.models import FLAGS, MODELS, Form, Model, Trouble
+from loadtests.soak.replicas import Replicas
 from loadtests.support.servers import (
     PROC,
     ServerFailed,
@@ -100,11 +101,15 @@ class Census:
 
 @dataclass(slots=True)
 class SoakServer:
-    """A running `sluice serve` on the repository of the soak, in `folder`."""
+    """A running `sluice serve` on the repository of the soak, in `folder`.
+
+    With replicas it is their router, and they have the models.
+    """
 
     folder: Path
     process: subprocess.Popen[bytes]
     flags: Sequence[str] = ()
+    replicas: Replicas | None = None
     ports: dict[str, int] = field(default_factory=dict)
     _children: Sequence[int] = ()
 
@@ -173,18 +178,37 @@ class SoakServer:
         left = filter(is_running, self._children)
         found += [f"process {pid} outlives the server" for pid in left]
         new = set(files(self.folder / "temporary")) - set(before.files)
-        return [*found, *(f"temporary file {name} outlives the server" for name in new)]
+        found += [f"temporary file {name} outlives the server" for name in new]
+        return [*found, *(self.replicas.stop() if self.replicas else ())]
 
 
 @contextmanager
-def serving(folder: Path, flags: Sequence[str] = ()) -> Iterator[SoakServer]:
+def serving(
+    folder: Path, flags: Sequence[str] = (), *, is_router: bool = False
+) -> Iterator[SoakServer]:
     """A server that is ready; leaving the block ends it."""
-    (folder / "models").mkdir()
-    (folder / "temporary").mkdir()
+    for name in ("models", "temporary", "empty"):
+        (folder / name).mkdir()
     write_repository(folder / "models")
+    with ExitStack() as owner:
+        replicas = None
+        if is_router:
+            replicas = Replicas(folder, folder / "models")
+            owner.callback(replicas.kill)
+            replicas.wait_ready()
+            flags = (*flags, *replicas.flags)
+        server = _started(folder, flags, replicas)
+        owner.callback(_end, server)
+        _wait(server, lambda: READY.search(server.log) is not None)
+        server.ports.update({name: int(port) for name, port in LISTENING.findall(server.log)})
+        yield server
+
+
+def _started(folder: Path, flags: Sequence[str], replicas: Replicas | None) -> SoakServer:
+    repository = folder / ("empty" if replicas else "models")
     command = [
         *(sys.executable, "-m", "loadtests.soak.server", str(folder / "dump"), "serve"),
-        *(f"--model-repository={folder / 'models'}", "--http-address=127.0.0.1"),
+        *(f"--model-repository={repository}", "--http-address=127.0.0.1"),
         *("--grpc-address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0"),
         *(*FLAGS, *flags),
     ]
@@ -199,15 +223,13 @@ def serving(folder: Path, flags: Sequence[str] = ()) -> Iterator[SoakServer]:
             start_new_session=True,
         )
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    server = SoakServer(folder, process, flags)
-    try:
-        _wait(server, lambda: READY.search(server.log) is not None)
-        server.ports.update({name: int(port) for name, port in LISTENING.findall(server.log)})
-        yield server
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return SoakServer(folder, process, flags, replicas)
+
+
+def _end(server: SoakServer) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.process.wait()
 
 
 def _wait(server: SoakServer, ready: Callable[[], bool]) -> None:

@@ -48,11 +48,12 @@ OnStage = Callable[[str, Tally], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a run; `flags` are further flags of the server."""
+    """The options of a run; `flags` are further flags of the server, or of a router."""
 
     secs: float
     seed: int
     flags: Sequence[str] = ()
+    is_router: bool = False
 
 
 @dataclass(slots=True)
@@ -80,8 +81,8 @@ class Report:
 
     @property
     def late(self) -> str:
-        """The failure of the probes in words; new connections may wait for a killed frontend."""
-        if self.probes.good or self.tally.cuts:
+        """The failure of the probes in words, unless processes were killed, and started again."""
+        if self.probes.good or self.tally.cuts or self.tally.losses:
             return ""
         worst = self.probes.worst.unexplained
         return f"late: the server held {self.probes.held} probes, one for {worst:.2f} s"
@@ -99,7 +100,7 @@ def run(options: Options, folder: Path, progress: OnStage = lambda stage, tally:
     """Serve, run the storm, and check; `folder` is empty and keeps the server's log."""
     report = Report(options, Tally())
     progress("starting", report.tally)
-    with servers.serving(folder, options.flags) as server:
+    with servers.serving(folder, options.flags, is_router=options.is_router) as server:
         before = uvloop.run(_run(server, report, progress))
         report.leaked += server.wait_stopped(before)
         report.wrong += server.errors()
@@ -237,7 +238,7 @@ def soak(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     asked, console = parser.parse_args(arguments), Console()
     flags = [f"--frontends={asked.frontends}"] if asked.frontends else []
     flags += [f"--grpc-transport={asked.grpc_transport}"] if asked.grpc_transport else []
-    options = Options(asked.minutes * 60, asked.seed, flags)
+    options = Options(asked.minutes * 60, asked.seed, flags, asked.router)
     console.print(f"seed {options.seed}")
     with rounds.failures_as_lines("soak"), tempfile.TemporaryDirectory() as folder:
         report = _run_with_bar(options, Path(folder), console)
@@ -262,6 +263,11 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frontends", type=rounds.positive, help="default: none")
     parser.add_argument("--grpc-transport", choices=("hyper", "grpcio"))
+    parser.add_argument(
+        "--router",
+        action="store_true",
+        help="have the models at two replicas of a router, which are killed now and then",
+    )
     parser.add_argument("--log", type=Path, help="write the server's log to this file")
 
 

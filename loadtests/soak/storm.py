@@ -25,6 +25,10 @@ FRONTEND = "frontend"
 FRONTEND_START_SECS = 20.0
 """A frontend that is still starting is not killed."""
 
+REPLICA = "replica"
+REPLICA_PAUSE_SECS = 20.0
+"""Replicas are killed after this time: one of the two has every model by then."""
+
 LATELY_SECS = 90.0
 RELOADED = [
     model
@@ -67,13 +71,14 @@ class Disturbances:
 
     async def run(self, ended: asyncio.Event) -> None:
         """Disturb until the event is set; TimeoutError if a load takes too long."""
+        acts = ACTS if self.server.replicas is None else ACTS_OF_ROUTER
         while not ended.is_set():
-            await self.random.choice(ACTS)(self)
+            await self.random.choice(acts)(self)
             await asyncio.wait(
                 [asyncio.ensure_future(ended.wait())],
                 timeout=self.random.random() * CALM_SECS,
             )
-        for model in RELOADED:
+        for model in RELOADED if self.server.replicas is None else ():
             config(self.server.repository, model).write_text(model.config)
             await self._ask(model, "load")
 
@@ -119,6 +124,15 @@ class Disturbances:
             self.tally.cuts = True
             self._kill(frontends(self.server.pid))
 
+    async def kill_replica(self) -> None:
+        """Kill a replica of the router; another one starts at its port."""
+        now, last = time.monotonic(), self.kills.get(REPLICA, [-REPLICA_PAUSE_SECS])[-1]
+        if self.server.replicas is not None and now > last + REPLICA_PAUSE_SECS:
+            self.kills[REPLICA] = [now]
+            self.tally.losses = True
+            self.tally.acts["kill of a replica"] += 1
+            await asyncio.to_thread(self.server.replicas.restart_one, self.random)
+
     def _kill(self, processes: Sequence[int]) -> None:
         if processes:
             self.tally.acts["kill"] += 1
@@ -148,6 +162,7 @@ ACTS: Sequence[Callable[[Disturbances], Awaitable[None]]] = (
     Disturbances.kill,
     Disturbances.kill_frontend,
 )
+ACTS_OF_ROUTER = (Disturbances.kill_frontend, Disturbances.kill_replica)
 
 
 @dataclass(slots=True)

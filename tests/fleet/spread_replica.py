@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 ENGINE_SECS = 120.0
 BUNDLES = ({"CPU": 0.5}, {"CPU": 0.75})
@@ -19,6 +20,8 @@ BUNDLES = ({"CPU": 0.5}, {"CPU": 0.75})
 
 def main(file: Path) -> None:
     """Make the replica, wait for its engine, and end both."""
+    from ray.util import placement_group_table
+
     from gateway.fleet import ray_cluster
     from gateway.fleet.ray_addresses import RayFleet
     from gateway.models.replicas import ReplicaRules
@@ -31,18 +34,20 @@ def main(file: Path) -> None:
             # By `env`: a driver that is started by a worker of Ray needs its address only.
             subprocess.Popen(["/usr/bin/env", *map("=".join, own.items()), *command])
 
-    class Actor(ray_cluster.ReplicaActor):
-        """The actor of that replica, in a process of Ray."""
+    class Actor:
+        """The actor of that replica, in a process of Ray, whose module has the class above."""
 
-        def __init__(self, *arguments: object) -> None:
-            ray_cluster.ReplicaProcess = Replica  # type: ignore[assignment, misc]
-            super().__init__(*arguments)  # type: ignore[arg-type]
+        def __init__(self, *arguments: Any) -> None:
+            from gateway.fleet import ray_cluster as there
+
+            there.ReplicaProcess = Replica  # type: ignore[assignment, misc]
+            there.ReplicaActor(*arguments)
 
     ray_cluster.connect()
-    ray_cluster.ReplicaActor = Actor  # type: ignore[misc]
+    ray_cluster.ReplicaActor = Actor  # type: ignore[assignment, misc]
     cluster = ray_cluster.RayCluster(RayFleet("spread", (f"--file={file}",)))
     cluster.make("m", ReplicaRules(bundles=BUNDLES))
-    (name,) = [each.name for each in cluster.replicas()]
+    (name,) = [each["name"] for each in placement_group_table().values()]
     ends_at = time.monotonic() + ENGINE_SECS
     while not file.exists() and time.monotonic() < ends_at:
         time.sleep(0.1)

@@ -150,3 +150,13 @@ def test_a_dump_names_the_line_where_a_task_waits(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert path.read_text().startswith("read < <string>:12 read < <string>:8 events < locks.py:")
+
+
+def test_refusals_for_a_lost_replica_are_explained_after_its_kill_only() -> None:
+    question = Question(model=BY_NAME["direct"], number=1)
+    texts = ("replica 1 was lost before its first response", "an answer of another model")
+    for losses in (False, True):
+        tally = Tally(losses=losses)
+        for text in texts:
+            tally.refuse(question, Refused("503", text))
+        assert tally.surprises == [f"direct: 503 {text}" for text in texts[losses:]]
