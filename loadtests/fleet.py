@@ -18,7 +18,7 @@ from random import Random
 
 from rich.console import Console
 
-from loadtests import fleet_tensors, streams
+from loadtests import fleet_serve, fleet_tensors, streams
 from loadtests.fleet_sessions import cached_shares
 from loadtests.routing.times import times_of_a_choice
 from loadtests.support import rounds
@@ -55,6 +55,11 @@ def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 32], metavar="N,N")
     parser.add_argument("--requests", type=rounds.positive, default=3000, metavar="N")
     parser.add_argument("--secs", type=float, default=streams.SECS, metavar="SECS")
+    parser.add_argument(
+        "--ray-serve",
+        action="store_true",
+        help="compare with Ray Serve, too: its environment is made at .venv/serve at first",
+    )
     rounds.add_flags(parser)
     rounds.run_test(parser, arguments, _fleet)
 
@@ -90,12 +95,19 @@ def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
         title = "A router with a replica, and one server"
         report = rounds.compare_contenders(title, contenders, steps, asked, console)[1]
     tensors = fleet_tensors.compare(asked.rounds, asked.server_cpus, folder / "tensors")
-    lines = (*report.lines, *tensors.as_lines())
+    lines = [*report.lines, *tensors.as_lines()]
     notes = [
         fleet_tensors.describe(tensors),
         cached_shares(folder, asked.server_cpus),
         times_of_a_choice(Random(1)),
     ]
+    skipped = fleet_serve.make_environment() if asked.ray_serve else "it needs --ray-serve"
+    if skipped:
+        notes.append(f"Ray Serve was not measured: {skipped}")
+    else:
+        peers = fleet_serve.compare(asked.rounds, asked.server_cpus, folder / "serve")
+        lines += peers.as_lines()
+        notes += fleet_serve.describe(peers)
     return replace(report, lines=lines, notes=notes)
 
 

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import uvloop
 from gateway.fleet.choice import ANY_REQUEST
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetRole, Identity
-from gateway.fleet.offers import Key
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import PrefixIndexes
 from gateway.messages import InferRequest
@@ -31,7 +30,6 @@ CONNECT_SECS = 20.0
 SOCKET, FLEET = "socket", "fleet"
 SPEED = Metric(Line("64 MiB tensors", "tensor", 1, "sender"), "speed", "GB/s", Better.HIGHER)
 
-KEY: Key = ("taken", 1)
 CONFIG = """
 backend: "identity"
 input [
@@ -56,7 +54,7 @@ while size := sender.recv_into(memory[filled:]):
         sender.sendall(b"a")
 """
 
-Send = Callable[[], None]
+Send = Callable[[], object]
 """Sends one tensor, and waits until the other process has it."""
 
 
@@ -105,20 +103,51 @@ def _by_socket(cpus: Cpus) -> Iterator[Send]:
             yield send
 
 
+class Responses:
+    """A connection to a replica, as a router has it, whose responses are counted."""
+
+    def __init__(self, runner: asyncio.Runner, replica: ReplicaConnection, port: int) -> None:
+        self._runner = runner
+        self._replica = replica
+        self.port = port
+
+    def per_sec(self, requests: Sequence[InferRequest]) -> float:
+        """Responses a second of some requests at the same time."""
+        began = time.perf_counter()
+        found = self._runner.run(self._all(requests))
+        return found / (time.perf_counter() - began)
+
+    async def _all(self, requests: Sequence[InferRequest]) -> int:
+        return sum(await asyncio.gather(*map(self._count, requests)))
+
+    async def _count(self, request: InferRequest) -> int:
+        news, found = asyncio.Event(), 0
+        call = self._replica.call((request.model, 1), request, news.set, ANY_REQUEST)
+        while True:
+            if call.take() is not None:
+                found += 1
+            elif call.is_over:
+                break
+            else:
+                news.clear()
+                await news.wait()
+        call.leave()
+        if not found:
+            raise LoadTestFailed("the replica has not answered")
+        return found
+
+
 @contextmanager
-def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
-    (folder / "taken" / "1").mkdir(parents=True)
-    (folder / "taken" / "config.pbtxt").write_text(CONFIG)
+def connected(models: Path, cpus: Cpus, model: str) -> Iterator[Responses]:
+    """A replica of every model of a folder, and a connection to it that serves one."""
     ports = free_ports()
     command = [
         *(sys.executable, "-m", "gateway", "replica", "*"),
-        *("--model-repository", str(folder)),
+        *("--model-repository", str(models)),
         *("--fleet-port", str(ports.grpc)),
         *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
     ]
-    launch = Launch(name="replica", command=command, ports=ports, ready_path="/metrics")
-    data = array_tensor("DATA", Datatype.UINT8, np.zeros(SIZE, np.uint8))
-    request = InferRequest(model="taken", version="1", inputs=(text_tensor("NAME", ["a"]), data))
+    launch = Launch(name=f"replica of {model}", command=command, ports=ports, ready_path="/metrics")
     with serving(launch, cpus), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         identity = Identity("sluice", FleetRole.ROUTER)
         indexes = PrefixIndexes(KeyIndex)
@@ -127,19 +156,9 @@ def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
         async def connect() -> asyncio.Task[None]:
             task = asyncio.create_task(replica.run())
             async with asyncio.timeout(CONNECT_SECS):
-                while not replica.serves(KEY):  # noqa: ASYNC110 - in another process
+                while not replica.serves((model, 1)):  # noqa: ASYNC110 - in another process
                     await asyncio.sleep(0.01)
             return task
-
-        async def send() -> None:
-            news = asyncio.Event()
-            call = replica.call(KEY, request, news.set, ANY_REQUEST)
-            while (response := call.take()) is None and not call.is_over:
-                news.clear()
-                await news.wait()
-            call.leave()
-            if response is None:
-                raise LoadTestFailed("the replica has not answered")
 
         async def end() -> None:
             task.cancel()
@@ -147,5 +166,15 @@ def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
                 await task
 
         task = runner.run(connect())
-        yield lambda: runner.run(send())
+        yield Responses(runner, replica, ports.grpc)
         runner.run(end())
+
+
+@contextmanager
+def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
+    (folder / "taken" / "1").mkdir(parents=True)
+    (folder / "taken" / "config.pbtxt").write_text(CONFIG)
+    data = array_tensor("DATA", Datatype.UINT8, np.zeros(SIZE, np.uint8))
+    request = InferRequest(model="taken", version="1", inputs=(text_tensor("NAME", ["a"]), data))
+    with connected(folder, cpus, "taken") as replica:
+        yield lambda: replica.per_sec([request])

@@ -25,6 +25,8 @@ def main() -> None:
     for each in _tables(question):
         router.write(encode(each) + b"\n")
         router.flush()
+    # A thread reads the standard input, and Ray may wait for a cluster that is gone.
+    os._exit(0)
 
 
 def _tables(question: RayQuestion) -> Iterator[RayTable]:

@@ -68,7 +68,8 @@ def engine(file: Path, group: str) -> None:
     type(current_platform).ray_device_key = "CPU"
     config = ParallelConfig(tensor_parallel_size=2, distributed_executor_backend="ray")
     hand_group(config, group)
-    initialize_ray_cluster(config)
+    # A driver is on the node of its address: here all nodes have one, and it is on the head.
+    initialize_ray_cluster(config, require_gpu_on_driver=False)
     found = config.placement_group
     workers = [
         ray.remote(lambda: ray.get_runtime_context().get_node_id())
@@ -83,7 +84,6 @@ def engine(file: Path, group: str) -> None:
         group=found.id.hex(),
         bundles=found.bundle_specs,
         nodes=ray.get(workers),
-        own_node=ray.get_runtime_context().get_node_id(),
     )
     written = file.with_suffix(".new")
     written.write_text(json.dumps(vars(record)))

@@ -33,4 +33,3 @@ def test_the_workers_of_an_engine_are_in_the_bundles_of_its_replica(
     record = json.loads(file.read_text())
     assert record["bundles"] == list(BUNDLES)
     assert len(set(record["nodes"])) == 2
-    assert record["own_node"] == record["nodes"][0]
