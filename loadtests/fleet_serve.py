@@ -150,8 +150,7 @@ def _of_gateway(server: Server, replica: Responses, streams: int) -> Mapping[Met
         request = InferRequest(
             model="echo", version="1", inputs=(text_tensor("text_input", [text]),)
         )
-        took = [1e6 / replica.per_sec([request]) for _ in range(REQUESTS)]
-        between[LATENCY] = statistics.median(took)
+        between[LATENCY] = replica.median_us(request, REQUESTS)
     return {
         **_figures("between processes", streams, between),
         **_figures("by HTTP", streams, by_http),

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -104,18 +105,44 @@ def _by_socket(cpus: Cpus) -> Iterator[Send]:
 
 
 class Responses:
-    """A connection to a replica, as a router has it, whose responses are counted."""
+    """A connection to a replica, as a router has it, whose responses are counted.
 
-    def __init__(self, runner: asyncio.Runner, replica: ReplicaConnection, port: int) -> None:
+    It is made again for a measurement if it was lost while the event loop was at rest.
+    """
+
+    def __init__(
+        self, runner: asyncio.Runner, replica: ReplicaConnection, port: int, model: str
+    ) -> None:
         self._runner = runner
         self._replica = replica
+        self._model = model
         self.port = port
+
+    async def connect(self) -> None:
+        """Wait until the replica takes requests of the model."""
+        async with asyncio.timeout(CONNECT_SECS):
+            while not self._replica.serves((self._model, 1)):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
 
     def per_sec(self, requests: Sequence[InferRequest]) -> float:
         """Responses a second of some requests at the same time."""
+        self._runner.run(self.connect())
         began = time.perf_counter()
         found = self._runner.run(self._all(requests))
         return found / (time.perf_counter() - began)
+
+    def median_us(self, request: InferRequest, count: int) -> float:
+        """The median time of a request, of as many one after the other."""
+        return self._runner.run(self._median_us(request, count))
+
+    async def _median_us(self, request: InferRequest, count: int) -> float:
+        await self.connect()
+        took_us = []
+        for _ in range(count):
+            began = time.perf_counter()
+            await self._count(request)
+            took_us.append((time.perf_counter() - began) * 1e6)
+        return statistics.median(took_us)
 
     async def _all(self, requests: Sequence[InferRequest]) -> int:
         return sum(await asyncio.gather(*map(self._count, requests)))
@@ -153,11 +180,11 @@ def connected(models: Path, cpus: Cpus, model: str) -> Iterator[Responses]:
         indexes = PrefixIndexes(KeyIndex)
         replica = ReplicaConnection("127.0.0.1", ports.grpc, identity, lambda: None, indexes)
 
-        async def connect() -> asyncio.Task[None]:
+        found = Responses(runner, replica, ports.grpc, model)
+
+        async def begin() -> asyncio.Task[None]:
             task = asyncio.create_task(replica.run())
-            async with asyncio.timeout(CONNECT_SECS):
-                while not replica.serves((model, 1)):  # noqa: ASYNC110 - in another process
-                    await asyncio.sleep(0.01)
+            await found.connect()
             return task
 
         async def end() -> None:
@@ -165,8 +192,8 @@ def connected(models: Path, cpus: Cpus, model: str) -> Iterator[Responses]:
             with suppress(asyncio.CancelledError):
                 await task
 
-        task = runner.run(connect())
-        yield Responses(runner, replica, ports.grpc)
+        task = runner.run(begin())
+        yield found
         runner.run(end())
 
 

@@ -30,7 +30,7 @@ async def items(count: int) -> AsyncIterator[bytes]:
 
 @serve.deployment(**BUSY)
 class Behind:
-    """What a handle reaches: a replica behind another one."""
+    """The replica behind the handle of another one."""
 
     async def echo(self, data: bytes) -> bytes:
         """The data."""
@@ -44,7 +44,7 @@ class Behind:
 
 @serve.deployment(**BUSY)
 class Front:
-    """What the proxy reaches."""
+    """The replica behind the proxy."""
 
     def __init__(self, behind: Any) -> None:
         self._behind = behind

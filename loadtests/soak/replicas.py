@@ -72,7 +72,7 @@ class Replicas:
         return found
 
     def kill(self) -> None:
-        """Kill what is left of them."""
+        """Kill those that still run."""
         for port in self._processes:
             self._kill(port)
 
