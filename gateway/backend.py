@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +15,8 @@ from gateway.config import InstanceGroup, ModelConfig
 from gateway.errors import InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.stream import ResponseStream
+
+_numbers = count(1)
 
 
 class Note(Enum):
@@ -190,6 +194,11 @@ class Instance(ABC):
     max_model_len: int | None = None
     sharing: AbstractContextManager[object] = nullcontext()
     singles: SingleExecutions | None = None
+
+    @cached_property
+    def number(self) -> int:
+        """Its number in this process, which no other instance has."""
+        return next(_numbers)
 
     @property
     def metrics(self) -> Iterable[ExportedMetric]:

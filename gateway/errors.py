@@ -23,7 +23,12 @@ class InferenceError(Exception):
 
     The message names the object, the found and the expected value. It is sent to the client
     unchanged, so it must not contain a path of the host or a traceback.
+
+    `dead_instance` is the number of the instance that died while it executed the request, 0 if the
+    request was not executed because there is no instance. It is None for other errors.
     """
+
+    dead_instance: int | None = None
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -56,6 +61,13 @@ class RefusedError(InferenceError):
 
     Where that process is this one, such an error is raised before there is a stream.
     """
+
+
+def died(message: str, instance: int = 0) -> InferenceError:
+    """The error of a request whose instance has died, or that no instance is left to execute."""
+    error = InferenceError(Code.UNAVAILABLE, message)
+    error.dead_instance = instance
+    return error
 
 
 def exiting() -> InferenceError:

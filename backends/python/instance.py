@@ -29,7 +29,7 @@ from backends.python.worker_process import (
     watch_exit,
 )
 from gateway.backend import Answer, Instance, MetricReading
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, died
 from gateway.messages import InferRequest
 
 log = logging.getLogger("sluice.python")
@@ -244,7 +244,7 @@ class RunningWorker:
         suspects = self.executions.suspects
         why = f"{self._why or describe_exit(status)}."
         reason = f"its worker process ended: {why} Stub process '{self.name}' is not healthy."
-        error = InferenceError(Code.UNAVAILABLE, f"model '{self._model}' failed: {reason}")
+        error = died(f"model '{self._model}' failed: {reason}")
         self._pulse.stop()
         self._link.close()
         asyncio.get_running_loop().remove_reader(self._process.descriptors)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.tensorrt.cuda import CudaError, Properties
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, died
 
 log = logging.getLogger("sluice.tensorrt")
 
@@ -228,8 +228,7 @@ class Subject:
 
     def lost(self, error: CudaError) -> InferenceError:
         """The error of a device that has failed permanently."""
-        return InferenceError(
-            Code.UNAVAILABLE,
+        return died(
             f"{self.gpu} of model '{self.model}' is gone for this process: {error}; see whether "
             "nvidia-smi shows it, and restart the server",
         )

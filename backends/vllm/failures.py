@@ -18,7 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from backends.vllm.settings import EngineModel, LoraRefusal, hide_folders
 from backends.vllm.start_reports import StartReports, one_line
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, died
 
 PREFIX = "Error generating stream: "
 """Prefix of Triton's backend before the reason of a failed request."""
@@ -80,10 +80,7 @@ class Failures:
     def explain(self, error: Exception) -> InferenceError:
         """The error of the contract for one of `FAILURES`."""
         if isinstance(error, EngineDeadError):
-            return InferenceError(
-                Code.UNAVAILABLE,
-                f"model '{self.model}': its engine has stopped; retry shortly",
-            )
+            return died(f"model '{self.model}': its engine has stopped; retry shortly")
         if isinstance(error, LoraRefusal):
             return error
         return InferenceError(code_of(error), PREFIX + self.clean(error))

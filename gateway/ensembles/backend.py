@@ -61,7 +61,9 @@ class EnsembleInstance(Instance):
             except InferenceError as error:
                 run.cancel()
                 text = f"in ensemble '{self._name}', {error.message}"
-                yield index, InferenceError(error.code, text)
+                failed = InferenceError(error.code, text)
+                failed.dead_instance = error.dead_instance
+                yield index, failed
             finally:
                 run.cancel()
                 self._runs.discard(run)

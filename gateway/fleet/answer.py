@@ -14,13 +14,9 @@ from gateway.fleet.meter import MeteredPrompt
 from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.observability.trace import Trace
 from gateway.processes.channel import ChannelCall, Frame
+from gateway.processes.error_messages import write_error
 from gateway.processes.inference_calls import InferenceKind
-from gateway.processes.inference_messages import (
-    LargeData,
-    read_request,
-    write_error,
-    write_response,
-)
+from gateway.processes.inference_messages import LargeData, read_request, write_response
 from gateway.processes.text_runs import take_run
 from gateway.stream import ResponseStream
 

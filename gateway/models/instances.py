@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.backend import Instance
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import InferenceError, died
 from gateway.models.closings import Closings
 from gateway.models.instance_groups import Placement
 from gateway.models.limits import Limits
@@ -223,7 +223,7 @@ class Instances:
 
     async def _remove_dead(self, instance: Instance) -> None:
         reason = await self._died(instance)
-        self._scheduler.remove(instance, self._failed(reason))
+        self._scheduler.remove(instance, self._failed(reason, instance))
 
     async def _watch(self, slot: InstanceSlot, instance: Instance) -> None:
         while True:
@@ -261,7 +261,7 @@ class Instances:
         if time.monotonic() - slot.since > STABLE_SECS:
             slot.tries = 0
         if not slot.passive:
-            self._scheduler.remove(instance, self._failed(reason))
+            self._scheduler.remove(instance, self._failed(reason, instance))
         self._trouble = f"{reason}; it is being restarted"
         self._on_change()
         return slot.closings.close(instance, slot.placement.name)
@@ -304,8 +304,9 @@ class Instances:
         if not self.able:
             self._on_unavailable(self._failed(trouble))
 
-    def _failed(self, reason: str) -> InferenceError:
-        return InferenceError(Code.UNAVAILABLE, f"model '{self._config.name}' failed: {reason}")
+    def _failed(self, reason: str, instance: Instance | None = None) -> InferenceError:
+        text = f"model '{self._config.name}' failed: {reason}"
+        return died(text, 0 if instance is None else instance.number)
 
 
 def register_slots(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, died
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.instances import Instances, InstanceSlot
@@ -280,9 +280,7 @@ class Model:
         return self.instances.close()
 
     def _unable(self) -> InferenceError:
-        return InferenceError(
-            Code.UNAVAILABLE, f"model '{self.name}' is unavailable: {self.instances.trouble}"
-        )
+        return died(f"model '{self.name}' is unavailable: {self.instances.trouble}")
 
     def _full(self) -> InferenceError:
         self.statistics.rejected()

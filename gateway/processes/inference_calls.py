@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 
-from gateway.errors import Code, InferenceError, unexpected
+from gateway.errors import InferenceError, died, unexpected
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import WINDOW_BYTES, Channel, ChannelCall, Frame, FrameKind
+from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
-    read_error,
     read_request,
     read_response,
-    write_error,
     write_request,
     write_response,
 )
@@ -157,10 +156,7 @@ class RequestingEnd(ChannelCall):
 
     def _check_lost(self) -> None:
         if self.is_lost:
-            raise InferenceError(
-                Code.UNAVAILABLE,
-                f"model '{self._model}': {self._peer} has stopped; retry shortly",
-            )
+            raise died(f"model '{self._model}': {self._peer} has stopped; retry shortly")
 
     def leave(self) -> int:
         """End the call; returns the number of received unread tokens."""

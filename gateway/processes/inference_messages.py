@@ -1,4 +1,4 @@
-"""Encoding of requests, responses and errors between processes of Sluice, as MessagePack.
+"""Encoding of requests and responses between processes of Sluice, as MessagePack.
 
 The structs are arrays. They grow at the end only, with defaults: a release reads the messages of
 the release before it, and of the one after it. A message that does not fit is refused as a whole.
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.cuda_driver import DeviceMemory
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.errors import Code, InferenceError
 from gateway.messages import (
     MOST_OUTPUTS,
     NO_PARAMETERS,
@@ -27,8 +27,8 @@ from gateway.messages import (
     Usage,
     too_many_outputs,
 )
-from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller
+from gateway.processes.error_messages import ErrorMessage, error_of, written_error
 from gateway.processes.malformed import UNREADABLE, malformed
 from gateway.tensor import (
     LENGTH_BYTES,
@@ -44,8 +44,6 @@ from gateway.tensor import (
 MOST_DIMS = 64
 """Dims of a tensor, as numpy has them; the product of any number would block this process."""
 
-LARGEST_STATUS = 599
-
 BYTES = Datatype.BYTES
 
 LargeData = Buffer | DeviceMemory | tuple[bytes, ...]
@@ -58,7 +56,6 @@ read_length = Struct("<I").unpack_from
 
 _Size = Annotated[int, Meta(ge=0)]
 _Shape = Annotated[tuple[_Size, ...], Meta(max_length=MOST_DIMS)]
-_Status = Annotated[int, Meta(ge=0, le=LARGEST_STATUS)]
 _TraceParent = Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
 _Key = Annotated[bytes, Meta(min_length=8, max_length=8)]
 _Keys = Annotated[tuple[_Key, ...], Meta(max_length=2048)]
@@ -106,29 +103,19 @@ class _Request(_Array):
     terms: _Terms | None = None
 
 
-class _Error(_Array):
-    code: Code
-    message: str
-    status: _Status = 0
-    body: bytes = b""
-    answered: bool = False
-    refused: bool = False
-
-
 class _Response(_Array):
     final: bool
     outputs: tuple[_Tensor, ...]
     parameters: dict[str, Parameter] | None
     usage: tuple[_Size, _Size, str] | None
     phases: tuple[_Size, _Size, _Size] | None = None
-    error: _Error | None = None
+    error: ErrorMessage | None = None
     cached_tokens: _Size | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(_Request).decode
 _decode_response = msgspec.msgpack.Decoder(_Response).decode
-_decode_error = msgspec.msgpack.Decoder(_Error).decode
 
 UNWRITABLE = (OverflowError, RecursionError, TypeError, ValueError)
 """The errors of values that MessagePack cannot encode."""
@@ -223,7 +210,7 @@ def write_response(response: InferResponse, large: list[LargeData] | None = None
             if usage is None
             else (usage.prompt_tokens, usage.completion_tokens, usage.finish_reason),
             None if phases is None else (phases.input_ns, phases.infer_ns, phases.output_ns),
-            None if error is None else _written_error(error),
+            None if error is None else written_error(error),
             None if usage is None else usage.cached_tokens,
         )
     )
@@ -250,22 +237,8 @@ def read_response(payload: bytes, large: Sequence[Buffer] = ()) -> InferResponse
     if found.phases is not None:
         fields["phases"] = Phases(*found.phases)
     if found.error is not None:
-        fields["error"] = _read_error(found.error)
+        fields["error"] = error_of(found.error)
     return InferResponse(**fields)
-
-
-def write_error(error: InferenceError) -> bytes:
-    """An error as bytes, with its OpenAI form if it has one."""
-    return _encode(_written_error(error))
-
-
-def read_error(payload: bytes) -> InferenceError:
-    """The error that `write_error` encoded; another one for other bytes."""
-    try:
-        found = _decode_error(payload)
-    except UNREADABLE as error:
-        return malformed("error", payload, error)
-    return _read_error(found)
 
 
 def _written(tensor: Tensor, large: list[LargeData] | None) -> _Tensor:
@@ -380,21 +353,3 @@ def _count(name: str, data: Buffer) -> int:
             )
         found += count
     return found
-
-
-def _written_error(error: InferenceError) -> _Error:
-    # UTF-8 has no lone surrogates, which names of a client may have.
-    message = error.message.encode("utf-8", "replace").decode()
-    if isinstance(error, OpenAiRefusal):
-        return _Error(error.code, message, error.status, error.body)
-    answered, refused = isinstance(error, AnsweredError), isinstance(error, RefusedError)
-    return _Error(error.code, message, answered=answered, refused=refused)
-
-
-def _read_error(found: _Error) -> InferenceError:
-    if found.status:
-        return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
-    if found.refused:
-        return RefusedError(found.code, found.message)
-    kind = AnsweredError if found.answered else InferenceError
-    return kind(found.code, found.message)

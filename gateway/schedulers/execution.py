@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.backend import Answer, Begun, Instance, Note, NotSent, SingleExecutions
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, died
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
@@ -186,7 +186,7 @@ class Execution:
         if isinstance(answer, Note):
             self._take_note(0, answer)
         elif isinstance(answer, InferenceError):
-            self._open[0].stream.fail(answer)
+            self._open[0].stream.fail(self._numbered(answer))
         else:
             self._open[0].stream.put(answer)
 
@@ -272,7 +272,7 @@ class Execution:
                     continue
                 stream = self._open[index].stream
                 if isinstance(answer, InferenceError):
-                    stream.fail(answer)
+                    stream.fail(self._numbered(answer))
                 else:
                     if self._lags and not stream.full:
                         self._lags.pop(stream, None)
@@ -333,12 +333,18 @@ class Execution:
         if isinstance(error, NotSent):
             self._batch_size = self._queue_again()
         elif isinstance(error, InferenceError):
-            self._fail(error)
+            self._fail(self._numbered(error))
         else:
             # An exception that a backend does not handle is logged here only.
             model = self.entries[0].request.model
             log.error("execution failed", extra={"model": model}, exc_info=error)
             self._fail(InferenceError(Code.INTERNAL, _unexpected(model)))
+
+    def _numbered(self, error: InferenceError) -> InferenceError:
+        """The error of an instance, with its number if it has died."""
+        if error.dead_instance == 0:
+            error.dead_instance = self.instance.number
+        return error
 
     def _end(self, phases: Phases | None) -> None:
         task, self._task = self._task, None
@@ -383,7 +389,7 @@ def _fail(entries: Iterable[Entry], error: InferenceError) -> None:
 
 def _dead(entries: Sequence[Entry]) -> InferenceError:
     model = entries[0].request.model
-    return InferenceError(Code.UNAVAILABLE, f"model '{model}' failed: its instance has died")
+    return died(f"model '{model}' failed: its instance has died")
 
 
 def _unexpected(model: str) -> str:

@@ -27,8 +27,8 @@ from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import Channel, Frame, number
+from gateway.processes.error_messages import write_error
 from gateway.processes.inference_calls import AnsweringEnd
-from gateway.processes.inference_messages import write_error
 
 
 class EngineClient:

@@ -38,8 +38,8 @@ from gateway.processes.channel import (
     call_numbers,
     read_number,
 )
+from gateway.processes.error_messages import read_error
 from gateway.processes.inference_calls import RequestingEnd, tokens
-from gateway.processes.inference_messages import read_error
 from gateway.processes.module_commands import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")

@@ -15,8 +15,9 @@ from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Hands
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.processes.channel import NO_CALL, Channel, Frame
+from gateway.processes.error_messages import write_error
 from gateway.processes.inference_calls import InferenceKind
-from gateway.processes.inference_messages import read_request, write_error, write_response
+from gateway.processes.inference_messages import read_request, write_response
 from gateway.tensor import text_tensor
 from tests.builders import soon
 

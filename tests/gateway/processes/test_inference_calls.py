@@ -15,8 +15,9 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
+from gateway.processes.error_messages import read_error
 from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd, Respond
-from gateway.processes.inference_messages import read_error, write_response
+from gateway.processes.inference_messages import write_response
 from gateway.processes.text_runs import take_run
 from tests.builders import settle, soon, text_request, text_response, texts
 

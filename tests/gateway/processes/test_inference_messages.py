@@ -20,13 +20,12 @@ from gateway.messages import (
 from gateway.observability.trace import Trace
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller, tenant_of
+from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
     LargeData,
     TraceParent,
-    read_error,
     read_request,
     read_response,
-    write_error,
     write_request,
     write_response,
 )

@@ -9,12 +9,11 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import MOST_OUTPUTS, InferRequest, InferResponse
+from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
     MOST_DIMS,
-    read_error,
     read_request,
     read_response,
-    write_error,
     write_request,
     write_response,
 )

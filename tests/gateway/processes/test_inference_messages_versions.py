@@ -17,12 +17,11 @@ from gateway.messages import (
 )
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller
+from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
     TraceParent,
-    read_error,
     read_request,
     read_response,
-    write_error,
     write_request,
     write_response,
 )

@@ -17,7 +17,7 @@ from backends.vllm.settings import (
     OpenAiSettings,
 )
 from gateway.errors import Code
-from gateway.processes.inference_messages import read_error, write_error
+from gateway.processes.error_messages import read_error, write_error
 
 MODEL = EngineModel(
     name="llama",

@@ -13,7 +13,7 @@ from backends.vllm.engine_clients.messages import ClientKind, Offer, write
 from backends.vllm.engine_clients.shared_engine import ClientProcess, RemoteClient
 from gateway.errors import Code, InferenceError
 from gateway.processes.channel import NO_CALL, Channel, Frame, number
-from gateway.processes.inference_messages import write_error
+from gateway.processes.error_messages import write_error
 from tests.builders import soon, text_request
 
 

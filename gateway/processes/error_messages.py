@@ -1,0 +1,72 @@
+"""Encoding of errors between processes of Sluice, as MessagePack; see `inference_messages`."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.openai_contract import OpenAiRefusal
+from gateway.processes.malformed import UNREADABLE, malformed
+
+LARGEST_STATUS = 599
+
+
+class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
+    """An error, as its own message or in a response."""
+
+    code: Code
+    message: str
+    status: Annotated[int, Meta(ge=0, le=LARGEST_STATUS)] = 0
+    body: bytes = b""
+    answered: bool = False
+    refused: bool = False
+    dead_instance: Annotated[int, Meta(ge=0)] | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ErrorMessage).decode
+
+
+def write_error(error: InferenceError) -> bytes:
+    """An error as bytes, with its OpenAI form if it has one."""
+    return _encode(written_error(error))
+
+
+def read_error(payload: bytes) -> InferenceError:
+    """The error that `write_error` encoded; another one for other bytes."""
+    try:
+        found = _decode(payload)
+    except UNREADABLE as error:
+        return malformed("error", payload, error)
+    return error_of(found)
+
+
+def written_error(error: InferenceError) -> ErrorMessage:
+    """The message of an error."""
+    # UTF-8 has no lone surrogates, which names of a client may have.
+    message = error.message.encode("utf-8", "replace").decode()
+    if isinstance(error, OpenAiRefusal):
+        return ErrorMessage(error.code, message, error.status, error.body)
+    return ErrorMessage(
+        error.code,
+        message,
+        answered=isinstance(error, AnsweredError),
+        refused=isinstance(error, RefusedError),
+        dead_instance=error.dead_instance,
+    )
+
+
+def error_of(found: ErrorMessage) -> InferenceError:
+    """The error of a message."""
+    if found.status:
+        return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
+    error = _kind(found)(found.code, found.message)
+    error.dead_instance = found.dead_instance
+    return error
+
+
+def _kind(found: ErrorMessage) -> type[InferenceError]:
+    if found.refused:
+        return RefusedError
+    return AnsweredError if found.answered else InferenceError
