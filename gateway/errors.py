@@ -28,12 +28,11 @@ class InferenceError(Exception):
     request was not executed because there is no instance. It is None for other errors.
     """
 
-    dead_instance: int | None = None
-
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.dead_instance: int | None = None
 
     @property
     def reason(self) -> str:

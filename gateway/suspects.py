@@ -1,6 +1,7 @@
 """Requests that were executing when a process ended, by their content."""
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -16,6 +17,8 @@ ENDS = 2
 KEPT_SECS = 600.0
 MOST = 1024
 """Of more suspects the oldest are forgotten."""
+KEY_BYTES = 16
+"""The bytes of a fingerprint."""
 SAMPLES, SAMPLE_BYTES = 1024, 1024
 """A larger tensor is read in samples at equal distances: to hash all its bytes would block others.
 
@@ -25,10 +28,14 @@ All requests at a process are suspects at its end.
 
 @dataclass(slots=True)
 class Suspect:
-    """The processes that `ended`, the last of them at `seen`; `size` is that of the inputs."""
+    """The processes that `ended`, the last of them at `seen`.
 
+    `key` is its fingerprint, `size` that of the inputs.
+    """
+
+    key: bytes
     size: int
-    seen: float = 0.0
+    seen: float = -math.inf
     ended: set[Hashable] = field(default_factory=set)
 
     @property
@@ -50,21 +57,27 @@ class Suspects:
 
     def add(self, request: InferRequest, process: Hashable, load: bytes = b"") -> Suspect:
         """Mark a request as a suspect: this process has ended."""
+        return self.mark(fingerprint(request, load), _size(request), process)
+
+    def mark(self, key: bytes, size: int, process: Hashable, age_secs: float = 0.0) -> Suspect:
+        """Mark a request as a suspect by its fingerprint: this process ended some time ago."""
         self._forget_old()
-        key = fingerprint(request, load)
-        suspect = self._remove(key) or Suspect(_size(request))
-        suspect.seen = self._clock()
-        suspect.ended.add(process)
+        suspect = self.remove(key) or Suspect(key, size)
+        suspect.seen = max(suspect.seen, self._clock() - age_secs)
+        if not suspect.is_refused:
+            suspect.ended.add(process)
         self.found[key] = suspect  # behind all others: the first one is the oldest
+        if age_secs:
+            self.found = dict(sorted(self.found.items(), key=lambda found: found[1].seen))
         self._sizes[suspect.size] += 1
         if len(self.found) > MOST:
-            self._remove(next(iter(self.found)))
+            self.remove(next(iter(self.found)))
         return suspect
 
-    def clear(self, request: InferRequest, load: bytes = b"") -> None:
-        """Clear a request: a process has executed it and is alive."""
-        if self.find(request, load) is not None:
-            self._remove(fingerprint(request, load))
+    def clear(self, request: InferRequest, load: bytes = b"") -> Suspect | None:
+        """Clear a request: a process has executed it and is alive. The suspect that it was."""
+        suspect = self.find(request, load)
+        return None if suspect is None else self.remove(suspect.key)
 
     def find(self, request: InferRequest, load: bytes = b"") -> Suspect | None:
         """The suspect with the content of a request."""
@@ -74,12 +87,8 @@ class Suspects:
             return None
         return self.found.get(fingerprint(request, load))
 
-    def _forget_old(self) -> None:
-        oldest = self._clock() - KEPT_SECS
-        while self.found and next(iter(self.found.values())).seen <= oldest:
-            self._remove(next(iter(self.found)))
-
-    def _remove(self, key: bytes) -> Suspect | None:
+    def remove(self, key: bytes) -> Suspect | None:
+        """Clear a request by its fingerprint; the suspect that it was."""
         suspect = self.found.pop(key, None)
         if suspect is not None:
             self._sizes[suspect.size] -= 1
@@ -87,10 +96,19 @@ class Suspects:
                 del self._sizes[suspect.size]
         return suspect
 
+    def age_secs(self, suspect: Suspect) -> float:
+        """The time since its last process ended."""
+        return self._clock() - suspect.seen
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - KEPT_SECS
+        while self.found and next(iter(self.found.values())).seen <= oldest:
+            self.remove(next(iter(self.found)))
+
 
 def fingerprint(request: InferRequest, load: bytes) -> bytes:
     """A hash of tenant, inputs and parameters, which are all that a suspect is identified by."""
-    found = hashlib.blake2b(load, digest_size=16)
+    found = hashlib.blake2b(load, digest_size=KEY_BYTES)
     found.update(repr(tenant_of(request.caller)).encode())
     for tensor in request.inputs:
         data = memoryview(tensor.raw())

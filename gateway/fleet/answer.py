@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.errors import InferenceError, unexpected
+from gateway.errors import Code, InferenceError, unexpected
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.handshake import FleetKind
 from gateway.fleet.large import Arrival, LargeSender, sendable, time_left
@@ -177,6 +177,14 @@ class RoutedAnswer(ChannelCall):
             stream.close()
             if self._metered is not None:
                 self._metered.end()
+
+
+def version_of(request: InferRequest) -> int:
+    """The version that a router has chosen."""
+    if request.version.isascii() and request.version.isdigit():
+        return int(request.version)
+    text = f"model '{request.model}': found version {request.version!a}, expected a number"
+    raise InferenceError(Code.INVALID_ARG, text)
 
 
 def _nothing() -> None:

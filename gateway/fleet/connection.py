@@ -6,17 +6,16 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 
 import msgspec
 
 from gateway.conversations.copies import ConversationCopy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.bulk import BulkConnection
+from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import Demand, KnownReplica, Load, ReplicaState, wait
 from gateway.fleet.copies import CopyChannel
 from gateway.fleet.handshake import FleetKind, HandshakeError, Hello, Identity
-from gateway.fleet.large import Arrival, LargeSender, sendable
 from gateway.fleet.metrics import ReplicaCounts
 from gateway.fleet.offers import (
     Key,
@@ -30,11 +29,10 @@ from gateway.fleet.offers import (
 from gateway.fleet.pauses import Pauses
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.prompts import PrefixIndexes
+from gateway.fleet.quarantine import SharedSuspects
 from gateway.fleet.reaching import ReplicaAddress
-from gateway.messages import InferRequest, InferResponse
+from gateway.messages import InferRequest
 from gateway.processes.channel import Channel, Frame, call_numbers
-from gateway.processes.inference_calls import InferenceKind, RequestingEnd, waited_us
-from gateway.processes.inference_messages import LargeData, read_response, write_request
 from gateway.settings import TlsSettings, netloc
 
 log = logging.getLogger("sluice.fleet")
@@ -46,6 +44,8 @@ SILENT_SECS = 3.0
 """A replica that sends nothing for this time gets no new requests."""
 GONE_SECS = 10.0
 """A replica that sends nothing for this time is disconnected."""
+MOST_DEAD = 64
+"""The last instances whose deaths are known, so that each counts as one failure."""
 
 
 class ReplicaConnection:
@@ -55,7 +55,7 @@ class ReplicaConnection:
     `on_change` is called after each change of them. `loads` has what the choice needs of each
     model, `digests` those of their descriptions; `attempted` is set after the first attempt. The
     prefixes of the replica are in `indexes` while it is connected. `on_copy` gets the copies of its
-    conversations.
+    conversations. `suspects` are those of the router.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class ReplicaConnection:
         self.attempted = asyncio.Event()
         self.counts = ReplicaCounts()
         self.on_copy: Callable[[ConversationCopy], None] = _unused
+        self.suspects = SharedSuspects(relays=False)
         self._address = ReplicaAddress(host, port, identity, tls)
         self._on_change = on_change
         self._indexes = indexes
@@ -87,6 +88,7 @@ class ReplicaConnection:
         self._fault = ""
         self._known: dict[Key, KnownReplica] = {}
         self._pauses: defaultdict[Key, Pauses] = defaultdict(Pauses)
+        self._dead_instances: deque[int] = deque(maxlen=MOST_DEAD)
         self.digests: dict[Key, bytes] = {}
 
     async def run(self) -> None:
@@ -142,7 +144,7 @@ class ReplicaConnection:
 
     def call(
         self, key: Key, request: InferRequest, on_news: Callable[[], None], demand: Demand
-    ) -> "ReplicaCall":
+    ) -> ReplicaCall:
         """Send a request to a model; raises InferenceError if it cannot be encoded."""
         bulk, known = self._bulk, self.loads.get(key)
         if bulk is None or known is None:
@@ -165,6 +167,12 @@ class ReplicaConnection:
         """Count a failure of a model; after three in ten seconds it is left out for a while."""
         self._pauses[key].fail(asyncio.get_running_loop().time())
         self._leave_out(key)
+
+    def lose_instance(self, key: Key, number: int) -> None:
+        """Count the death of an instance as one failure of its model, by the number it had."""
+        if number and number not in self._dead_instances:
+            self._dead_instances.append(number)
+            self.fail(key)
 
     def answered(self, key: Key) -> None:
         """Count an answer of a model, which ends the pauses after failures."""
@@ -204,6 +212,8 @@ class ReplicaConnection:
         self._channel, self._bulk = channel, BulkConnection(channel)
         self._copies = CopyChannel(self._bulk, self.on_copy, _nothing)
         self.id, self._link = peer.id, peer.nonce
+        self._dead_instances.clear()
+        self.suspects.join(channel)
 
     async def _follow(self) -> str:
         """Ping until the replica is lost or silent for too long; returns the reason."""
@@ -231,6 +241,7 @@ class ReplicaConnection:
         self.models, self.loads, self.digests, self._known = {}, {}, {}, {}
         for index in self._indexes.values():
             index.remove(self.id)
+        self.suspects.leave(channel)
         bulk.abort()
         channel.abort()
         self._on_change()
@@ -245,6 +256,8 @@ class ReplicaConnection:
                 self._take_prefixes(*read_prefixes(frame.payload))
             elif frame.kind == FleetKind.PONG:
                 self.counts.ponged(asyncio.get_running_loop().time())
+            elif frame.kind == FleetKind.SUSPECT and self._channel is not None:
+                self.suspects.hear(self._channel, frame.payload)
             elif self._bulk is not None:
                 self._bulk.hear(frame)
                 if frame.kind == FleetKind.BULK:
@@ -290,106 +303,12 @@ class ReplicaConnection:
         return {"address": self.address, "reason": self.trouble}
 
 
-class ReplicaCall(RequestingEnd):
-    """A call to a replica; its load counts the call until `leave`.
-
-    `expected_secs` is the time until its first response, as expected when it was sent; a part of a
-    response ends the waiting: it `has_begun`.
-    """
-
-    def __init__(
-        self,
-        bulk: BulkConnection,
-        number: int,
-        request: InferRequest,
-        known: KnownReplica,
-        on_news: Callable[[], None],
-    ) -> None:
-        self._bulk = bulk
-        self._sender = LargeSender(bulk, number, _unlimited, _nothing)
-        self._arrivals: deque[Arrival[InferResponse]] = deque()
-        self._has_large = self.has_begun = False
-        super().__init__(bulk.channel, number, request, "its replica", on_news)
-        self._known = known
-        self.expected_secs = 0.0
-        self._sent_at = monotonic()
-
-    @property
-    def age_secs(self) -> float:
-        """The time since it was sent."""
-        return monotonic() - self._sent_at
-
-    @property
-    def is_lost(self) -> bool:
-        return (self._is_lost or self._bulk.is_ended) and not self.is_over
-
-    def take(self) -> InferResponse | None:
-        frame = None if self._responses or not self._frames else self._frames[0]
-        if frame is None or frame.kind != FleetKind.LARGE_DATA:
-            return super().take()
-        arrival = self._arrivals[0]
-        if not arrival.is_ready:
-            if not arrival.is_announced:
-                self._check_lost()
-            return None
-        del self._frames[0], self._arrivals[0]
-        for size in arrival.sizes:
-            self._unread_bytes -= size
-            self._passed_on(size)
-        return arrival.take()
-
-    def leave(self) -> int:
-        self._known.end(self._call)
-        self._sender.drop()
-        for each in self._arrivals:
-            each.discard()
-        if self._has_large and self.is_over:
-            # The replica waits for it: it may be about to disconnect.
-            self._channel.send(FleetKind.GONE, self._call)
-        return super().leave()
-
-    def _send_request(self, request: InferRequest) -> None:
-        large: list[LargeData] = []
-        message = sendable(write_request(request, waited_us(request), large))
-        if large:
-            self._sender.send(FleetKind.LARGE_REQUEST, message, large)
-        else:
-            self._channel.send(InferenceKind.REQUEST, self._call, message)
-
-    def _take(self, frame: Frame) -> None:
-        if not self.has_begun:
-            self.has_begun = True
-            self._known.begin(self._call)
-        if frame.kind == FleetKind.TENSOR:
-            self._unread_bytes += self._announce(frame.payload)
-            return
-        if frame.kind == FleetKind.LARGE_DATA:
-            if self._arrivals and not self._arrivals[-1].is_announced:
-                raise ValueError("its replica sends a response before the tensors of the last one")
-            self._has_large = True
-            arrival = Arrival(self._bulk, frame.payload, read_response, self._wake)
-            self._arrivals.append(arrival)
-        super()._take(frame)
-
-    def _announce(self, payload: bytes) -> int:
-        """Have a tensor received; its size."""
-        for arrival in self._arrivals:
-            if not arrival.is_announced:
-                return arrival.announce(payload)
-        self._bulk.expect(payload)
-        raise ValueError("its replica announces a tensor that belongs to no response")
-
-
 def _nothing() -> None:
     """A change that no router needs to know."""
 
 
 def _unused(copy: ConversationCopy) -> None:
     """A copy of a conversation that no other replica gets."""
-
-
-def _unlimited(size: int) -> None:
-    """A part of a request: it waits for no window."""
 
 
 def _reason(error: Exception) -> str:

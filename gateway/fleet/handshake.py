@@ -35,6 +35,7 @@ class FleetKind(FrameKind):
     LOAD = 36  # `Load`: absolute counts of a replica
     PREFIXES = 37  # `KeyChanges`: the prefixes of prompts that a replica gained and lost
     COPY = 38  # `ConversationCopy`: a conversation after a turn
+    SUSPECT = 41  # `SuspectFrame`: a request that was executing when a process ended
     BULK = 48  # the replica receives large tensors on their connection from now on
     TENSOR = 49  # `bulk.ANNOUNCEMENT`: the next large tensor of a message of the call
     LARGE_REQUEST = 50  # starts a call: the number of large tensors, and a request without them

@@ -10,8 +10,9 @@ from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
 from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, ReplicaState
-from gateway.fleet.connection import ReplicaCall, ReplicaConnection
+from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.continuable import NotContinued
 from gateway.fleet.continuation import SentText, generates_text
 from gateway.fleet.metrics import ModelCounts
@@ -19,11 +20,11 @@ from gateway.fleet.moves import WaitingRequests
 from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.placement import Connections, ReplicaPlacement, sequence_of
 from gateway.fleet.prompts import ModelPrompts
+from gateway.fleet.quarantine import ModelSuspects
 from gateway.fleet.traces import sent_to
 from gateway.messages import InferRequest, InferResponse, Sink
 from gateway.models.limits import Limits
 from gateway.observability.statistics import is_timeout
-from gateway.suspects import ENDS, KEPT_SECS, Suspects
 
 log = logging.getLogger("sluice.fleet")
 
@@ -39,8 +40,9 @@ class FleetInstance(Instance):
     `counts` are those of its requests, which a changed configuration keeps.
 
     A request whose replica is lost before its first response is sent to another one, once, unless
-    its execution may have had effects. A text is continued at another one where that is right. A
-    request to which two lost replicas have sent nothing is refused for ten minutes.
+    its execution may have had effects. A text is continued at another one where that is right. The
+    same holds if the instance at the replica dies. A request to which two of them have sent nothing
+    is refused for ten minutes.
     """
 
     concurrency = None
@@ -53,6 +55,7 @@ class FleetInstance(Instance):
         connections: Connections,
         counts: ModelCounts,
         prompts: ModelPrompts,
+        suspects: ModelSuspects,
     ) -> None:
         self.counts = counts
         self.adapters = offer.adapters
@@ -63,7 +66,7 @@ class FleetInstance(Instance):
         self._is_repeatable = _is_repeatable(config)
         may_continue = self._is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
-        self._suspects = Suspects()
+        self.suspects = suspects
         random = Random()
         self.placement = ReplicaPlacement(self.key, connections, random)
         self.waiting = WaitingRequests(self.placement.targets, random)
@@ -112,51 +115,41 @@ class FleetInstance(Instance):
         """The text of a request, if the model continues texts."""
         return SentText(request) if self.continue_tries else None
 
-    def check_suspect(self, request: InferRequest) -> None:
-        """Raise INVALID_ARG for a request that two lost replicas were executing."""
-        suspect = self._suspects.find(request)
-        if suspect is not None and suspect.is_refused:
-            raise InferenceError(
-                Code.INVALID_ARG,
-                f"model '{self.key[0]}' does not execute this request: {ENDS} replicas were lost "
-                "while they executed one with the same inputs and parameters; this router refuses "
-                f"it for {KEPT_SECS / 60:g} minutes",
-            )
-
-    def executed(self, request: InferRequest) -> None:
-        """Clear a request of suspicion: its replica has executed it."""
-        if self._suspects.found:
-            self._suspects.clear(request)
-
-    def suspect(self, request: InferRequest, replica: ReplicaConnection) -> None:
-        """Mark a request as a suspect: its replica was lost and has sent nothing of it."""
-        if self._suspects.add(request, replica.id).is_refused:
-            self.counts.quarantined += 1
-            extra = {"model": request.model, "id": request.id, "secs": KEPT_SECS}
-            log.error("request quarantined", extra=extra)
+    def suspect(self, request: InferRequest, process: str) -> None:
+        """Mark a request as a suspect: its process was lost and has sent nothing of it."""
+        self.counts.quarantined += self.suspects.add(request, process)
 
     def note_failure(self, replica: ReplicaConnection, error: InferenceError) -> None:
         """Count an error of a replica, unless it drains; a loss is counted by the connection."""
-        if not _is_failure(error):
+        if error.dead_instance is None and not _is_failure(error):
             replica.answered(self.key)
-        elif replica.state is ReplicaState.READY:
+        elif replica.state is not ReplicaState.READY:
+            return
+        elif error.dead_instance is not None:
+            replica.lose_instance(self.key, error.dead_instance)
+        else:
             replica.fail(self.key)
 
     def has_cut(self, replica: ReplicaConnection, error: InferenceError) -> bool:
-        """Whether a replica ended a stream because it ends itself."""
-        return _is_failure(error) and replica.state is not ReplicaState.READY
+        """Whether a stream ended with its instance, or because its replica ends itself."""
+        is_of_replica = _is_failure(error) and replica.state is not ReplicaState.READY
+        return bool(error.dead_instance) or is_of_replica
 
     def may_repeat(self, replica: ReplicaConnection, error: InferenceError, *, lost: bool) -> bool:
         """Whether another replica may get a request without a response."""
-        if lost:
+        if lost or error.dead_instance:
             return self._is_repeatable
+        if error.dead_instance is not None:
+            return True  # it was not executed
         # A replica that is about to end refuses requests.
         is_refused = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
         return is_refused and replica.state is not ReplicaState.READY
 
-    def lost(self, replica: ReplicaConnection, when: str) -> InferenceError:
-        """The error of a request whose replica was lost."""
+    def lost(self, replica: ReplicaConnection, when: str, error: InferenceError) -> InferenceError:
+        """The error of a request whose replica was lost, or its instance there by that error."""
         text = f"model '{self.key[0]}': replica {replica.id} was lost {when}"
+        if error.dead_instance:
+            text = f"{error.message} (at replica {replica.id}, {when})"
         return InferenceError(Code.UNAVAILABLE, text)
 
     async def check_ready(self) -> None:
@@ -185,12 +178,13 @@ class RoutedRequest:
         self._call: ReplicaCall | None = None
         self.has_begun = self._call_has_begun = False
         self._sent: SentText | None = None
+        self._cut: InferenceError | None = None
         self._waits = False
 
     def begin(self) -> None:
         """Send the request; an error goes to the reader."""
         try:
-            self._instance.check_suspect(self.request)
+            self._instance.suspects.check(self.request)
             self._send(self.request)
         except InferenceError as error:
             self._end(error)
@@ -249,7 +243,7 @@ class RoutedRequest:
                 return
             if response is None:
                 if call.is_over:
-                    self._instance.executed(self.request)
+                    self._instance.suspects.executed(self.request)
                     self._end(None)
                 elif call.has_begun:
                     self._instance.waiting.discard(self)
@@ -312,16 +306,17 @@ class RoutedRequest:
         self._call = None
         self._instance.waiting.discard(self)
         is_cut = is_lost or self._instance.has_cut(replica, error)
+        process = replica.id if is_lost else f"{replica.id}/{error.dead_instance}"
         if is_cut and self._sent is not None and self._sent.is_complete:
             self._end(None)
             return
         if not is_lost:
             self._instance.note_failure(replica, error)
-        elif not self._call_has_begun:
-            self._instance.suspect(self.request, replica)
+        if not self._call_has_begun and (is_lost or error.dead_instance):
+            self._instance.suspect(self.request, process)
         try:
             if self.has_begun:
-                self._continue(replica, error, is_lost=is_lost)
+                self._continue(replica, error, is_lost=is_lost, is_cut=is_cut)
             else:
                 self._repeat(replica, error, is_lost=is_lost)
         except InferenceError as found:
@@ -330,10 +325,11 @@ class RoutedRequest:
     def _repeat(self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool) -> None:
         """Send a request without a response to another replica; raises InferenceError."""
         may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
+        if is_lost or error.dead_instance:
+            self._instance.suspects.check(self.request)
         if is_lost:
-            self._instance.check_suspect(self.request)
             effects = "" if may_repeat else "; it may have had effects"
-            error = self._instance.lost(replica, f"while it executed the request{effects}")
+            error = self._instance.lost(replica, f"while it executed the request{effects}", error)
         if not may_repeat or len(self.tried) > 1:
             raise error
         try:
@@ -344,31 +340,32 @@ class RoutedRequest:
         self._log("request repeated", replica)
 
     def _continue(
-        self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool
+        self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool, is_cut: bool
     ) -> None:
         """Send a request for the rest of a text to another replica; raises InferenceError."""
         sent = self._sent
         if sent is None:
-            raise self._instance.lost(replica, "after its first response") if is_lost else error
+            lost = self._instance.lost(replica, "after its first response", error)
+            raise lost if is_lost else error
         when = f"after {sent.account}"
-        if not is_lost and not self._instance.has_cut(replica, error):
-            if not sent.continued:
+        if not is_cut:
+            if self._cut is None:
                 raise error
             text = f"{when}; its continuation at another one failed: {error.message}"
-            raise self._instance.lost(self.tried[-2], text)
+            raise self._instance.lost(self.tried[-2], text, self._cut)
         try:
             if sent.continued >= self._instance.continue_tries:
                 raise NotContinued(f"it has been continued {sent.continued} times")
-            self._instance.check_suspect(self.request)
-            rest = sent.rest()
+            self._instance.suspects.check(self.request)
+            rest, self._cut = sent.rest(), error
             if self.prompt is not None:
                 self.prompt = self._instance.prompts.read(rest)
             self._send(rest)
         except NotContinued as reason:
-            raise self._instance.lost(replica, f"{when}; not continued: {reason}") from None
+            raise self._instance.lost(replica, f"{when}; not continued: {reason}", error) from None
         except InferenceError as refusal:
             text = f"{when}; not continued: {refusal.message}"
-            raise self._instance.lost(replica, text) from None
+            raise self._instance.lost(replica, text, error) from None
         self._instance.counts.continued += 1
         self._log("request continued", replica)
 

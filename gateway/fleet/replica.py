@@ -8,11 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError, RefusedError, unexpected
+from gateway.errors import InferenceError, RefusedError, unexpected
 from gateway.fleet.announcer import LoadAnnouncer
-from gateway.fleet.answer import RoutedAnswer
+from gateway.fleet.answer import RoutedAnswer, version_of
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Load, ReplicaState
 from gateway.fleet.copies import CopyChannel, ReplicaCopies
@@ -32,6 +34,7 @@ from gateway.fleet.metrics import COPIES_DROPPED, NEED, ROUTERS, FleetPage
 from gateway.fleet.offers import Key, Offers, offer, write_load, write_offers, write_prefixes
 from gateway.fleet.placement import sequence_of
 from gateway.fleet.prefixes import KeyChanges
+from gateway.fleet.quarantine import SharedSuspects
 from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
@@ -125,6 +128,7 @@ class RouterLink:
     def _end(self) -> None:
         self._expiry.cancel()
         self._port.links.discard(self)
+        self._port.suspects.leave(self.channel)
         self.bulk.abort()
 
     def _expire(self) -> None:
@@ -147,8 +151,17 @@ class RouterLink:
             self._begin(frame)
         elif frame.kind == FleetKind.PING:
             self.channel.send(FleetKind.PONG)
+        elif frame.kind == FleetKind.SUSPECT:
+            self._hear_suspect(frame.payload)
         else:
             self.bulk.hear(frame)
+
+    def _hear_suspect(self, payload: bytes) -> None:
+        try:
+            self._port.suspects.hear(self.channel, payload)
+        except msgspec.DecodeError as error:
+            log.warning("router dropped", extra={"reason": f"a suspect cannot be read: {error}"})
+            self.close()
 
     def _agree(self, frame: Frame, handshake: Handshake) -> None:
         try:
@@ -171,6 +184,7 @@ class RouterLink:
             log.info("router connected", extra={"id": self.router_id})
             self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
             self._port.loads.announce_tokens()
+            self._port.suspects.join(self.channel)
 
     def _give_to(self, link: "RouterLink") -> None:
         """Let a link have this connection, for its large tensors."""
@@ -184,7 +198,7 @@ class RouterLink:
         is_large = frame.kind == FleetKind.LARGE_REQUEST
         try:
             request = read_head(frame.payload) if is_large else read_request(frame.payload)
-            key = request.model, _number(request)
+            key = request.model, version_of(request)
         except InferenceError as error:
             answer.refuse(error)
             return
@@ -243,14 +257,6 @@ class RouterLink:
             self._port.copies.dropped += 1
 
 
-def _number(request: InferRequest) -> int:
-    """The version that a router has chosen."""
-    if request.version.isascii() and request.version.isdigit():
-        return int(request.version)
-    text = f"model '{request.model}': found version {request.version!a}, expected a number"
-    raise InferenceError(Code.INVALID_ARG, text)
-
-
 class FleetPort(Listeners):
     """The port of a replica, and the `inner` listeners of its process.
 
@@ -263,6 +269,7 @@ class FleetPort(Listeners):
         self.tasks: asyncio.TaskGroup
         self._dataplane: DataPlane = server.dataplane
         self.copies = ReplicaCopies(self._dataplane)
+        self.suspects = SharedSuspects(relays=True)
         self._inner = inner
         self._settings = settings
         self._server: asyncio.Server | None = None
@@ -367,7 +374,9 @@ class FleetPort(Listeners):
         try:
             return self._dataplane.infer(request, trace=trace)
         except InferenceError as error:
-            raise RefusedError(error.code, error.message) from None
+            refusal = RefusedError(error.code, error.message)
+            refusal.dead_instance = error.dead_instance
+            raise refusal from None
 
     def _accept(self) -> asyncio.BaseProtocol:
         link = RouterLink(self)

@@ -24,6 +24,7 @@ from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.placement import Connections
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
+from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
 from gateway.fleet.status import router_families, router_status
 from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
@@ -101,6 +102,7 @@ class Router:
         self._tls = settings.tls
         self._keys = keys_of_fleet(settings.name, settings.secret)
         self._indexes = PrefixIndexes(KeyIndex)
+        self._suspects = SharedSuspects(relays=False)
         self._answers = answers(settings, resolver)
         self._answered = asyncio.Event()
         self._answers_again = not settings.replicas
@@ -138,6 +140,7 @@ class Router:
                     *address, self._identity, self._place, self._indexes, self._tls
                 )
                 found.on_copy = partial(self._forward, found)
+                found.suspects = self._suspects
                 self._kept[address] = _Kept(found, tasks.create_task(found.run()))
         for address, kept in list(self._kept.items()):
             kept.absent = 0 if address in addresses else kept.absent + 1
@@ -244,7 +247,9 @@ class Router:
         before = self._placed.get(key)
         counts = ModelCounts() if before is None else before.instance.counts
         prompts = ModelPrompts(key, self._keys, self._indexes[key], offer.adapters)
-        instance = FleetInstance(config, offer, self._with(key, digest), counts, prompts)
+        own = self._identity
+        suspects = ModelSuspects(self._suspects, key, digest, own.fleet, own.secret)
+        instance = FleetInstance(config, offer, self._with(key, digest), counts, prompts, suspects)
 
         async def load() -> FleetInstance:
             return instance

@@ -1,0 +1,112 @@
+"""A request of a router at a replica."""
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from gateway.fleet.bulk import BulkConnection
+from gateway.fleet.choice import KnownReplica
+from gateway.fleet.handshake import FleetKind
+from gateway.fleet.large import Arrival, LargeSender, sendable
+from gateway.messages import InferRequest, InferResponse
+from gateway.processes.channel import Frame
+from gateway.processes.inference_calls import InferenceKind, RequestingEnd, waited_us
+from gateway.processes.inference_messages import LargeData, read_response, write_request
+
+
+class ReplicaCall(RequestingEnd):
+    """A call to a replica; its load counts the call until `leave`.
+
+    `expected_secs` is the time until its first response, as expected when it was sent; a part of a
+    response ends the waiting: it `has_begun`.
+    """
+
+    def __init__(
+        self,
+        bulk: BulkConnection,
+        number: int,
+        request: InferRequest,
+        known: KnownReplica,
+        on_news: Callable[[], None],
+    ) -> None:
+        self._bulk = bulk
+        self._sender = LargeSender(bulk, number, _unlimited, _unheeded)
+        self._arrivals: deque[Arrival[InferResponse]] = deque()
+        self._has_large = self.has_begun = False
+        super().__init__(bulk.channel, number, request, "its replica", on_news)
+        self._known = known
+        self.expected_secs = 0.0
+        self._sent_at = monotonic()
+
+    @property
+    def age_secs(self) -> float:
+        """The time since it was sent."""
+        return monotonic() - self._sent_at
+
+    @property
+    def is_lost(self) -> bool:
+        return (self._is_lost or self._bulk.is_ended) and not self.is_over
+
+    def take(self) -> InferResponse | None:
+        frame = None if self._responses or not self._frames else self._frames[0]
+        if frame is None or frame.kind != FleetKind.LARGE_DATA:
+            return super().take()
+        arrival = self._arrivals[0]
+        if not arrival.is_ready:
+            if not arrival.is_announced:
+                self._check_lost()
+            return None
+        del self._frames[0], self._arrivals[0]
+        for size in arrival.sizes:
+            self._unread_bytes -= size
+            self._passed_on(size)
+        return arrival.take()
+
+    def leave(self) -> int:
+        self._known.end(self._call)
+        self._sender.drop()
+        for each in self._arrivals:
+            each.discard()
+        if self._has_large and self.is_over:
+            # The replica waits for it: it may be about to disconnect.
+            self._channel.send(FleetKind.GONE, self._call)
+        return super().leave()
+
+    def _send_request(self, request: InferRequest) -> None:
+        large: list[LargeData] = []
+        message = sendable(write_request(request, waited_us(request), large))
+        if large:
+            self._sender.send(FleetKind.LARGE_REQUEST, message, large)
+        else:
+            self._channel.send(InferenceKind.REQUEST, self._call, message)
+
+    def _take(self, frame: Frame) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            self._known.begin(self._call)
+        if frame.kind == FleetKind.TENSOR:
+            self._unread_bytes += self._announce(frame.payload)
+            return
+        if frame.kind == FleetKind.LARGE_DATA:
+            if self._arrivals and not self._arrivals[-1].is_announced:
+                raise ValueError("its replica sends a response before the tensors of the last one")
+            self._has_large = True
+            arrival = Arrival(self._bulk, frame.payload, read_response, self._wake)
+            self._arrivals.append(arrival)
+        super()._take(frame)
+
+    def _announce(self, payload: bytes) -> int:
+        """Have a tensor received; its size."""
+        for arrival in self._arrivals:
+            if not arrival.is_announced:
+                return arrival.announce(payload)
+        self._bulk.expect(payload)
+        raise ValueError("its replica announces a tensor that belongs to no response")
+
+
+def _unlimited(size: int) -> None:
+    """A part of a request: it waits for no window."""
+
+
+def _unheeded() -> None:
+    """A sent request: nothing waits for its end."""
