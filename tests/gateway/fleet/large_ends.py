@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.errors import Code, InferenceError
+from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import ANY_REQUEST, ReplicaState
-from gateway.fleet.connection import ReplicaCall, ReplicaConnection
+from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.offers import Key, Offers, write_offers
 from gateway.fleet.prefixes import KeyIndex

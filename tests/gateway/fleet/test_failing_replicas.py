@@ -52,7 +52,9 @@ async def test_a_request_that_two_lost_replicas_executed_is_refused_for_ten_minu
     routed: Routed, replicas: list[FakeReplica], caplog: pytest.LogCaptureFixture
 ) -> None:
     refusal = await lost_twice(routed, replicas, generation("bad"))
-    assert "2 replicas or instances were lost while they executed one with the same inputs" in refusal
+    assert (
+        "2 replicas or instances were lost while they executed one with the same inputs" in refusal
+    )
     assert "the routers of this fleet refuse it for 10 minutes" in refusal
     with routed.dataplane.infer(generation("bad")) as stream:
         with pytest.raises(InferenceError) as caught:
@@ -98,7 +100,9 @@ async def test_an_error_of_a_refused_request_that_still_executes_is_its_own(
             with routed.dataplane.infer(generation("bad")) as stream:
                 own, call = await taken(*replicas)
                 others = [each for each in replicas if each is not own]
-                assert "2 replicas or instances were lost" in await lost_twice(routed, others, generation("bad"))
+                assert "2 replicas or instances were lost" in await lost_twice(
+                    routed, others, generation("bad")
+                )
                 own.fail(call, InferenceError(Code.INVALID_ARG, "no such parameter"))
                 with pytest.raises(InferenceError, match="no such parameter"):
                     await soon(stream.batch())
