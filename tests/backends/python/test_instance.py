@@ -274,7 +274,7 @@ async def test_the_end_of_a_worker_is_reported_and_fails_open_and_later_requests
     )
     assert await soon(dying) == reason
     assert isinstance(error, InferenceError)
-    assert error.code is Code.UNAVAILABLE
+    assert (error.code, error.dead_instance) == (Code.UNAVAILABLE, 0)
     assert error.message == f"model 'm' failed: {reason}"
     with pytest.raises(InferenceError, match="is not healthy"):
         await answers(instance, request(2))

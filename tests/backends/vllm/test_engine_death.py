@@ -49,7 +49,7 @@ async def test_its_death_is_known_its_requests_fail_and_it_can_be_closed(
     errors = await soon(asyncio.gather(*failures))
     assert time.monotonic() - began < KNOWN_SECS
     errors += [await soon(failure(llama, request)) for request in requests()]
-    assert {error.code for error in errors} == {Code.UNAVAILABLE}
+    assert {(error.code, error.dead_instance) for error in errors} == {(Code.UNAVAILABLE, 0)}
     assert {error.message for error in errors} == {
         "model 'llama': its engine has stopped; retry shortly"
     }

@@ -8,7 +8,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.backend import EnsembleInstance
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, died
 from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
 from tests.builders import (
     FLAG,
@@ -183,6 +183,15 @@ async def test_the_phases_of_members_are_summed(serve: Serve) -> None:
 
 
 # Failures.
+
+
+async def test_the_death_of_a_step_is_that_of_the_request(serve: Serve) -> None:
+    ensemble = fork(serve)
+    with ensemble.ask() as stream:
+        (await ensemble["a"].begun()).answer(died("its worker has ended"))
+        with pytest.raises(InferenceError, match="in ensemble 'e', its worker has ended") as caught:
+            await soon(stream.only())
+    assert caught.value.dead_instance == ensemble["a"].number
 
 
 async def test_the_first_step_that_fails_ends_the_request_and_stops_the_others(

@@ -159,17 +159,24 @@ async def test_restarts_are_tried_again_and_then_given_up(
         load=spares.load,
         on_change=changes.note,
     )
-    with model.submit(text_request("running")), model.submit(text_request("queued")) as queued:
+    with (
+        model.submit(text_request("running")) as running,
+        model.submit(text_request("queued")) as queued,
+    ):
         await instance.begun()
         instance.die("its engine has stopped")
+        with pytest.raises(InferenceError) as executed:
+            await soon(read_all(running))
+        assert executed.value.dead_instance == instance.number
         with pytest.raises(InferenceError) as caught:
             await soon(read_all(queued))
-        assert caught.value.code is Code.UNAVAILABLE
+        assert (caught.value.code, caught.value.dead_instance) == (Code.UNAVAILABLE, 0)
         assert "its engine has stopped; given up after 2 restarts" in caught.value.message
     assert spares.loads == 2
     assert model.trouble == "its engine has stopped; given up after 2 restarts"
-    with pytest.raises(InferenceError, match="given up after 2 restarts"):
+    with pytest.raises(InferenceError, match="given up after 2 restarts") as caught:
         model.submit(text_request())
+    assert caught.value.dead_instance == 0
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "model given up" in told
 

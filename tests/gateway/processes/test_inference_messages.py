@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, died
 from gateway.messages import (
     InferRequest,
     InferResponse,
@@ -197,13 +197,14 @@ def test_a_prompt_with_foreign_keys_is_refused(keys: tuple[bytes, ...]) -> None:
 
 ERRORS = [
     InferenceError(Code.NOT_FOUND, "gone"),
+    died("it has ended", 3),
     AnsweredError(Code.UNKNOWN, "the model's own"),
     RefusedError(Code.UNAVAILABLE, "full"),
     OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}"),
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.message)
 @pytest.mark.parametrize("final", [True, False])
 def test_the_error_of_a_response_keeps_its_kind(error: InferenceError, final: bool) -> None:
     found = read_response(write_response(InferResponse(error=error, final=final)))
@@ -211,7 +212,7 @@ def test_the_error_of_a_response_keeps_its_kind(error: InferenceError, final: bo
     assert found.final is final
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.message)
 def test_an_error_that_ends_a_request_keeps_its_kind(error: InferenceError) -> None:
     found = read_error(write_error(error))
     assert (type(found), vars(found)) == (type(error), vars(error))

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, died
 from gateway.messages import (
     InferRequest,
     InferResponse,
@@ -121,6 +121,7 @@ def test_the_newest_release_reads_the_first_response() -> None:
 ERRORS = [
     (AnsweredError(Code.INTERNAL, "no"), FirstError(Code.INTERNAL, "no")),
     (RefusedError(Code.UNAVAILABLE, "no"), FirstError(Code.UNAVAILABLE, "no")),
+    (died("no", 3), FirstError(Code.UNAVAILABLE, "no")),
     (
         OpenAiRefusal(Code.NOT_FOUND, "no", status=404, body=b"{}"),
         FirstError(Code.NOT_FOUND, "no", 404, b"{}"),

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from gateway.errors import AnsweredError, Code, InferenceError
+from gateway.errors import AnsweredError, Code, InferenceError, died
 from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers import execution as schedulers
@@ -49,6 +49,22 @@ async def test_a_request_is_done_when_the_execution_returns(
     execution.answer(text_response("only me"), 1)
     execution.end()
     assert [await soon(read_all(stream)) for stream in streams] == [[], ["only me"], []]
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["answer", "crash"])
+async def test_the_error_of_an_instance_that_has_died_has_its_number(
+    instance: ScriptedInstance, execute: Execute, *, crashes: bool
+) -> None:
+    (stream,) = execute("first").streams
+    execution = await instance.begun()
+    if crashes:
+        execution.crash(died("its worker has ended"))
+    else:
+        execution.answer(died("its worker has ended"))
+        execution.end()
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(stream))
+    assert caught.value.dead_instance == instance.number != ScriptedInstance().number
 
 
 async def test_the_error_of_one_request_does_not_affect_its_batch(

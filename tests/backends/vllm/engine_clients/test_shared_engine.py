@@ -253,8 +253,8 @@ async def test_the_death_of_a_client_is_that_of_its_engine_and_nothing_is_left(
     async with asyncio.timeout(15):
         await llama.close()
     errors = await soon(asyncio.gather(*failures))
-    assert {(error.code, error.message) for error in errors} == {
-        (Code.UNAVAILABLE, "model 'llama': its engine has stopped; retry shortly")
+    assert {(error.dead_instance, error.message) for error in errors} == {
+        (0, "model 'llama': its engine has stopped; retry shortly")
     }
     processes = [*mine, *llama.processes]
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=5)
