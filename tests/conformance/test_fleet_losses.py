@@ -15,7 +15,15 @@ import pytest
 
 from tests.conformance.models import with_parameters
 from tests.leaving import IN_FLIGHT
-from tests.serving import WAIT_SECS, Serving, replica, serving, static_fleet, write_model
+from tests.serving import (
+    WAIT_SECS,
+    Serving,
+    replica,
+    serving,
+    static_fleet,
+    wait_until,
+    write_model,
+)
 from tests.telling import TELLING, conversation, told
 
 TOKENS, DELAY_US = 100, 50_000
@@ -24,6 +32,22 @@ TALKS = 8
 GENERATE = "/v2/models/story/generate_stream"
 MESSAGES = '{ name: "messages" data_type: TYPE_STRING dims: [1] optional: true },'
 CONTINUING = {"delay_us": DELAY_US, "continue_tries": 1}
+DEADLY = f"""backend: "python"
+input [ {{ name: "TEXT" data_type: TYPE_STRING dims: [1] }} ]
+output [ {{ name: "SAID" data_type: TYPE_STRING dims: [1] }} ]
+{with_parameters({"replay": "true"})}"""
+DEADLY_CODE = """
+import os
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb.get_input_tensor_by_name(each, "TEXT") for each in requests]
+        if any(text.as_numpy()[0] == b"die" for text in texts):
+            os._exit(1)
+        said = [pb.Tensor("SAID", text.as_numpy()) for text in texts]
+        return [pb.InferenceResponse(output_tensors=[each]) for each in said]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +55,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("losses") / "models"
     telling = TELLING.replace("input [", f"input [ {MESSAGES}", 1)
     write_model(folder, "story", telling + with_parameters(CONTINUING))
+    write_model(folder, "deadly", DEADLY)
+    (folder / "deadly" / "1" / "model.py").write_text(DEADLY_CODE)
     return folder
 
 
@@ -43,8 +69,8 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(models: Path, environment: dict[str, str]) -> Iterator[tuple[Serving, Serving]]:
     with (
-        replica(models, "story", environment=environment) as first,
-        replica(models, "story", environment=environment) as second,
+        replica(models, "*", environment=environment) as first,
+        replica(models, "*", environment=environment) as second,
     ):
         yield first, second
         assert "Traceback" not in first.text + second.text
@@ -158,6 +184,25 @@ async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_
     assert check_whole(stories) == 0
     for each in pair:
         each.wait_metric(IN_FLIGHT, "story", 0)
+
+
+async def test_a_request_that_kills_every_instance_it_meets_is_refused_and_others_are_not_affected(
+    router: Serving, pair: tuple[Serving, Serving]
+) -> None:
+    def ask(text: str) -> httpx.Response:
+        given = {"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}
+        path = f"{router.http}/v2/models/deadly/infer"
+        return httpx.post(path, json={"inputs": [given]}, timeout=WAIT_SECS)
+
+    answers: list[httpx.Response] = []
+    stories = await tell(router, 4, lambda: answers.extend([ask("die"), ask("die")]))
+    assert check_whole(stories) == 0
+    for each in answers:
+        assert each.status_code == 400
+        assert "2 replicas or instances were lost" in each.json()["error"]
+    for each in pair:
+        each.wait_logged("instance restarted")
+    wait_until(lambda: ask("live").status_code == 200, "an answer")
 
 
 async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dropped(
