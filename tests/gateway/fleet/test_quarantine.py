@@ -182,6 +182,9 @@ async def test_a_port_of_a_replica_passes_suspects_on_and_keeps_them_for_later_r
             async with connecting(port) as later:
                 await until(lambda: bool(later.suspects.known.found))
         assert replica.port.suspects.known.found.keys() == first.suspects.known.found.keys()
+        await until(lambda: not replica.port.links)
+        for each in (first.suspects, replica.port.suspects):
+            assert not each._channels  # noqa: SLF001 - a lost one stays with those that it has
 
 
 async def dying(routed: Routed, replicas: list[Replica], instance: int) -> str:
