@@ -64,8 +64,7 @@ class Suspects:
         self._forget_old()
         suspect = self.remove(key) or Suspect(key, size)
         suspect.seen = max(suspect.seen, self._clock() - age_secs)
-        if not suspect.is_refused:
-            suspect.ended.add(process)
+        suspect.ended.add(process)
         self.found[key] = suspect  # behind all others: the first one is the oldest
         if age_secs:
             self.found = dict(sorted(self.found.items(), key=lambda found: found[1].seen))

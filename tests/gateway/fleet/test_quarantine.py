@@ -74,6 +74,7 @@ def test_a_replica_passes_suspects_and_their_answers_on_to_all_other_routers() -
     for each in (*routers, *replicas):
         assert marks(each) == [{"one", "two"}]
     assert [each.sent for each in routers] == [2, 2, 0]
+    assert [each.sent for each in replicas] == [4, 4]
     routers[2].clear(text_request(), LOAD)
     assert not any(map(marks, (*routers, *replicas)))
 
@@ -94,8 +95,8 @@ def test_suspects_are_kept_for_ten_minutes_on_all_clocks() -> None:
     first.connect(replica)
     first.add(text_request(), LOAD, "one")
     replica.now += 0.75 * KEPT_SECS
-    later.connect(replica)
     later.add(text_request("new"), LOAD, "two")
+    later.connect(replica)
     later.now += 0.2 * KEPT_SECS
     assert later.known.find(text_request(), LOAD)
     later.now += 0.1 * KEPT_SECS
