@@ -34,7 +34,7 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
     },
     "counter": {
         REQUESTS: "Requests sent to a replica: retries, continuations and moves included",
-        RETRIES: "Requests sent to another replica after the first one was lost, failed or refused them",
+        RETRIES: "Requests sent to another replica after one was lost, failed or refused them",
         CONTINUED: "Requests for the rest of a text whose replica or instance was lost",
         MOVES: "Requests sent to another replica that serves them sooner, before they have begun",
         QUARANTINED: "Requests at a second lost replica or instance, refused for ten minutes",
