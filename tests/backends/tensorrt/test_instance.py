@@ -13,7 +13,7 @@ from backends.tensorrt.backend import TensorRtBackend
 from backends.tensorrt.cuda import CudaError
 from gateway.config import BatchInput, BatchInputKind, ModelInput, ModelOutput, TensorReshape
 from gateway.config.data_type import DataType
-from gateway.errors import Code
+from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.tensor import SIZES, Datatype, Tensor
 from tests.backends.tensorrt.conftest import (
@@ -262,7 +262,10 @@ async def test_an_instance_dies_with_its_gpu(
     instance = await soon(backend.load(context(backend.complete(M, folder), folder)))
     death = asyncio.create_task(death_of(instance))
     world.lose(0)
-    message = await refused(ask(instance, request(x=rows(1))), Code.UNAVAILABLE)
+    with pytest.raises(InferenceError) as caught:
+        await soon(ask(instance, request(x=rows(1))))
+    assert (caught.value.code, caught.value.dead_instance) == (Code.UNAVAILABLE, 0)
+    message = caught.value.message
     assert message == (
         "GPU 0 (Stand-in, compute capability 9.0) of model 'm' is gone for this process: "
         "cudaEventRecord: CUDA error 719, unspecified launch failure; see whether nvidia-smi shows "
