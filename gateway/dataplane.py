@@ -48,6 +48,13 @@ class RequestName(NamedTuple):
         return same and self.version in ("", other.version)
 
 
+class Interruptible(Protocol):
+    """The responses to a request that may be cancelled."""
+
+    def interrupt(self) -> bool:
+        """See `ResponseStream.interrupt`."""
+
+
 class FleetMember(Protocol):
     """The part of a server in a fleet: a router, or the port of a replica."""
 
@@ -131,7 +138,7 @@ class DataPlane:
     def cancel(
         self,
         name: RequestName,
-        own: Collection[ResponseStream] = (),
+        own: Collection[Interruptible] = (),
         caller: Caller | None = None,
         *,
         only_own: bool = False,
@@ -148,7 +155,9 @@ class DataPlane:
             raise InferenceError(
                 Code.INVALID_ARG, "what is to be cancelled must be named: the id is missing"
             )
-        chosen = own if own or only_own else tuple(self._named(name))
+        chosen: Collection[Interruptible] = own
+        if not (own or only_own):
+            chosen = tuple(self._named(name))
         interrupted = [stream.interrupt() for stream in chosen]
         if not any(interrupted):
             self.model(name.model, name.version)

@@ -192,6 +192,7 @@ class Server:
         try:
             async with asyncio.timeout_at(ends_at):
                 await self.dataplane.drained()
+                await self.recordings.read_elsewhere()
         except TimeoutError:
             log.warning("drain over", extra={"abandoned": self.dataplane.in_flight})
             self.dataplane.abandon(
@@ -262,11 +263,19 @@ async def _no_listeners(server: Server) -> Listeners:
 async def _with_fleet_port(
     made: Callable[[Server], Awaitable[Listeners]], fleet: FleetSettings, server: Server
 ) -> Listeners:
-    port = import_module("gateway.fleet.replica").FleetPort(server, await made(server), fleet)
-    server.dataplane.fleet = port
+    inner = await made(server)
+    if _is_router(fleet):
+        port = import_module("gateway.fleet.relay_port").RelayPort(server, inner, fleet)
+    else:
+        port = import_module("gateway.fleet.replica").FleetPort(server, inner, fleet)
+        server.dataplane.fleet = port
     await port.bind()
     found: Listeners = port
     return found
+
+
+def _is_router(fleet: FleetSettings) -> bool:
+    return bool(fleet.replicas or fleet.dns or fleet.ray is not None)
 
 
 class _Router(FleetMember, Protocol):
@@ -281,7 +290,7 @@ class _Router(FleetMember, Protocol):
 
 def _build_router(settings: Settings, control: RepositoryControl) -> _Router | None:
     fleet = settings.fleet
-    if fleet is None or fleet.port is not None:
+    if fleet is None or not _is_router(fleet):
         return None
     router: _Router = import_module("gateway.fleet.router").Router(
         fleet, control, summaries=settings.models.summaries

@@ -340,8 +340,8 @@ class FleetSettings:
     """A router or a replica of the fleet `name`.
 
     Both ends of a connection have the same `secret`, b"" for none, and certificates of one
-    authority with `tls`. A router has no `port`: it connects to `replicas`, to the name in `dns`,
-    or to replicas on Ray, which have the options `ray`. A replica's `port` of 0 picks a free one.
+    authority with `tls`. A router connects to `replicas`, to the name in `dns`, or to replicas on
+    Ray, which have the options `ray`. A replica has a `port`, a router may; 0 picks a free one.
     """
 
     name: str = "sluice"

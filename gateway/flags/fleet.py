@@ -15,6 +15,8 @@ from gateway.settings import UNIX, FleetSettings
 STATIC, DNS, RAY = "static:", "dns:", "ray"
 HOST_NAME = re.compile(r"(?=.{1,254}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
+EVERY = "0.0.0.0"
+"""All IPv4 addresses of this machine."""
 LEAST_SECRET_BYTES = 32
 
 
@@ -40,27 +42,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"file of at least {LEAST_SECRET_BYTES} bytes, equal on all machines of the fleet; "
         "without it and without certificates replicas listen for this machine only (default: none)",
     )
-    add_files(group, "fleet")
-
-
-def add_replica_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the model and the port of a replica."""
-    parser.add_argument("model", metavar="MODEL", help="the model that it hosts")
-    group, defaults = parser.add_argument_group("replica"), FleetSettings()
     group.add_argument(
         "--fleet-address",
-        default=defaults.address,
         metavar="HOST",
-        help="address for connections of routers (default: %(default)s)",
+        help=f"address of --fleet-port (default: {defaults.address}, or {EVERY} with --fleet ray "
+        "and a secret or certificates)",
     )
     group.add_argument(
         "--fleet-port",
         type=port,
-        default=8003,
         metavar="PORT",
-        help="port for connections of routers; 0 picks a free one (default: %(default)s)",
+        help="port for routers: of a replica, or of a router whose resumable streams and "
+        "idempotency keys are to work at the others; 0 picks a free one (default: 8003 for a "
+        "replica, 0 with --fleet ray, else none)",
     )
-    parser.set_defaults(allow_http=False, allow_grpc=False, allow_metrics=False)
+    add_files(group, "fleet")
+
+
+def add_replica_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the model of a replica; its other options are those of a router."""
+    parser.add_argument("model", metavar="MODEL", help="the model that it hosts")
+    parser.set_defaults(fleet_port=8003, allow_http=False, allow_grpc=False, allow_metrics=False)
 
 
 def add_command_flags(parser: argparse.ArgumentParser) -> None:
@@ -84,28 +86,40 @@ def add_command_flags(parser: argparse.ArgumentParser) -> None:
 
 def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
     """Settings from the parsed options, None outside of fleets; INVALID_ARG for wrong values."""
-    is_replica = "fleet_port" in flags
+    is_replica = "model" in flags
+    tls = mutual_settings(flags, "fleet")
     if not is_replica and flags.fleet is None:
-        if flags.fleet_secret_file is not None or mutual_settings(flags, "fleet") is not None:
+        if (flags.fleet_secret_file, flags.fleet_port, tls) != (None, None, None):
             raise _invalid(
-                "the secret and the certificates of a fleet have no effect without --fleet"
+                "port, secret and certificates of a fleet have no effect without --fleet"
             )
         return None
     if is_replica and flags.fleet is not None:
         raise _invalid("--fleet is an option of `sluice serve`: a replica sends no requests on")
     secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
-    found = FleetSettings(name=flags.fleet_name, secret=secret, tls=mutual_settings(flags, "fleet"))
-    if not is_replica and flags.fleet == RAY:
+    found = _with_port(FleetSettings(name=flags.fleet_name, secret=secret, tls=tls), flags)
+    if is_replica:
+        return found
+    if flags.fleet == RAY:
         return replace(found, ray=replica_options(flags))
-    if not is_replica:
-        return _with_replicas(found, flags.fleet)
-    host = address("--fleet-address", flags.fleet_address)
-    if not (secret or found.tls or is_this_machine(host)):
+    return _with_replicas(found, flags.fleet)
+
+
+def _with_port(settings: FleetSettings, flags: argparse.Namespace) -> FleetSettings:
+    """The settings with the port for routers, if there is one."""
+    is_proven = bool(settings.secret or settings.tls)
+    is_on_ray = flags.fleet == RAY
+    number = 0 if flags.fleet_port is None and is_on_ray else flags.fleet_port
+    if number is None:
+        return settings
+    usual = EVERY if is_on_ray and is_proven else settings.address
+    host = address("--fleet-address", flags.fleet_address or usual)
+    if not (is_proven or is_this_machine(host)):
         raise _invalid(
             f"--fleet-address {host} needs --fleet-secret-file or --fleet-server-cert: each "
             "process that reaches the port could send requests"
         )
-    return replace(found, address=host, port=flags.fleet_port)
+    return replace(settings, address=host, port=number)
 
 
 def _with_replicas(settings: FleetSettings, text: str) -> FleetSettings:

@@ -4,8 +4,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -30,7 +29,8 @@ from gateway.fleet.pauses import Pauses
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.prompts import PrefixIndexes
 from gateway.fleet.quarantine import SharedSuspects
-from gateway.fleet.reaching import ReplicaAddress
+from gateway.fleet.reaching import ReplicaAddress, silence_after_ping
+from gateway.fleet.routers import Place, read_table
 from gateway.messages import InferRequest
 from gateway.processes.channel import Channel, Frame, call_numbers
 from gateway.settings import TlsSettings, netloc
@@ -55,7 +55,7 @@ class ReplicaConnection:
     `on_change` is called after each change of them. `loads` has what the choice needs of each
     model, `digests` those of their descriptions; `attempted` is set after the first attempt. The
     prefixes of the replica are in `indexes` while it is connected. `on_copy` gets the copies of its
-    conversations. `suspects` are those of the router.
+    conversations, `on_routers` its table of routers. `suspects` are those of the router.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class ReplicaConnection:
         self.counts = ReplicaCounts()
         self.on_copy: Callable[[ConversationCopy], None] = _unused
         self.suspects = SharedSuspects(relays=False)
+        self.on_routers: Callable[[Mapping[str, Place]], None] = _unused
         self._address = ReplicaAddress(host, port, identity, tls)
         self._on_change = on_change
         self._indexes = indexes
@@ -217,15 +218,11 @@ class ReplicaConnection:
 
     async def _follow(self) -> str:
         """Ping until the replica is lost or silent for too long; returns the reason."""
-        channel, time = self._channel, asyncio.get_running_loop().time
+        channel = self._channel
         assert channel is not None  # noqa: S101 - it is connected
         while not channel.is_lost:
-            channel.send(FleetKind.PING)
-            self.counts.pinged(time())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PING_SECS):
-                    await channel.lost()
-            if time() - channel.heard_at > GONE_SECS:
+            self.counts.pinged(asyncio.get_running_loop().time())
+            if await silence_after_ping(channel, PING_SECS) > GONE_SECS:
                 return f"it has sent nothing for {GONE_SECS:g} s"
         return self._fault or "it has disconnected"
 
@@ -244,28 +241,35 @@ class ReplicaConnection:
         self.suspects.leave(channel)
         bulk.abort()
         channel.abort()
+        self.on_routers({})
         self._on_change()
 
     def _on_frame(self, frame: Frame) -> None:
         try:
-            if frame.kind == FleetKind.OFFERS:
-                self._take_offers(read_offers(frame.payload))
-            elif frame.kind == FleetKind.LOAD:
-                self._take_load(*read_load(frame.payload))
-            elif frame.kind == FleetKind.PREFIXES:
-                self._take_prefixes(*read_prefixes(frame.payload))
-            elif frame.kind == FleetKind.PONG:
-                self.counts.ponged(asyncio.get_running_loop().time())
-            elif frame.kind == FleetKind.SUSPECT and self._channel is not None:
-                self.suspects.hear(self._channel, frame.payload)
-            elif self._bulk is not None:
-                self._bulk.hear(frame)
-                if frame.kind == FleetKind.BULK:
-                    self._changed()
+            self._hear(frame)
         except (msgspec.DecodeError, ValueError) as error:
             self._fault = f"its announcements cannot be used: {error}"
             if self._channel is not None:
                 self._channel.abort()
+
+    def _hear(self, frame: Frame) -> None:
+        """Handle a frame after the handshake; DecodeError, ValueError if it cannot be used."""
+        if frame.kind == FleetKind.OFFERS:
+            self._take_offers(read_offers(frame.payload))
+        elif frame.kind == FleetKind.LOAD:
+            self._take_load(*read_load(frame.payload))
+        elif frame.kind == FleetKind.PREFIXES:
+            self._take_prefixes(*read_prefixes(frame.payload))
+        elif frame.kind == FleetKind.PONG:
+            self.counts.ponged(asyncio.get_running_loop().time())
+        elif frame.kind == FleetKind.SUSPECT and self._channel is not None:
+            self.suspects.hear(self._channel, frame.payload)
+        elif frame.kind == FleetKind.ROUTERS:
+            self.on_routers(read_table(frame.payload, self._address.host))
+        elif self._bulk is not None:
+            self._bulk.hear(frame)
+            if frame.kind == FleetKind.BULK:
+                self._changed()
 
     def _take_offers(self, offers: Offers) -> None:
         self.state = offers.state
@@ -307,8 +311,8 @@ def _nothing() -> None:
     """A change that no router needs to know."""
 
 
-def _unused(copy: ConversationCopy) -> None:
-    """A copy of a conversation that no other replica gets."""
+def _unused(announced: object) -> None:
+    """A copy of a conversation, or a table, that is not used."""
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The handshake of a connection between a router and a replica: protocol, fleet and secret.
+"""The handshake of a connection of a router to a replica or another router.
 
 Each end sends HELLO, then PROOF: HMAC-SHA256 of the nonces of both ends, keyed with the secret.
 """
@@ -26,7 +26,7 @@ SHOWN_CHARS = 300
 
 
 class FleetKind(FrameKind):
-    """Kinds of frames between a router and a replica; the router numbers the calls."""
+    """Kinds of frames to a replica or another router; the connecting end numbers the calls."""
 
     HELLO = 32  # `Hello`: the first frame of each end
     PROOF = 33  # that this end has the secret; empty without one
@@ -35,12 +35,16 @@ class FleetKind(FrameKind):
     LOAD = 36  # `Load`: absolute counts of a replica
     PREFIXES = 37  # `KeyChanges`: the prefixes of prompts that a replica gained and lost
     COPY = 38  # `ConversationCopy`: a conversation after a turn
+    ROUTERS = 40  # the table of the routers that listen for others; replaces the last one
     SUSPECT = 41  # `SuspectFrame`: a request that was executing when a process ended
     BULK = 48  # the replica receives large tensors on their connection from now on
     TENSOR = 49  # `bulk.ANNOUNCEMENT`: the next large tensor of a message of the call
     LARGE_REQUEST = 50  # starts a call: the number of large tensors, and a request without them
     LARGE_DATA = 51  # the same for a response
     LARGE_COPY = 52  # the same for a copy, whose messages are the large tensor
+    RELAY = 56  # starts a call of a router at another one: `Relay`
+    RELAYED = 57  # `Relayed`: the recording whose responses follow
+    INTERRUPT = 58  # ends the request of a relayed recording, as a cancellation by its id
 
 
 class FleetRole(StrEnum):
@@ -48,12 +52,24 @@ class FleetRole(StrEnum):
 
     ROUTER = "router"
     REPLICA = "replica"
+    CALLING = "calling router"
+    CALLED = "called router"
+
+
+OTHER_END = {
+    FleetRole.ROUTER: FleetRole.REPLICA,
+    FleetRole.REPLICA: FleetRole.ROUTER,
+    FleetRole.CALLING: FleetRole.CALLED,
+    FleetRole.CALLED: FleetRole.CALLING,
+}
+"""The role that each one expects of the other end."""
 
 
 class Hello(msgspec.Struct):
     """The first frame of an end, as JSON; fields are only added at the end, with defaults.
 
     `link` is empty, or the nonce of the replica on the connection whose large tensors this one has.
+    `port` is that of a router for other routers, 0 for none.
     """
 
     protocol: int
@@ -64,6 +80,7 @@ class Hello(msgspec.Struct):
     nonce: str
     secret: bool
     link: str = ""
+    port: int = 0
 
 
 class HandshakeError(Exception):
@@ -75,13 +92,23 @@ _write_hello = msgspec.json.Encoder().encode
 
 
 class Identity:
-    """This process in a fleet: its name of the fleet, its role, an id of its own, the secret."""
+    """This process in a fleet: its name of the fleet, its role, an id of its own, the secret.
+
+    `port` is that of a router for other routers, 0 for none.
+    """
 
     def __init__(self, fleet: str, role: FleetRole, secret: bytes = b"") -> None:
         self.fleet = fleet
         self.role = role
         self.secret = secret
         self.id = secrets.token_hex(8)
+        self.port = 0
+
+    def at(self, role: FleetRole) -> "Identity":
+        """The same process at another kind of connection."""
+        found = Identity(self.fleet, role, self.secret)
+        found.id = self.id
+        return found
 
 
 class Handshake:
@@ -107,6 +134,7 @@ class Handshake:
                 nonce=self.nonce,
                 secret=bool(own.secret),
                 link=self.link,
+                port=own.port,
             )
         )
 
@@ -140,7 +168,7 @@ class Handshake:
             raise HandshakeError(f"found protocol {found.protocol}, expected {PROTOCOL}")
         if found.fleet != own.fleet:
             raise HandshakeError(f"found fleet '{shown(found.fleet)}', expected '{own.fleet}'")
-        expected = FleetRole.REPLICA if own.role is FleetRole.ROUTER else FleetRole.ROUTER
+        expected = OTHER_END[own.role]
         if found.role != expected:
             raise HandshakeError(f"found a {shown(found.role)}, expected a {expected}")
         if found.secret != bool(own.secret):

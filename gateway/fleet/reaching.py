@@ -1,9 +1,10 @@
-"""The start of a router's connections to a replica: connect, then the handshake."""
+"""The start of a router's connections: connect, then the handshake; and their pings."""
 
 import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 from gateway.fleet.handshake import (
     HANDSHAKE_BYTES,
@@ -22,11 +23,21 @@ from gateway.tls.certificates import client_context
 CONNECT_SECS = 5.0
 
 
+async def silence_after_ping(channel: Channel, secs: float) -> float:
+    """Ping the other end, and wait, at most until it is lost; the time since it has sent a byte."""
+    channel.send(FleetKind.PING)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(secs):
+            await channel.lost()
+    return asyncio.get_running_loop().time() - channel.heard_at
+
+
 class ReplicaAddress:
-    """The address of a replica, and how routers are known to it."""
+    """The address of a replica or of another router, and how this router is known to it."""
 
     def __init__(self, host: str, port: int, identity: Identity, tls: TlsSettings | None) -> None:
         self._place = host, port
+        self.host = host
         self._identity = identity
         self._tls = tls
 
@@ -68,7 +79,7 @@ class ReplicaAddress:
 
 
 class _Agreement:
-    """The router's end of a handshake on a channel."""
+    """The connecting end of a handshake on a channel."""
 
     def __init__(
         self,

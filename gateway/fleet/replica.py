@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,19 +11,18 @@ import msgspec
 from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, RefusedError, unexpected
+from gateway.fleet.accepting import AcceptedLink, AcceptingPort
 from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer, version_of
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Load, ReplicaState
 from gateway.fleet.copies import CopyChannel, ReplicaCopies
 from gateway.fleet.handshake import (
-    HANDSHAKE_BYTES,
-    HANDSHAKE_SECS,
-    MESSAGE_BYTES,
     FleetKind,
     FleetRole,
     Handshake,
     HandshakeError,
+    Hello,
     Identity,
 )
 from gateway.fleet.large import ArrivalOrder, ArrivalPlace, read_head
@@ -35,64 +32,45 @@ from gateway.fleet.offers import Key, Offers, offer, write_load, write_offers, w
 from gateway.fleet.placement import sequence_of
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.quarantine import SharedSuspects
+from gateway.fleet.routers import write_table
 from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest, SequenceTag
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
-from gateway.processes.channel import NO_CALL, Channel, Frame
+from gateway.processes.channel import NO_CALL, Frame
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import read_request
-from gateway.server import Listeners, Server, StartFailed
-from gateway.settings import FleetSettings, netloc
+from gateway.server import Listeners, Server
+from gateway.settings import FleetSettings
 from gateway.stream import ResponseStream
-from gateway.tls.certificates import read_certificates
 
 log = logging.getLogger("sluice.fleet")
 
-MOST_ROUTERS = 1024
-"""Connections of routers at one time, those in their handshake included."""
-SILENT_SECS = 10.0
-"""A router that sends nothing for this time is disconnected."""
 
-
-class RouterLink:
+class RouterLink(AcceptedLink):
     """The connection of one router: its handshake, then its requests.
 
-    `router_id` is "" until the handshake is over. `seen` has the number of the latest call of each
-    model. `answers` are those under way. `bulk` is the connection of their large tensors, `nonce`
-    names this one there.
+    `seen` has the number of the latest call of each model. `answers` are those under way. `bulk` is
+    the connection of their large tensors, `nonce` names this one there.
     """
 
     def __init__(self, port: "FleetPort") -> None:
+        super().__init__(port)
         self._port = port
-        self._handshake: Handshake | None = Handshake(port.identity)
-        self.nonce = self._handshake.nonce
-        self.router_id = ""
         self.seen: dict[Key, int] = {}
         self._informed: dict[Key, LoadMeter] = {}
         self.answers: set[RoutedAnswer] = set()
-        self._is_finishing = False
-        loop = asyncio.get_running_loop()
-        self._expiry = loop.call_later(HANDSHAKE_SECS, self._expire)
-        self.channel = Channel(self._on_frame, HANDSHAKE_BYTES)
         self.bulk = BulkConnection(self.channel)
         self._copies: CopyChannel | None = None
         self._order = ArrivalOrder()
-        self._watch = port.tasks.create_task(self._until_lost())
+        self._large_of: RouterLink | None = None
 
     @property
-    def agreed(self) -> bool:
-        """Whether the handshake is over."""
-        return self._handshake is None
-
-    def close(self) -> None:
-        """Disconnect; open calls are cancelled."""
-        self.channel.abort()
-        # TLS that fails or does not begin neither makes nor loses the connection.
-        self._watch.cancel()
-        self._end()
+    def is_idle(self) -> bool:
+        has_sent_copies = self._copies is None or self._copies.is_idle
+        return not self.answers and has_sent_copies
 
     def announce(self, key: Key, meter: LoadMeter, load: Load, changes: KeyChanges) -> None:
         """Send the load of a model, and its changed prefixes: all, if the router has others."""
@@ -107,50 +85,14 @@ class RouterLink:
         own = replace(load, seen=self.seen.get(key, 0))
         self.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, own))
 
-    def finish(self, grace_secs: float) -> None:
-        """Disconnect once answers and copies are sent, at the latest after the grace period."""
-        self._is_finishing = True
-        self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(grace_secs, self.close)
-        self._finish()
-
-    def _finish(self) -> None:
-        is_idle = self._copies is None or self._copies.is_idle
-        if self._is_finishing and not self.answers and is_idle:
-            self.channel.close()
-
-    async def _until_lost(self) -> None:
-        try:
-            await self.channel.lost()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._expiry.cancel()
-        self._port.links.discard(self)
+    def end(self) -> None:
+        super().end()
         self._port.suspects.leave(self.channel)
         self.bulk.abort()
 
-    def _expire(self) -> None:
-        """Disconnect a router that is late with its handshake, or silent."""
-        loop = asyncio.get_running_loop()
-        silent_secs = loop.time() - self.channel.heard_at
-        if self._handshake is not None:
-            log.warning("router dropped", extra={"reason": "no handshake in time"})
-            self.close()
-        elif silent_secs >= SILENT_SECS:
-            log.warning("router dropped", extra={"reason": f"silent for {silent_secs:.0f} s"})
-            self.close()
-        else:
-            self._expiry = loop.call_later(SILENT_SECS - silent_secs, self._expire)
-
-    def _on_frame(self, frame: Frame) -> None:
-        if self._handshake is not None:
-            self._agree(frame, self._handshake)
-        elif frame.kind in (InferenceKind.REQUEST, FleetKind.LARGE_REQUEST):
+    def hear(self, frame: Frame) -> None:
+        if frame.kind in (InferenceKind.REQUEST, FleetKind.LARGE_REQUEST):
             self._begin(frame)
-        elif frame.kind == FleetKind.PING:
-            self.channel.send(FleetKind.PONG)
         elif frame.kind == FleetKind.SUSPECT:
             self._hear_suspect(frame.payload)
         else:
@@ -163,28 +105,20 @@ class RouterLink:
             log.warning("router dropped", extra={"reason": f"a suspect cannot be read: {error}"})
             self.close()
 
-    def _agree(self, frame: Frame, handshake: Handshake) -> None:
-        try:
-            proof = handshake.take(frame)
-            link = self._port.link(handshake.link) if handshake.link else None
-        except HandshakeError as error:
-            log.warning("router refused", extra={"reason": str(error)})
-            self.channel.send(FleetKind.REFUSAL, NO_CALL, str(error).encode())
-            self.channel.close()
-            return
-        if proof is not None:
-            self.channel.send(FleetKind.HELLO, NO_CALL, handshake.hello())
-            self.channel.send(FleetKind.PROOF, NO_CALL, proof)
-        if handshake.peer is not None and link is not None:
-            self._give_to(link)
-        elif handshake.peer is not None:
-            self._handshake, self.router_id = None, handshake.peer.id
-            self.channel.limit(MESSAGE_BYTES)
-            self._copies = CopyChannel(self.bulk, self._port.copies.keep, self._finish)
-            log.info("router connected", extra={"id": self.router_id})
-            self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
-            self._port.loads.announce_tokens()
-            self._port.suspects.join(self.channel)
+    def check(self, handshake: Handshake) -> None:
+        self._large_of = self._port.link(handshake.link) if handshake.link else None
+
+    def agree(self, peer: Hello) -> None:
+        if self._large_of is None:
+            super().agree(peer)
+        else:
+            self._give_to(self._large_of)
+
+    def begin(self) -> None:
+        self._copies = CopyChannel(self.bulk, self._port.copies.keep, self.finish_if_idle)
+        self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
+        self._port.loads.announce_tokens()
+        self._port.suspects.join(self.channel)
 
     def _give_to(self, link: "RouterLink") -> None:
         """Let a link have this connection, for its large tensors."""
@@ -248,7 +182,7 @@ class RouterLink:
         self._port.loads.change(key)
         if answer.sequence is not None:
             self._send_copy(key, answer.sequence)
-        self._finish()
+        self.finish_if_idle()
 
     def _send_copy(self, key: Key, sequence: SequenceTag) -> None:
         """Send the conversation of a turn that has ended, for another replica."""
@@ -257,67 +191,46 @@ class RouterLink:
             self._port.copies.dropped += 1
 
 
-class FleetPort(Listeners):
-    """The port of a replica, and the `inner` listeners of its process.
+class FleetPort(AcceptingPort[RouterLink]):
+    """The port of a replica.
 
-    Every connected router gets the offers again whenever a model changes.
+    Every connected router gets the offers again whenever a model changes, and those that listen for
+    other routers get the table of them.
     """
 
     def __init__(self, server: Server, inner: Listeners, settings: FleetSettings) -> None:
-        self.identity = Identity(settings.name, FleetRole.REPLICA, settings.secret)
-        self.links: set[RouterLink] = set()
-        self.tasks: asyncio.TaskGroup
+        identity = Identity(settings.name, FleetRole.REPLICA, settings.secret)
+        super().__init__(identity, inner, settings)
         self._dataplane: DataPlane = server.dataplane
         self.copies = ReplicaCopies(self._dataplane)
         self.suspects = SharedSuspects(relays=True)
-        self._inner = inner
-        self._settings = settings
-        self._server: asyncio.Server | None = None
         self._announcing: asyncio.Task[None] | None = None
         self.loads = LoadAnnouncer(self._dataplane, self.links)
 
-    @property
-    def ports(self) -> Mapping[str, int]:  # type: ignore[override]  # most need no property
-        sockets = () if self._server is None else self._server.sockets
-        own = {"fleet": sockets[0].getsockname()[1]} if sockets else {}
-        return {**self._inner.ports, **own}
-
-    async def bind(self) -> None:
-        """Bind the port, without answering; StartFailed if it or a certificate cannot be used."""
-        loop = asyncio.get_running_loop()
-        place, tls = (self._settings.address, self._settings.port or 0), self._settings.tls
-        try:
-            context: ssl.SSLContext | None = None
-            if tls is not None:
-                context = (await asyncio.to_thread(read_certificates, tls)).context
-            self._server = await loop.create_server(
-                self._accept, *place, ssl=context, start_serving=False
-            )
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise StartFailed(f"cannot listen on {netloc(*place)} for fleet: {reason}") from None
-
     async def open(self, tasks: asyncio.TaskGroup) -> None:
-        self.tasks = tasks
-        await self._inner.open(tasks)
-        if self._server is not None:
-            await self._server.start_serving()
-        log.info("listening", extra={"for": "fleet", "port": self.ports["fleet"]})
+        await super().open(tasks)
         self._announcing = tasks.create_task(self._announce())
 
     def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
-        if self._server is not None:
-            self._server.close()
         self._send_offers()
-        self._inner.stop_accepting(tasks, grace_secs)
+        super().stop_accepting(tasks, grace_secs)
 
     def stop_waiting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:
         if self._announcing is not None:
             self._announcing.cancel()
         self.loads.stop()
-        for link in tuple(self.links):
-            link.finish(grace_secs)
-        self._inner.stop_waiting(tasks, grace_secs)
+        super().stop_waiting(tasks, grace_secs)
+
+    def new_link(self) -> RouterLink:
+        return RouterLink(self)
+
+    def changed(self, peer: Hello) -> None:
+        if not peer.port:
+            return
+        listening = [each for each in self.agreed() if each.peer is not None and each.peer.port]
+        table = write_table((each.peer, each.channel.host) for each in listening)
+        for each in listening:
+            each.channel.send(FleetKind.ROUTERS, NO_CALL, table)
 
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""
@@ -328,22 +241,19 @@ class FleetPort(Listeners):
                 "silent_secs": rounded(now - link.channel.heard_at),
                 "in_flight": len(link.answers),
             }
-            for link in self._routers()
+            for link in self.agreed()
         ]
         return {**own_status(self.identity), "state": self._state, "routers": routers}
 
     def families(self) -> list[MetricReading]:
         """See `FleetMember`."""
         page = FleetPage()
-        page.add(ROUTERS, len(self._routers()))
+        page.add(ROUTERS, len(self.agreed()))
         page.add(COPIES_DROPPED, self.copies.dropped)
         for model in self._dataplane.models():
             needed = need_of(model, self.loads.meter(model).load())
             page.add(NEED, needed, model=model.name, version=model.version)
         return page.families()
-
-    def _routers(self) -> list[RouterLink]:
-        return [link for link in self.links if link.agreed]
 
     @property
     def tracer(self) -> Tracer:
@@ -378,14 +288,6 @@ class FleetPort(Listeners):
             refusal.dead_instance = error.dead_instance
             raise refusal from None
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        link = RouterLink(self)
-        self.links.add(link)
-        if len(self.links) > MOST_ROUTERS:
-            log.warning("router refused", extra={"reason": f"{MOST_ROUTERS} are connected"})
-            link.close()
-        return link.channel
-
     async def _announce(self) -> None:
         while True:
             await self._dataplane.changed()
@@ -394,5 +296,5 @@ class FleetPort(Listeners):
 
     def _send_offers(self) -> None:
         payload = self.offers()
-        for link in self._routers():
+        for link in self.agreed():
             link.channel.send(FleetKind.OFFERS, NO_CALL, payload)

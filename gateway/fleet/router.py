@@ -25,6 +25,7 @@ from gateway.fleet.placement import Connections
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
+from gateway.fleet.relays import Relays
 from gateway.fleet.status import router_families, router_status
 from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
@@ -98,8 +99,9 @@ class Router:
         self._placed: dict[Key, _Placed] = {}
         self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
-        self._identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
+        self.identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
         self._tls = settings.tls
+        self.relays = Relays(self.identity, settings.tls, control.registry.find)
         self._keys = keys_of_fleet(settings.name, settings.secret)
         self._indexes = PrefixIndexes(KeyIndex)
         self._suspects = SharedSuspects(relays=False)
@@ -118,6 +120,7 @@ class Router:
         """Keep the connections, from the time when the server's own models are loaded."""
         await self._control.registry.wait_settled()
         async with asyncio.TaskGroup() as tasks:
+            self.relays.tasks = tasks
             async for addresses in self._answers:
                 self._follow(addresses, tasks)
                 self._answered.set()
@@ -137,10 +140,11 @@ class Router:
         for address in addresses:
             if address not in self._kept:
                 found = ReplicaConnection(
-                    *address, self._identity, self._place, self._indexes, self._tls
+                    *address, self.identity, self._place, self._indexes, self._tls
                 )
                 found.on_copy = partial(self._forward, found)
                 found.suspects = self._suspects
+                found.on_routers = partial(self.relays.table.take, address)
                 self._kept[address] = _Kept(found, tasks.create_task(found.run()))
         for address, kept in list(self._kept.items()):
             kept.absent = 0 if address in addresses else kept.absent + 1
@@ -159,7 +163,8 @@ class Router:
 
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""
-        return router_status(self._identity, self.connections, self._instances(), self._refusal)
+        found = router_status(self.identity, self.connections, self._instances(), self._refusal)
+        return {**found, "routers": self.relays.describe()}
 
     def families(self) -> list[MetricReading]:
         """See `FleetMember`."""
@@ -247,7 +252,7 @@ class Router:
         before = self._placed.get(key)
         counts = ModelCounts() if before is None else before.instance.counts
         prompts = ModelPrompts(key, self._keys, self._indexes[key], offer.adapters)
-        own = self._identity
+        own = self.identity
         suspects = ModelSuspects(self._suspects, key, digest, own.fleet, own.secret)
         instance = FleetInstance(config, offer, self._with(key, digest), counts, prompts, suspects)
 

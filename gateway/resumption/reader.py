@@ -8,7 +8,7 @@ from typing import Self
 from gateway.errors import Code, InferenceError, no_longer_valid
 from gateway.messages import InferResponse
 from gateway.policy.caller import Caller
-from gateway.resumption.recording import RecordedRequest, Recording
+from gateway.resumption.recording import FollowedRecording, RecordedRequest
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, single
 
 MAX_DIGITS = 15
@@ -44,7 +44,7 @@ class RecordingReader:
 
     def __init__(
         self,
-        recording: Recording,
+        recording: FollowedRecording,
         position: int = 0,
         caller: Caller | None = None,
         *,
@@ -87,6 +87,10 @@ class RecordingReader:
             self._cancelled = True
             self.recording.unfollow(self)
             self.wake()
+
+    def interrupt(self) -> bool:
+        """Cancel the request for all readers, as `ResponseStream.interrupt`."""
+        return self.recording.interrupt()
 
     async def batch(self) -> list[InferResponse]:
         """All unread responses: at least one, or none at the end of the stream."""
@@ -136,8 +140,3 @@ class RecordingReader:
 
 Responses = ResponseStream | RecordingReader
 """The responses to one request, from its own stream or from a recording."""
-
-
-def recorded_stream(responses: Responses) -> ResponseStream:
-    """The stream that the model answers."""
-    return responses.recording.stream if isinstance(responses, RecordingReader) else responses

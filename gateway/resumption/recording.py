@@ -138,6 +138,34 @@ class Follower(Protocol):
         """Called when there may be more to read."""
 
 
+class FollowedRecording(Protocol):
+    """The part of a recording that its readers use; it may be at another server."""
+
+    token: str
+    recorded: RecordedRequest
+    last: int
+    over: bool
+    error: InferenceError | None
+
+    def check(self, position: int) -> None:
+        """See `Recording`; so it is with the other methods."""
+
+    def follow(self, follower: Follower) -> None:
+        """Add a reader."""
+
+    def unfollow(self, follower: Follower) -> None:
+        """Remove a reader."""
+
+    def after(self, position: int) -> list[InferResponse]:
+        """The responses after the position of a reader."""
+
+    def fill(self) -> None:
+        """Called after a reader has read."""
+
+    def interrupt(self) -> bool:
+        """Cancel the request, as `ResponseStream.interrupt`."""
+
+
 class Keeper(Protocol):
     """The owner of recordings. All methods are synchronous."""
 
@@ -253,6 +281,10 @@ class Recording:
             self._trim()
         self._book(self.byte_size if self.over else self._keeper.limit)
         self.wake_followers()
+
+    def interrupt(self) -> bool:
+        """See `ResponseStream.interrupt`."""
+        return self.stream.interrupt()
 
     def wake_followers(self) -> None:
         """Wake every follower: there may be more to read, or one must read no more."""

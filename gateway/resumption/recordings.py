@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from gateway.errors import Code, InferenceError, exiting
 from gateway.messages import NO_PARAMETERS
@@ -20,6 +21,32 @@ TOKEN_BYTES = 24
 RECORDING_BYTES = 4096
 """The size of a recording without its responses and the id of its request."""
 BYTES_PER_CHARACTER = 4
+
+
+class Elsewhere(Protocol):
+    """The recordings of the other routers of a fleet; tokens of this one begin with `prefix`."""
+
+    prefix: str
+
+    async def open(self, recorded: RecordedRequest) -> RecordingReader | None:
+        """Have the router that has the key record the request; None if this one has it.
+
+        Raises the errors of `Recordings.open`, and UNAVAILABLE if that router is lost meanwhile.
+        """
+
+    async def resume(
+        self, event: EventId, place: str, caller: Caller | None
+    ) -> RecordingReader | None:
+        """Read the stream of another router; None if its router is unknown or gone.
+
+        Raises the errors of `Recordings.resume`.
+        """
+
+    def wake_readers(self) -> None:
+        """See `Recordings.end_invalid`."""
+
+    async def ended(self) -> None:
+        """Wait until no recording is read."""
 
 
 class Recordings:
@@ -39,6 +66,7 @@ class Recordings:
                 f"--resumable-total-size is {settings.total_size}, expected at least what one "
                 f"stream may take: {least}, with --resumable-buffer-size {settings.buffer_size}",
             )
+        self.elsewhere: Elsewhere | None = None
         self.limit = settings.buffer_size
         self.grace_secs = settings.grace_secs
         self._total_limit = settings.total_size
@@ -66,6 +94,31 @@ class Recordings:
         self._make_room(_fixed_bytes(recorded))
         return self._record(recorded, submit())
 
+    async def open_anywhere(
+        self, recorded: RecordedRequest, submit: Callable[[], ResponseStream]
+    ) -> RecordingReader:
+        """As `open`, by the router that has the key if the model is one of a fleet."""
+        key, elsewhere = recorded.key, self.elsewhere
+        if key is not None and elsewhere is not None and recorded.model.of_fleet:
+            self._refuse_if_exiting()
+            if (recorded.tenant, key.name) not in self._by_key:
+                reader = await elsewhere.open(recorded)
+                if reader is not None:
+                    return reader
+        return self.open(recorded, submit)
+
+    async def resume_anywhere(
+        self, event: EventId | None, place: str, caller: Caller | None = None
+    ) -> RecordingReader:
+        """As `resume`, also for a stream of another router."""
+        elsewhere = self.elsewhere
+        if elsewhere is not None and event is not None and event.token not in self._by_token:
+            self._refuse_if_exiting()
+            reader = await elsewhere.resume(event, place, caller)
+            if reader is not None:
+                return reader
+        return self.resume(event, place, caller)
+
     def resume(
         self, event: EventId | None, place: str, caller: Caller | None = None
     ) -> RecordingReader:
@@ -91,6 +144,8 @@ class Recordings:
         """Wake the readers, so that those whose caller is no longer valid end."""
         for recording in tuple(self._by_token.values()):
             recording.wake_followers()
+        if self.elsewhere is not None:
+            self.elsewhere.wake_readers()
 
     def drain(self) -> None:
         """Refuse new readers, and drop recordings as soon as they have no follower."""
@@ -99,6 +154,11 @@ class Recordings:
         for recording in tuple(self._by_token.values()):
             if not recording.followed:
                 recording.drop()
+
+    async def read_elsewhere(self) -> None:
+        """Wait until no recording of another router is read here."""
+        if self.elsewhere is not None:
+            await self.elsewhere.ended()
 
     def reading(self) -> RecordingsReading:
         """The values for metrics."""
@@ -153,7 +213,9 @@ class Recordings:
         # Inputs may be large, and are not needed after the model has them.
         request = replace(recorded.request, inputs=(), parameters=NO_PARAMETERS, trace=None)
         kept = replace(recorded, request=request)
-        recording = Recording(secrets.token_urlsafe(TOKEN_BYTES), stream, kept, self)
+        prefix = "" if self.elsewhere is None else self.elsewhere.prefix
+        token = prefix + secrets.token_urlsafe(TOKEN_BYTES)
+        recording = Recording(token, stream, kept, self)
         self._booked += _fixed_bytes(kept)
         self._by_token[recording.token] = recording
         if recorded.key is not None:

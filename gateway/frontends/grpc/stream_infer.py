@@ -37,7 +37,7 @@ from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.policy.caller import Caller, tenant_of
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.resumption.reader import EventId, RecordingReader, Responses, recorded_stream
+from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
 from gateway.resumption.recordings import Recordings
 from gateway.stream import ResponseStream
@@ -222,7 +222,12 @@ class StreamInfer:
         found = self._find(message[0])
         position = None if _streams(message[0], found) else self._order.position(SINGLE)
         try:
-            asked = self._ask(message, found, position)
+            if self._caller is not None and not self._caller.valid:
+                raise no_longer_valid()
+            if resumes(message[0]):
+                asked = await self._resume(message[0])
+            else:
+                asked = self._ask(message, found, position)
         except InferenceError as error:
             if not _names_another(message[0], error):
                 self._remember(ended_key(message[0]))
@@ -238,7 +243,7 @@ class StreamInfer:
         A late cancellation of an ended request of this RPC never cancels another client's request.
         """
         name = RequestName(message.model_name, message.model_version, message.id, self._tenant)
-        own = [recorded_stream(each) for each, found in self._owned.items() if name.means(found)]
+        own = [each for each, found in self._owned.items() if name.means(found)]
         late = ended_key(message) in self._ended
         try:
             self._dataplane.cancel(name, own, self._caller, only_own=late)
@@ -256,10 +261,6 @@ class StreamInfer:
         self, request: Message, model: Model | InferenceError, position: OrderPosition | None
     ) -> StreamRequest:
         message, raw = request
-        if self._caller is not None and not self._caller.valid:
-            raise no_longer_valid()
-        if resumes(message):
-            return self._resume(message)
         if isinstance(model, InferenceError):
             raise model.again()
         decoded = self._decoder.decode(message, raw, model.config)
@@ -293,8 +294,8 @@ class StreamInfer:
             begun.append(trace)
         return self._dataplane.infer(request, model, trace)
 
-    def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
-        reader = resumed(self._recordings, message, self._caller)
+    async def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
+        reader = await resumed(self._recordings, message, self._caller)
         model = reader.recorded.model
         self._owned[reader] = RequestName(model.name, model.version, message.id, self._tenant)
         # Responses have the id of the resuming message.
@@ -349,7 +350,7 @@ def resumes(message: pb.ModelInferRequest) -> bool:
     return RESUME in message.parameters
 
 
-def resumed(
+async def resumed(
     recordings: Recordings, message: pb.ModelInferRequest, caller: Caller | None = None
 ) -> RecordingReader:
     """The rest of a recorded stream of the same model and tenant.
@@ -364,7 +365,7 @@ def resumed(
         raise InferenceError(
             Code.INVALID_ARG, f"parameter '{RESUME_AFTER}' is {after}, expected 0 or more"
         )
-    return recordings.resume(EventId(token, after), _place(message), caller)
+    return await recordings.resume_anywhere(EventId(token, after), _place(message), caller)
 
 
 def recorded(

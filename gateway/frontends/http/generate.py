@@ -58,12 +58,17 @@ NOT_ONE = (
 
 
 class _Call(NamedTuple):
-    """One request after reading; with a `key`, or if `resumable`, it is recorded."""
+    """One request after reading."""
 
     model: Model
     request: InferRequest
     key: Key | None
     resumable: bool
+
+    @property
+    def recorded(self) -> bool:
+        """Whether its stream is recorded."""
+        return self.resumable or self.key is not None
 
 
 class GenerateRoutes:
@@ -95,7 +100,9 @@ class GenerateRoutes:
         call = await self._read(request)
         if call.resumable:
             raise _not_a_stream()
-        stream = self._infer(request, call)
+        stream = (
+            await self._recorded(request, call) if call.recorded else self._infer(request, call)
+        )
         with stream, OnDisconnect(request.scope, stream.cancel):
             found = await _first_two(stream)
         # As on Triton the first response alone decides the status.
@@ -120,14 +127,16 @@ class GenerateRoutes:
         if request.method != "POST":
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})
         call = await self._read(request)
-        stream = self._infer(request, call)
+        stream = (
+            await self._recorded(request, call) if call.recorded else self._infer(request, call)
+        )
         return self._pending(
             request, stream, partial(self._streamed, stream, _encoder(stream, call))
         )
 
     async def _resume(self, request: Request) -> Response:
         await read_body(request, self._settings.max_input_size)
-        reader = resumed(self._recordings, request.scope)
+        reader = await resumed(self._recordings, request.scope)
         return self._pending(request, reader, partial(self._resumed, reader))
 
     def _resumed(self, reader: RecordingReader, first: First) -> Response:
@@ -148,17 +157,14 @@ class GenerateRoutes:
         threads = self._dataplane.threads
         return GenerateEvents(stream, first, encoder, self._settings, threads)
 
-    def _infer(self, request: Request, call: _Call) -> Responses:
-        scope = request.scope
+    def _infer(self, request: Request, call: _Call) -> ResponseStream:
+        trace = begin_trace(request.scope, self._dataplane.tracer, call.request)
+        return self._dataplane.infer(call.request, trace=trace)
 
-        def submit() -> ResponseStream:
-            trace = begin_trace(scope, self._dataplane.tracer, call.request)
-            return self._dataplane.infer(call.request, trace=trace)
-
-        if call.key is None and not call.resumable:
-            return submit()
-        asked = RecordedRequest(scope["path"], call.model, call.request, call.key)
-        return self._recordings.open(asked, submit)
+    async def _recorded(self, request: Request, call: _Call) -> RecordingReader:
+        """The request, or the earlier one with its idempotency key."""
+        asked = RecordedRequest(request.scope["path"], call.model, call.request, call.key)
+        return await self._recordings.open_anywhere(asked, partial(self._infer, request, call))
 
     async def _read(self, request: Request) -> _Call:
         received_ns = time.perf_counter_ns()

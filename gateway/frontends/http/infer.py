@@ -298,7 +298,7 @@ class InferRoute:
             key = key_of(call.scope, *parts)
         asked = RecordedRequest(call.scope["path"], model, request, key)
         submit = partial(self._submit, call, model, request)
-        return self._recordings.open(asked, submit)
+        return await self._recordings.open_anywhere(asked, submit)
 
     async def _decoded_apart(
         self, call: _Call, model: Model, body: InferBody

@@ -283,13 +283,13 @@ def replay_headers(responses: Responses) -> Mapping[str, str]:
     )
 
 
-def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
+async def resumed(recordings: Recordings, scope: Scope) -> RecordingReader:
     """The stream behind the last event that the client has received.
 
     The path must be that of the request that began the stream. NOT_FOUND without such a stream.
     """
     given = Headers(scope=scope).get(LAST_EVENT_ID, "")
-    return recordings.resume(EventId.parse(given), scope["path"], caller_in(scope))
+    return await recordings.resume_anywhere(EventId.parse(given), scope["path"], caller_in(scope))
 
 
 def stream_headers(responses: Responses) -> Mapping[str, str]:

@@ -76,6 +76,17 @@ def test_a_replica_listens_for_others_with_a_secret_or_certificates(secret: Path
         parse_replica("--fleet-address=0.0.0.0")
 
 
+def test_a_router_listens_for_others_with_a_port(secret: Path) -> None:
+    found = parse("--fleet=static:a:1", "--fleet-port=8003")
+    assert found == FleetSettings(replicas=(("a", 1),), port=8003)
+    proven = f"--fleet-secret-file={secret}"
+    found = parse("--fleet=dns:a:1", "--fleet-port=0", "--fleet-address=0.0.0.0", proven)
+    assert found is not None
+    assert (found.address, found.port) == ("0.0.0.0", 0)
+    with pytest.raises(InferenceError, match=r"0\.0\.0\.0 needs --fleet-secret-file or"):
+        parse("--fleet=static:a:1", "--fleet-port=0", "--fleet-address=0.0.0.0")
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -96,6 +107,7 @@ def test_a_replica_listens_for_others_with_a_secret_or_certificates(secret: Path
         (("--fleet=dns:::1:1",), "has '::1:1' after dns:.*IPv6 addresses in brackets"),
         (("--fleet-secret-file=x",), "have no effect without --fleet"),
         (PEM, "have no effect without --fleet"),
+        (("--fleet-port=0",), "have no effect without --fleet"),
         (("--fleet=static:a:1", "--fleet-secret-file={short}"), "has 5 bytes, expected at least"),
         (("--fleet=static:a:1", "--fleet-secret-file=/none"), "cannot be read: No such file"),
         (("--fleet=static:a:1", PEM[0]), "--fleet-server-cert needs --fleet-server-key"),

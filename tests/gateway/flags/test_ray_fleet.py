@@ -44,6 +44,15 @@ def test_the_models_of_a_router_on_ray_are_at_its_replicas() -> None:
 
 
 @pytest.mark.usefixtures("with_ray")
+def test_a_router_on_ray_listens_for_others(tmp_path: Path) -> None:
+    (secret := tmp_path / "secret").write_text("s" * 32)
+    proven = f"--fleet-secret-file={secret}"
+    found = [parse(), parse(proven), parse(proven, "--fleet-port=7", "--fleet-address=::1")]
+    places = [(each.fleet.address, each.fleet.port) for each in found if each.fleet is not None]
+    assert places == [("127.0.0.1", 0), ("0.0.0.0", 0), ("::1", 7)]
+
+
+@pytest.mark.usefixtures("with_ray")
 def test_replicas_understand_the_options_that_they_get(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s" * 32)

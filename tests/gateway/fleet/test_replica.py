@@ -12,7 +12,7 @@ import pytest
 
 from gateway.backend import MetricSample
 from gateway.config.pbtxt import parse
-from gateway.fleet import replica
+from gateway.fleet import accepting
 from gateway.fleet.answer import RoutedAnswer
 from gateway.fleet.replica import FleetPort
 from gateway.observability.statistics import ModelStatistics
@@ -54,7 +54,7 @@ def connected(port: FleetPort) -> socket.socket:
 async def test_a_connection_without_a_handshake_is_dropped_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replica, "HANDSHAKE_SECS", 0.05)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SECS", 0.05)
     async with opened() as port:
         with connected(port):
             await until(lambda: len(port.links) == 1)
@@ -64,7 +64,7 @@ async def test_a_connection_without_a_handshake_is_dropped_in_time(
 async def test_a_connection_that_begins_no_tls_is_dropped_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "HANDSHAKE_SECS", 0.05)
+    monkeypatch.setattr(accepting, "HANDSHAKE_SECS", 0.05)
     authority = Authority(tmp_path / "authority")
     own = authority.issue("own")
     pem = TlsSettings(
@@ -81,7 +81,7 @@ async def test_a_connection_that_begins_no_tls_is_dropped_in_time(
 
 
 async def test_connections_beyond_the_limit_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "MOST_ROUTERS", 2)
+    monkeypatch.setattr(accepting, "MOST_ROUTERS", 2)
     async with opened() as port, AsyncExitStack() as owner:
         kept = [owner.enter_context(connected(port)) for _ in range(2)]
         await until(lambda: len(port.links) == 2)

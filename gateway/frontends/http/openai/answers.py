@@ -191,7 +191,7 @@ class OpenAiAnswers:
         # Without the contract a model serves no other endpoint.
         if endpoint is Endpoint.EMBEDDINGS and not serves_openai(model.config):
             return await self._embeddings.answer(request, call, model)
-        responses = self._infer(request, call, model)
+        responses = await self._infer(request, call, model)
         encoder = ChunkEncoder(model.name, endpoint)
         if call.stream:
             return self._stream(request, responses, encoder, call.body)
@@ -207,7 +207,7 @@ class OpenAiAnswers:
     async def _resume(self, request: Request, endpoint: Endpoint) -> Response:
         """The stream behind the last chunk that the client has received; the body is ignored."""
         await read_body(request, self._settings.max_input_size)
-        reader = resumed(self._recordings, request.scope)
+        reader = await resumed(self._recordings, request.scope)
         encoder = ChunkEncoder(reader.recorded.request.model, endpoint)
         return self._stream(request, reader, encoder)
 
@@ -229,7 +229,7 @@ class OpenAiAnswers:
         refuse = partial(_refused, request.scope["path"], headers)
         return PendingEvents(responses, self._settings.first_response_secs, begin, refuse)
 
-    def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
+    async def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
         infer_request = InferRequest(
             model=model.name,
             id=own_id(request, call.members),
@@ -246,7 +246,7 @@ class OpenAiAnswers:
         if key is None:
             return submit()
         asked = RecordedRequest(request.scope["path"], model, infer_request, key)
-        return self._recordings.open(asked, submit)
+        return await self._recordings.open_anywhere(asked, submit)
 
 
 def openai_refused(request: Request, error: InferenceError) -> Response:

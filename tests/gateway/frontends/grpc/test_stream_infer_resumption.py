@@ -43,7 +43,8 @@ async def test_resumed_responses_are_numbered_from_the_resumption(serve: Serve) 
         execution.answer(text_response("b"))
         batch = await soon(first.batch())
         assert [each.parameters for each in marked(first, batch)] == [{"sluice_event": 2}]
-        with resumed(recordings, message(resume=first.token, resume_after=1)) as again:
+        again = await resumed(recordings, message(resume=first.token, resume_after=1))
+        with again:
             batch = await soon(again.batch())
             assert [each.parameters for each in marked(again, batch)] == [
                 {"sluice_event": 2, "sluice_stream": first.token}
@@ -53,8 +54,8 @@ async def test_resumed_responses_are_numbered_from_the_resumption(serve: Serve) 
             message(version="1", resume=first.token),
         ):
             with pytest.raises(InferenceError, match="there is no such stream"):
-                resumed(recordings, wrong)
-        with resumed(recordings, message(resume=first.token)) as whole:
+                await resumed(recordings, wrong)
+        with await resumed(recordings, message(resume=first.token)) as whole:
             assert len(await soon(whole.batch())) == 2
     recordings.drain()
 
@@ -72,9 +73,9 @@ async def test_unrecorded_responses_are_not_numbered() -> None:
         ({"resume": "x", "resume_after": -1}, "'resume_after' is -1, expected 0 or more"),
     ],
 )
-def test_a_bad_parameter_is_refused(parameters: dict[str, str | int], text: str) -> None:
+async def test_a_bad_parameter_is_refused(parameters: dict[str, str | int], text: str) -> None:
     with pytest.raises(InferenceError, match=text) as caught:
-        resumed(Recordings(), message(**parameters))
+        await resumed(Recordings(), message(**parameters))
     assert caught.value.code is Code.INVALID_ARG
 
 

@@ -1,0 +1,142 @@
+"""The port of a router for the other routers of its fleet, and the answers to their calls."""
+
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+
+import msgspec
+
+from gateway.errors import Code, InferenceError
+from gateway.fleet.accepting import AcceptedLink, AcceptingPort
+from gateway.fleet.handshake import FleetKind, FleetRole
+from gateway.fleet.large import sendable
+from gateway.fleet.relays import Relay, Relayed, decode_relay, encode
+from gateway.fleet.router import Router
+from gateway.fleet.traces import begin_trace, end_trace
+from gateway.messages import InferRequest, InferResponse
+from gateway.observability.trace import Trace
+from gateway.processes.channel import Channel, Frame
+from gateway.processes.error_messages import write_error
+from gateway.processes.inference_calls import AnsweringEnd, InferenceKind
+from gateway.processes.inference_messages import write_request
+from gateway.resumption.reader import EventId, RecordingReader
+from gateway.resumption.recording import Key, KeyReused, RecordedRequest
+from gateway.server import Listeners, Server
+from gateway.settings import FleetSettings
+from gateway.stream import ResponseStream
+
+
+class RelayAnswer(AnsweringEnd):
+    """The answer to a call of another router: a recording here, and its responses."""
+
+    def __init__(self, port: "RelayPort", channel: Channel, call: int, relay: Relay) -> None:
+        super().__init__(channel, call, relay.request)
+        self._port = port
+        self._relay = relay
+        self._reader: RecordingReader | None = None
+        self._trace: Trace | None = None
+
+    async def respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The responses of the recording; none, and no answer, if this router drains."""
+        if self._port.dataplane.exiting:
+            return
+        try:
+            reader = self._opened(request)
+        except KeyReused:
+            self._send(Relayed("", "", b"", reused=True))
+            return
+        self._reader, recorded = reader, reader.recorded
+        with reader:
+            message = write_request(recorded.request)
+            self._send(Relayed(reader.token, recorded.model.version, message, reader.replayed))
+            try:
+                while batch := await reader.batch():
+                    for each in batch:
+                        yield each
+            finally:
+                end_trace(self._trace)
+
+    def _opened(self, request: InferRequest) -> RecordingReader:
+        relay, recordings, dataplane = self._relay, self._port.recordings, self._port.dataplane
+        if relay.token:
+            event = EventId(relay.token, relay.after)
+            return recordings.resume(event, relay.place, request.caller)
+        model, received_ns = dataplane.model(request.model, request.version), time.perf_counter_ns()
+
+        def submit() -> ResponseStream:
+            self._trace = begin_trace(dataplane.tracer, request, received_ns)
+            return dataplane.infer(request, model, self._trace)
+
+        key = Key(relay.key, relay.fingerprint)
+        return recordings.open(RecordedRequest(relay.place, model, request, key), submit)
+
+    def _send(self, answer: Relayed) -> None:
+        self._channel.send(FleetKind.RELAYED, self._call, sendable(encode(answer)))
+
+    def _send_data(self, payload: bytes, kind: int = InferenceKind.DATA) -> None:
+        super()._send_data(sendable(payload), kind)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind != FleetKind.INTERRUPT:
+            super()._take(frame)
+        elif self._reader is not None:
+            self._reader.interrupt()
+
+
+class RelayLink(AcceptedLink):
+    """The connection of another router, and the answers to its calls that are under way."""
+
+    def __init__(self, port: "RelayPort") -> None:
+        super().__init__(port)
+        self._port = port
+        self._answers: set[int] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._answers
+
+    def begin(self) -> None:
+        """Nothing: the other router calls."""
+
+    def hear(self, frame: Frame) -> None:
+        if frame.kind != FleetKind.RELAY:
+            return  # of an ended call
+        try:
+            relay = decode_relay(frame.payload)
+        except msgspec.DecodeError as error:
+            text = f"the call of another router cannot be read: {error}"
+            refusal = write_error(InferenceError(Code.INVALID_ARG, text))
+            self.channel.send(InferenceKind.REFUSED, frame.call, refusal)
+            return
+        answer = RelayAnswer(self._port, self.channel, frame.call, relay)
+        self._answers.add(frame.call)
+        answer.task = self._port.tasks.create_task(answer.run(answer.respond))
+        answer.task.add_done_callback(partial(self._ended, frame.call))
+
+    def _ended(self, call: int, _: object) -> None:
+        self.channel.leave(call)
+        self._answers.discard(call)
+        self.finish_if_idle()
+
+
+class RelayPort(AcceptingPort[RelayLink]):
+    """The port of a router for the other routers of its fleet.
+
+    It lets the recordings of this server know those of the others.
+    """
+
+    def __init__(self, server: Server, inner: Listeners, settings: FleetSettings) -> None:
+        router = server.dataplane.fleet
+        assert isinstance(router, Router)  # noqa: S101 - as the settings say
+        super().__init__(router.identity.at(FleetRole.CALLED), inner, settings)
+        self._router = router
+        self.dataplane = server.dataplane
+        self.recordings = server.recordings
+        self.recordings.elsewhere = router.relays
+
+    async def bind(self) -> None:
+        await super().bind()
+        self._router.identity.port = self.ports["fleet"]
+
+    def new_link(self) -> RelayLink:
+        return RelayLink(self)
