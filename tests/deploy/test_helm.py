@@ -197,6 +197,7 @@ def test_routers_look_up_the_service_of_all_replicas(values: str, secret: Path) 
         assert service["spec"]["clusterIP"] == "None"
         assert service["spec"]["publishNotReadyAddresses"]
         assert fleet.dns == (f"{name(service)}.{NAMESPACE}.svc", 8003)
+        assert (fleet.address, fleet.port) == ("0.0.0.0", 8003)
         replicas = [each["spec"]["template"] for each in of_kind(documents, "StatefulSet")]
         assert selected(documents, service["spec"]["selector"]) == replicas
         for each in of_kind(documents, "StatefulSet"):

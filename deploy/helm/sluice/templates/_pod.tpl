@@ -129,6 +129,8 @@ args:
   - serve
   {{- include "sluice.arguments" .root | nindent 2 }}
   - {{ printf "--fleet=%s" .fleet | quote }}
+  - --fleet-address=0.0.0.0
+  - --fleet-port=8003
   {{- range .arguments }}
   - {{ . | quote }}
   {{- end }}
@@ -143,6 +145,8 @@ ports:
     containerPort: 8001
   - name: metrics
     containerPort: 8002
+  - name: fleet
+    containerPort: 8003
 {{ include "sluice.probes" .root }}
 volumeMounts:
   {{- include "sluice.mounts" .root | nindent 2 }}
