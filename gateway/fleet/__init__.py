@@ -24,6 +24,8 @@ In reading order:
 - `status`: the description of a fleet at `/v2/fleet`, and its metrics
 - `router`: the connections of a router, and the models that it has from them
 - `scaling`: the number of replicas that a model needs
-- `ray_controller`, `ray_replica`, `ray_cluster`: the replicas of a fleet in a Ray cluster
+- `ray_views`, `ray_repository`: replicas on Ray as the controller sees them, and their models
+- `ray_controller`, `rolls`: the decisions on them, also while a changed model is rolled out
+- `ray_replica`, `ray_cluster`: the process of a replica, and those of a fleet in a Ray cluster
 - `ray_directory`, `ray_command`: the child process of a router with Ray, and `sluice fleet`
 """

@@ -19,6 +19,7 @@ from gateway.fleet.metrics import ReplicaCounts
 from gateway.fleet.offers import (
     Key,
     ModelOffer,
+    OfferDigests,
     Offers,
     first_load,
     read_load,
@@ -90,7 +91,7 @@ class ReplicaConnection:
         self._known: dict[Key, KnownReplica] = {}
         self._pauses: defaultdict[Key, Pauses] = defaultdict(Pauses)
         self._dead_instances: deque[int] = deque(maxlen=MOST_DEAD)
-        self.digests: dict[Key, bytes] = {}
+        self.digests: dict[Key, OfferDigests] = {}
 
     async def run(self) -> None:
         """Connect, and connect again, until cancelled; one line is logged for equal failures."""
@@ -275,7 +276,7 @@ class ReplicaConnection:
         self.state = offers.state
         self.models = {each.key: each for each in offers.models}
         self.loads = {key: self._load_of(each) for key, each in self.models.items()}
-        self.digests = {key: each.digest for key, each in self.models.items()}
+        self.digests = {key: each.digests for key, each in self.models.items()}
         self._changed()
 
     def _changed(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from gateway.fleet.ray_addresses import RayFleet, from_ray
 from gateway.settings import FleetSettings, netloc
@@ -12,8 +13,6 @@ log = logging.getLogger("sluice.fleet")
 
 Address = tuple[str, int]
 Addresses = tuple[Address, ...]
-Answers = AsyncIterator[Addresses]
-"""The answers of a directory, also those that are equal to the one before; the last one holds."""
 Resolver = Callable[[str, int], Awaitable[Addresses]]
 """Every address of a name; raises OSError or UnicodeError."""
 
@@ -23,6 +22,17 @@ ANSWER_SECS = 5.0
 """A resolver that takes longer is logged; the question stays open, as no second one is asked."""
 
 
+class Listing(NamedTuple):
+    """The replicas of a fleet; the `outdated` ones are older than a change of their model."""
+
+    addresses: Addresses
+    outdated: frozenset[Address] = frozenset()
+
+
+Listings = AsyncIterator[Listing]
+"""The answers of a directory, also those that are equal to the one before; the last one holds."""
+
+
 async def resolved(host: str, port: int) -> Addresses:
     """Every address that the system's resolver has for a name, asked in another thread."""
     loop = asyncio.get_running_loop()
@@ -30,17 +40,16 @@ async def resolved(host: str, port: int) -> Addresses:
     return tuple(dict.fromkeys((str(place[0]), port) for *_, place in found))
 
 
-def answers(settings: FleetSettings, resolver: Resolver) -> Answers:
+async def listings(settings: FleetSettings, resolver: Resolver) -> Listings:
     """The answers of the directory of the settings."""
     if settings.ray is not None:
-        return from_ray(RayFleet(settings.name, settings.ray))
-    if settings.dns is None:
-        return _fixed(settings.replicas)
-    return by_name(*settings.dns, resolver)
-
-
-async def _fixed(addresses: Addresses) -> Answers:
-    yield addresses
+        async for table in from_ray(RayFleet(settings.name, settings.ray)):
+            yield Listing(table.replicas, frozenset(table.outdated))
+    elif settings.dns is not None:
+        async for addresses in by_name(*settings.dns, resolver):
+            yield Listing(addresses)
+    else:
+        yield Listing(settings.replicas)
 
 
 async def by_name(host: str, port: int, resolver: Resolver) -> AsyncGenerator[Addresses, None]:

@@ -1,12 +1,16 @@
 """Announcements of a replica: its state and models, and the load and prefixes of each model."""
 
+from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from gateway.config.pbtxt import to_text
+from gateway.config import ModelConfig
+from gateway.config.pbtxt import parse, to_text
+from gateway.errors import InferenceError
 from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
 from gateway.fleet.prefixes import KEY_BYTES, MOST_KEYS_OF_REPLICA, KeyChanges
 from gateway.models.model import Model
@@ -19,6 +23,38 @@ _Natural = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 Key = tuple[str, int]
 """Name and version of a model."""
+
+
+OF_REPLICAS = (
+    "version_policy",
+    "batch_input",
+    "batch_output",
+    "optimization",
+    "dynamic_batching",
+    "ensemble_scheduling",
+    "instance_group",
+    "default_model_filename",
+    "cc_model_filenames",
+    "metric_tags",
+    "model_warmup",
+    "model_operations",
+    "model_repository_agents",
+    "model_metrics",
+)
+"""Fields of a configuration that no request and no decision of a router depends on."""
+OF_ROUTERS = ("continue_tries", "openai_names", "replay")
+"""Parameters on which some depends; others are for backends and replicas."""
+NO_CONFIG = ModelConfig()
+
+
+class OfferDigests(NamedTuple):
+    """Digests of an offer: of its `interface`, which tells uses apart, and of the `whole` of it.
+
+    A router uses all replicas of one interface as one model.
+    """
+
+    interface: bytes
+    whole: bytes
 
 
 class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
@@ -47,10 +83,11 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
         return self.name, self.version
 
     @property
-    def digest(self) -> bytes:
-        """The digest of the parts that every replica of the version has in common."""
-        described = _encode((self.config, sorted(self.labels.items())))
-        return blake2b(described, digest_size=16).digest()
+    def digests(self) -> OfferDigests:
+        """The digests of its description, without its state and its room."""
+        labels = sorted(self.labels.items())
+        whole = (self.config, labels, self.adapters, self.max_model_len)
+        return OfferDigests(_digest((_interface(self.config), labels)), _digest(whole))
 
 
 class Offers(msgspec.Struct, array_like=True, frozen=True):
@@ -89,6 +126,27 @@ read_offers = msgspec.msgpack.Decoder(Offers).decode
 _encode = msgspec.msgpack.Encoder().encode
 _load_frame = msgspec.msgpack.Decoder(_LoadFrame).decode
 _prefixes_frame = msgspec.msgpack.Decoder(_PrefixesFrame).decode
+
+
+def _digest(described: object) -> bytes:
+    return blake2b(_encode(described), digest_size=16).digest()
+
+
+@lru_cache
+def _interface(text: str) -> str:
+    """The configuration without the parts that only replicas read."""
+    try:
+        config = parse(text, "the configuration of a replica")
+    except InferenceError:
+        return text
+    given = config.parameters.items()
+    return to_text(
+        replace(
+            config,
+            parameters={key: value for key, value in given if key in OF_ROUTERS},
+            **{name: getattr(NO_CONFIG, name) for name in OF_REPLICAS},
+        )
+    )
 
 
 def offer(model: Model) -> ModelOffer:

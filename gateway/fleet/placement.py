@@ -36,6 +36,14 @@ class _Pin(NamedTuple):
 _Pins = OrderedDict[SequenceKey, _Pin]
 
 
+class PlacedSequences:
+    """The replicas of the `open` sequences of a model, and those of its `copies`."""
+
+    def __init__(self) -> None:
+        self.open: _Pins = OrderedDict()
+        self.copies: _Pins = OrderedDict()
+
+
 def sequence_of(request: InferRequest) -> SequenceTag | None:
     """The sequence or conversation of a request, which belongs to one replica."""
     found = request.sequence
@@ -43,14 +51,16 @@ def sequence_of(request: InferRequest) -> SequenceTag | None:
 
 
 class ReplicaPlacement:
-    """The choice among the connections of a router for the requests of one model."""
+    """The choice among the connections of a router for the requests of one model.
+
+    Its `sequences` outlast a change of the configuration.
+    """
 
     def __init__(self, key: Key, connections: Connections, random: Random) -> None:
         self._key = key
         self._connections = connections
         self._random = random
-        self._open_sequences: _Pins = OrderedDict()
-        self._copies: _Pins = OrderedDict()
+        self.sequences = PlacedSequences()
 
     @property
     def is_ready(self) -> bool:
@@ -77,20 +87,20 @@ class ReplicaPlacement:
 
     def pinned(self) -> Iterable[ReplicaConnection]:
         """The replica of each open sequence."""
-        return [each.replica for each in self._open_sequences.values()]
+        return [each.replica for each in self.sequences.open.values()]
 
     def keeper(self, copy: ConversationCopy, source: ReplicaConnection) -> ReplicaConnection | None:
         """The replica for the copy of a conversation at `source`: the present one, if it is ready.
 
         Else that which gets the conversation without `source`; None without another replica.
         """
-        pin, found = self._copies.pop(copy.key, None), None
+        pin, found = self.sequences.copies.pop(copy.key, None), None
         if pin is not None and pin.is_there and pin.replica.serves(self._key):
             found = pin.replica
         if found is None or found is source:
             found = self._first(copy.key, without=source)
         if found is not None and copy.messages:
-            _add(self._copies, copy.key, _Pin(found, found.id))
+            _add(self.sequences.copies, copy.key, _Pin(found, found.id))
         return found
 
     def targets(self) -> Sequence[KnownReplica]:
@@ -135,14 +145,14 @@ class ReplicaPlacement:
             chosen = self._first(key)
         if chosen is None or chosen in tried:
             return None
-        self._open_sequences.pop(key, None)
+        self.sequences.open.pop(key, None)
         if not sequence.end:
-            _add(self._open_sequences, key, _Pin(chosen, chosen.id))
+            _add(self.sequences.open, key, _Pin(chosen, chosen.id))
         return chosen
 
     def _known(self, key: SequenceKey) -> list[ReplicaConnection]:
         """The replica that has a sequence, and that of its copy, as far as they take requests."""
-        own, copied = self._open_sequences.get(key), self._copies.get(key)
+        own, copied = self.sequences.open.get(key), self.sequences.copies.get(key)
         found = []
         if own is not None and own.is_there and own.replica.continues(self._key):
             found.append(own.replica)

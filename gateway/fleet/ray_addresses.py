@@ -32,8 +32,9 @@ class RayFleet(msgspec.Struct, frozen=True):
 class RayTable(msgspec.Struct, frozen=True):
     """A line of the child process: addresses of replicas, and models that lack some.
 
-    `reason` is why there is no new table; then the last one holds. `cluster` is the id of the
-    cluster. `is_ended`: the fleet has no controller there any more.
+    Those that are `outdated` have earlier descriptions of their models. `reason` is why there is no
+    new table; then the last one holds. `cluster` is the id of the cluster. `is_ended`: the fleet
+    has no controller there any more.
     """
 
     replicas: tuple[tuple[str, int], ...] = ()
@@ -41,6 +42,7 @@ class RayTable(msgspec.Struct, frozen=True):
     reason: str = ""
     cluster: str = ""
     is_ended: bool = False
+    outdated: tuple[tuple[str, int], ...] = ()
 
 
 class RayQuestion(msgspec.Struct, frozen=True):
@@ -72,10 +74,8 @@ read_question = msgspec.json.Decoder(RayQuestion).decode
 encode = msgspec.json.Encoder().encode
 
 
-async def from_ray(
-    fleet: RayFleet, child: str = CHILD
-) -> AsyncGenerator[tuple[tuple[str, int], ...], None]:
-    """The addresses of the replicas; a child process that ends is started again.
+async def from_ray(fleet: RayFleet, child: str = CHILD) -> AsyncGenerator[RayTable, None]:
+    """The tables with addresses of the replicas; a child process that ends is started again.
 
     Ray's library ends its process when the cluster cannot be reached, so that no router loads it.
     """
@@ -88,7 +88,7 @@ async def from_ray(
             question = question.after(table)
             if not table.reason:
                 pause_secs = FIRST_PAUSE_SECS
-                yield table.replicas
+                yield table
         await asyncio.sleep(pause_secs)
         pause_secs = min(LONGEST_PAUSE_SECS, 2 * pause_secs)
 

@@ -26,14 +26,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_addresses import RayFleet
-from gateway.fleet.ray_controller import (
-    Controller,
-    ModelStatus,
-    ReplicaPhase,
-    ReplicaView,
-    Repository,
-)
+from gateway.fleet.ray_controller import Controller, ModelStatus
 from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
+from gateway.fleet.ray_repository import Repository, refusal
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import CPU, GPU, ReplicaRules
 
 log = logging.getLogger("sluice.fleet")
@@ -60,9 +56,9 @@ class GpuUse(Enum):
 
 
 class ReplicaActor:
-    """The actor of one replica, in its placement group."""
+    """The actor of one replica, in its placement group; it refuses other files of the model."""
 
-    def __init__(self, name: str, model: str, fleet: RayFleet, gpus: GpuUse) -> None:
+    def __init__(self, name: str, fleet: RayFleet, gpus: GpuUse) -> None:
         is_safe = any(map(fleet.values, ("--fleet-secret-file", "--fleet-server-cert")))
         host = get_node_ip_address() if is_safe else THIS_MACHINE
         context = ray.get_runtime_context()
@@ -75,18 +71,30 @@ class ReplicaActor:
         elif gpus is GpuUse.NONE:
             # Ray hides the GPUs of other replicas only from those that have some.
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        view = ReplicaView(
-            name=name, model=model, phase=ReplicaPhase.STARTING, node=node, host=host
+        model, description = described(fleet.name, name)
+        self._view = ReplicaView(
+            name=name,
+            model=model,
+            phase=ReplicaPhase.STARTING,
+            description=description,
+            node=node,
+            host=host,
         )
-        self._process = ReplicaProcess(view, options, environment)
+        reason = refusal(*_repositories(fleet), model, description)
+        self._process: ReplicaProcess | None = None
+        if reason:
+            self._view = replace(self._view, phase=ReplicaPhase.ENDED, reason=reason)
+        else:
+            self._process = ReplicaProcess(self._view, options, environment)
 
     def view(self) -> ReplicaView:
         """The present view of the replica."""
-        return self._process.view()
+        return self._view if self._process is None else self._process.view()
 
     def drain(self) -> None:
         """Let the replica complete its requests and end."""
-        self._process.drain()
+        if self._process is not None:
+            self._process.drain()
 
 
 class ControllerActor:
@@ -94,9 +102,7 @@ class ControllerActor:
 
     def __init__(self, fleet: RayFleet) -> None:
         logging.basicConfig(level=logging.INFO)
-        names = fleet.values("--model-config-name")
-        repository = Repository(fleet.values("--model-repository"), "".join(names))
-        self._controller = Controller(RayCluster(fleet), repository.rules)
+        self._controller = Controller(RayCluster(fleet), Repository(*_repositories(fleet)).rules)
         self._decided = asyncio.Event()
         self._deciding = asyncio.get_running_loop().create_task(self._decide())
 
@@ -153,14 +159,15 @@ class RayCluster:
 
     def make(self, model: str, rules: ReplicaRules) -> None:
         """See `Cluster`."""
-        name = f"{_prefix(self._fleet.name)}{model}:{secrets.token_hex(4)}"
+        own = f"{rules.description}-{secrets.token_hex(4)}"
+        name = f"{_prefix(self._fleet.name)}{model}:{own}"
         try:
-            self._make(name, model, rules)
+            self._make(name, rules)
         except (RayError, TypeError, ValueError) as error:
             self.remove(name)
             raise InferenceError(Code.UNAVAILABLE, f"Ray refuses a replica: {error}") from None
 
-    def _make(self, name: str, model: str, rules: ReplicaRules) -> None:
+    def _make(self, name: str, rules: ReplicaRules) -> None:
         bundles = [dict(each) for each in rules.bundles or (rules.resources,)]
         group = placement_group(
             bundles,
@@ -184,7 +191,7 @@ class RayCluster:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             **options,
-        ).remote(name, model, self._fleet, GpuUse.OF_WORKERS if rules.bundles else use)
+        ).remote(name, self._fleet, GpuUse.OF_WORKERS if rules.bundles else use)
 
     def drain(self, name: str) -> None:
         """See `Cluster`."""
@@ -215,9 +222,11 @@ class RayCluster:
         return found
 
     def _unanswered(self, name: str, group: Mapping[str, Any], has_actor: bool) -> ReplicaView:
-        model = name.removeprefix(_prefix(self._fleet.name)).rpartition(":")[0]
+        model, description = described(self._fleet.name, name)
         node = group["bundles_to_node_id"].get(0) or ""
-        view = ReplicaView(name=name, model=model, phase=ReplicaPhase.SILENT, node=node)
+        view = ReplicaView(
+            name=name, model=model, phase=ReplicaPhase.SILENT, description=description, node=node
+        )
         if not has_actor:
             return replace(view, phase=ReplicaPhase.ENDED, reason="its actor was lost")
         if node:
@@ -328,6 +337,18 @@ def _controller_name(fleet: str) -> str:
 
 def _prefix(fleet: str) -> str:
     return f"{_controller_name(fleet)}:"
+
+
+def described(fleet: str, name: str) -> tuple[str, str]:
+    """The model of a replica and its description, which are parts of its name."""
+    model, _, own = name.removeprefix(_prefix(fleet)).rpartition(":")
+    return model, own.rpartition("-")[0]
+
+
+def _repositories(fleet: RayFleet) -> tuple[list[str], str]:
+    """The folders of the repositories of a fleet, and the name of preferred configurations."""
+    names = fleet.values("--model-config-name")
+    return fleet.values("--model-repository"), "".join(names)
 
 
 def _replica_names(fleet: str) -> list[str]:

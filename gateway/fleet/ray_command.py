@@ -8,7 +8,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.fleet import ray_cluster
-from gateway.fleet.ray_controller import ModelStatus, ReplicaPhase
+from gateway.fleet.ray_controller import ModelStatus
+from gateway.fleet.ray_views import ReplicaPhase
 from gateway.settings import netloc
 
 COLUMNS = ("model", "replica", "state", "node", "address", "need")

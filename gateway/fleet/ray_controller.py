@@ -3,18 +3,14 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.config import ModelConfig
-from gateway.config.pbtxt import parse
 from gateway.errors import InferenceError
+from gateway.fleet.ray_views import NOT_READY, PHASES, ReplicaPhase, ReplicaView
+from gateway.fleet.rolls import Roll
 from gateway.fleet.scaling import ReplicaCount
-from gateway.models.engine_spread import engine_spread
 from gateway.models.replicas import ReplicaRules
-from gateway.models.repository import ModelRepository
 
 log = logging.getLogger("sluice.fleet")
 
@@ -22,53 +18,29 @@ FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 1.0, 60.0
 """Pause before a replica in place of one that ended before it was ready; doubled each time."""
 
 
-class ReplicaPhase(StrEnum):
-    """The phase of a replica, in the order in which replicas are ended when fewer are wanted."""
-
-    INFEASIBLE = "INFEASIBLE"  # no node could ever have a place for it
-    PENDING = "PENDING"  # no node has a place for it now
-    STARTING = "STARTING"
-    READY = "READY"
-    SILENT = "SILENT"  # it does not answer; Ray decides whether it is lost
-    DRAINING = "DRAINING"
-    ENDED = "ENDED"
-
-
-PHASES = list(ReplicaPhase)
-NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaView:
-    """A replica as the controller sees it: `need` is its share, `reason` that of its phase.
-
-    The workers of its engine may be on `further_nodes`, too.
-    """
-
-    name: str
-    model: str
-    phase: ReplicaPhase
-    node: str = ""
-    further_nodes: Set[str] = frozenset()
-    host: str = ""
-    port: int = 0
-    need: float = 0.0
-    reason: str = ""
-
-    def is_on(self, nodes: Set[str]) -> bool:
-        """Whether it, or a worker of its engine, is on one of these nodes."""
-        return self.node in nodes or not nodes.isdisjoint(self.further_nodes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
-    """The replicas of a model, the number that is wanted, and the reason of a lack."""
+    """The replicas of a model, the number that is wanted, and the reason of a lack.
+
+    `description` is the one that is wanted, "" if none is known.
+    """
 
     model: str
     wanted: int
     need: float
     replicas: Sequence[ReplicaView]
     trouble: str = ""
+    description: str = ""
+
+    @property
+    def outdated(self) -> Sequence[ReplicaView]:
+        """The replicas of earlier descriptions."""
+        wanted = self.description
+        return [each for each in self.replicas if wanted and each.description != wanted]
+
+
+REACHED_SECS = 5.0
+"""A replica that is ready for this time has been found by routers: it replaces others."""
 
 
 class Cluster(Protocol):
@@ -90,30 +62,6 @@ class Cluster(Protocol):
         """End a replica now, and return its place."""
 
 
-class Repository:
-    """The rules of every model of the repositories, read again at each call."""
-
-    def __init__(self, paths: Iterable[str], config_name: str) -> None:
-        self._repository = ModelRepository([Path(each) for each in paths], config_name)
-        self._parsed: dict[str, tuple[str, ModelConfig]] = {}
-
-    def rules(self) -> Mapping[str, ReplicaRules | str]:
-        """The rules of each model, or the reason why they cannot be read."""
-        return {name: self._read(name) for name in self._repository.names()}
-
-    def _read(self, name: str) -> ReplicaRules | str:
-        try:
-            file = self._repository.config_file(name)
-            known = self._parsed.get(name)
-            if known is None or known[0] != file.text:
-                known = file.text, replace(parse(file.text, file.source), name=name)
-                self._parsed[name] = known
-            spread = engine_spread(known[1], self._repository.find(name))
-            return ReplicaRules.read(known[1], spread)
-        except InferenceError as error:
-            return error.message
-
-
 class _Tended:
     """The memory of one model: its rules and needs, and the replicas that failed at their start."""
 
@@ -121,6 +69,7 @@ class _Tended:
         self.model = model
         self.rules: ReplicaRules | None = None
         self.count = ReplicaCount(present)
+        self.roll = Roll()
         self.failures = 0
         self.again_at = 0.0
         self.trouble = ""
@@ -152,7 +101,7 @@ class Controller:
         self._rules = rules
         self._clock = clock
         self._tended: dict[str, _Tended] = {}
-        self._were_ready: set[str] = set()
+        self._ready_since: dict[str, float] = {}
         self._models: list[ModelStatus] = []
 
     def status(self) -> Sequence[ModelStatus]:
@@ -173,7 +122,10 @@ class Controller:
         for each in seen:
             self._notice(each)
         left = [each for each in seen if each.phase is not ReplicaPhase.ENDED]
-        self._were_ready &= {each.name for each in left}
+        names = {each.name for each in left}
+        self._ready_since = {
+            name: since for name, since in self._ready_since.items() if name in names
+        }
         self._models = [
             self._tend(model, rules.get(model), [r for r in left if r.model == model], leaving)
             for model in sorted(rules.keys() | {each.model for each in left})
@@ -183,13 +135,13 @@ class Controller:
         """Remove a replica that has ended; remember whether it was ready."""
         tended = self._tended[replica.model]
         if replica.phase is ReplicaPhase.READY:
-            if replica.name not in self._were_ready:
+            if replica.name not in self._ready_since:
                 tended.succeed()
-            self._were_ready.add(replica.name)
+            self._ready_since.setdefault(replica.name, self._clock())
         elif replica.phase is ReplicaPhase.ENDED:
             about = {"model": replica.model, "replica": replica.name, "reason": replica.reason}
             log.info("replica ended", extra=about)
-            if replica.name not in self._were_ready and replica.reason:
+            if replica.name not in self._ready_since and replica.reason:
                 tended.fail(replica.reason, self._clock())
             self._cluster.remove(replica.name)
 
@@ -208,7 +160,7 @@ class Controller:
         if rules is None:
             self._end(working)
         elif tended.rules is not None:
-            lack = self._scale(tended, tended.rules, working, leaving)
+            lack = self._scale(tended, tended.rules, replicas, leaving)
             trouble = trouble or lack
         return ModelStatus(
             model=model,
@@ -216,40 +168,66 @@ class Controller:
             need=sum(each.need for each in replicas),
             replicas=replicas,
             trouble=trouble,
+            description="" if tended.rules is None else tended.rules.description,
         )
 
     def _scale(
         self,
         tended: _Tended,
         rules: ReplicaRules,
-        working: Sequence[ReplicaView],
+        replicas: Sequence[ReplicaView],
         leaving: frozenset[str],
     ) -> str:
-        """Change the number of replicas, and replace those of draining nodes; returns the lack."""
+        """Change the number of replicas, and replace those of draining nodes and old descriptions.
+
+        Returns the lack.
+        """
+        working = [each for each in replicas if each.phase is not ReplicaPhase.DRAINING]
         staying = [each for each in working if not each.is_on(leaving)]
         need = sum(each.need for each in working)
         if any(each.phase is ReplicaPhase.SILENT for each in staying):
             # The need of a silent replica is unknown: none is ended meanwhile.
             need = max(need, tended.count.target)
         wanted = tended.count.want(rules, need, self._clock())
-        self._change(tended, rules, staying)
-        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
-        if len(ready) >= wanted:
+        if tended.roll.want(rules.description):
+            tended.succeed()
+            about = {"model": tended.model, "description": rules.description}
+            log.info("model changed", extra=about)
+        reached = [each for each in staying if self._is_reached(each)]
+        is_rolling = any(each.description != rules.description for each in staying)
+        if is_rolling:
+            drains = len(working) < len(replicas)
+            step = tended.roll.step(staying, reached, wanted, self._clock(), drains=drains)
+            self._end(step.end)
+            self._make(tended, rules, step.make)
+        else:
+            self._change(tended, rules, staying)
+        if len(reached) >= wanted:
             self._end([each for each in working if each.is_on(leaving)])
+        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
+        if len(ready) >= wanted and not is_rolling:
             return ""
         return tended.trouble or _lack(rules, {each.phase for each in staying})
+
+    def _is_reached(self, replica: ReplicaView) -> bool:
+        """Whether a replica is ready, and routers have had the time to connect to it."""
+        if replica.phase is not ReplicaPhase.READY:
+            return False
+        return self._clock() - self._ready_since[replica.name] >= REACHED_SECS
 
     def _change(self, tended: _Tended, rules: ReplicaRules, staying: Sequence[ReplicaView]) -> None:
         """Make the replicas that lack, or end those of which there are too many."""
         lacking = tended.count.target - len(staying)
-        if lacking > 0 and self._clock() >= tended.again_at:
-            self._make(tended, rules, lacking)
-        elif lacking < 0:
+        self._make(tended, rules, lacking)
+        if lacking < 0:
             by_use = sorted(staying, key=lambda each: (PHASES.index(each.phase), each.need))
             self._end(by_use[:-lacking])
 
     def _make(self, tended: _Tended, rules: ReplicaRules, count: int) -> None:
-        about = {"model": tended.model, "count": count}
+        """Make some replicas, unless the pause after a failure lasts."""
+        if count <= 0 or self._clock() < tended.again_at:
+            return
+        about = {"model": tended.model, "count": count, "description": rules.description}
         try:
             for _ in range(count):
                 self._cluster.make(tended.model, rules)

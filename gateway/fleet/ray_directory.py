@@ -4,13 +4,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet import ray_cluster
 from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
-from gateway.fleet.ray_controller import ModelStatus, ReplicaPhase
+from gateway.fleet.ray_controller import ModelStatus
 from gateway.fleet.ray_replica import end_with
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 
 PAUSE_SECS = 1.0
 ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
@@ -52,12 +53,16 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
 
 def table(models: Sequence[ModelStatus], cluster: str) -> RayTable:
     """The table of a status."""
-    replicas = [each for model in models for each in model.replicas]
     return RayTable(
-        replicas=tuple((each.host, each.port) for each in replicas if each.phase in ADDRESSED),
+        replicas=_addresses(each for model in models for each in model.replicas),
         troubles={each.model: each.trouble for each in models if each.trouble},
         cluster=cluster,
+        outdated=_addresses(each for model in models for each in model.outdated),
     )
+
+
+def _addresses(replicas: Iterable[ReplicaView]) -> tuple[tuple[str, int], ...]:
+    return tuple((each.host, each.port) for each in replicas if each.phase in ADDRESSED)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.client import HTTPException
 from typing import BinaryIO
 from urllib.request import ProxyHandler, build_opener
 
-from gateway.fleet.ray_controller import ReplicaPhase, ReplicaView
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.processes.module_commands import module_command
 
 log = logging.getLogger("sluice.fleet")
@@ -99,12 +100,9 @@ class ReplicaProcess:
         phase, need = self._phase(), 0.0
         if phase is ReplicaPhase.READY:
             need = self._page.need(self._ports["metrics"])
-        return ReplicaView(
-            name=known.name,
-            model=known.model,
+        return replace(
+            known,
             phase=phase,
-            node=known.node,
-            host=known.host,
             port=self._ports.get("fleet", 0),
             need=need,
             reason=self._reason() if phase is ReplicaPhase.ENDED else "",

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +17,12 @@ from gateway.config.pbtxt import parse
 from gateway.conversations.copies import ConversationCopy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.connection import ReplicaConnection
-from gateway.fleet.directory import Address, Addresses, Resolver, answers, resolved
+from gateway.fleet.directory import Address, Listing, Resolver, listings, resolved
 from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.instance import FleetInstance
 from gateway.fleet.metrics import ModelCounts
-from gateway.fleet.offers import Key, ModelOffer
-from gateway.fleet.placement import Connections
+from gateway.fleet.offers import Key, ModelOffer, OfferDigests
+from gateway.fleet.placement import ReplicaPlacement
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
@@ -51,6 +52,12 @@ class FleetModel(Model):
     """A version that replicas host: their schedulers batch, and keep its sequences."""
 
     of_fleet = True
+    placement: ReplicaPlacement
+
+    @property
+    def takes_requests(self) -> bool:
+        """See `Model`: a version whose replicas all drain leaves its requests to another one."""
+        return self.placement.is_ready
 
     def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
         return DirectScheduler(statistics)
@@ -67,23 +74,26 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Placed:
-    """A served version, with the `digest` of its description.
+    """A served version, with the digests of the offer that it is from.
 
-    `loads` are its loads at replicas, by the id of the replica and the time.
+    `loads` are its loads at replicas, by the id of the replica and the time, and `kinds` the
+    digests of the offers there.
     """
 
-    digest: bytes
+    digests: OfferDigests
     model: FleetModel
     instance: FleetInstance
     loads: Set[tuple[str, float]] = frozenset()
+    kinds: Set[bytes] = frozenset()
 
 
 class Router:
     """The models of a fleet in a server: each is served while the server runs.
 
-    A model of the server's own repository is preferred to one of a replica. Of replicas with
-    different configurations of one version only those with the first one are used. A replica that
-    is connected is kept, also after the directory has dropped it.
+    A model of the server's own repository is preferred to one of a replica. Replicas of one version
+    are used together if requests cannot tell their configurations apart. Else those of the one that
+    most ready replicas have are used; on Ray a model that was changed is used once a replica of it
+    is ready. A replica that is connected is kept, also after the directory has dropped it.
     """
 
     def __init__(
@@ -105,11 +115,12 @@ class Router:
         self._keys = keys_of_fleet(settings.name, settings.secret)
         self._indexes = PrefixIndexes(KeyIndex)
         self._suspects = SharedSuspects(relays=False)
-        self._answers = answers(settings, resolver)
+        self._listings = listings(settings, resolver)
         self._answered = asyncio.Event()
         self._answers_again = not settings.replicas
         self._answered_at = time.monotonic()
         self._kept: dict[Address, _Kept] = {}
+        self._outdated: frozenset[Address] = frozenset()
 
     @property
     def connections(self) -> list[ReplicaConnection]:
@@ -121,8 +132,8 @@ class Router:
         await self._control.registry.wait_settled()
         async with asyncio.TaskGroup() as tasks:
             self.relays.tasks = tasks
-            async for addresses in self._answers:
-                self._follow(addresses, tasks)
+            async for listing in self._listings:
+                self._follow(listing, tasks)
                 self._answered.set()
                 self._answered_at = time.monotonic()
 
@@ -135,8 +146,9 @@ class Router:
         for each in self.connections:
             await each.attempted.wait()
 
-    def _follow(self, addresses: Addresses, tasks: asyncio.TaskGroup) -> None:
+    def _follow(self, listing: Listing, tasks: asyncio.TaskGroup) -> None:
         """Connect to new addresses; end lost connections to those that the directory dropped."""
+        addresses = listing.addresses
         for address in addresses:
             if address not in self._kept:
                 found = ReplicaConnection(
@@ -153,6 +165,9 @@ class Router:
                 kept.task.cancel()
                 about = {"address": kept.connection.address}
                 log.info("replica dropped by the directory", extra=about)
+        if listing.outdated != self._outdated:
+            self._outdated = listing.outdated
+            self._place()
 
     def _forward(self, source: ReplicaConnection, copy: ConversationCopy) -> None:
         """Send the copy of a conversation at a replica to another one."""
@@ -176,21 +191,24 @@ class Router:
 
     def _refusal(self, replica: ReplicaConnection, key: Key) -> str:
         """The reason why an offer is not used; "" if it is."""
-        placed, digest = self._placed.get(key), replica.digests[key]
-        if placed is not None and placed.digest == digest:
+        placed, digests = self._placed.get(key), replica.digests[key]
+        if placed is not None and placed.digests.interface == digests.interface:
             return ""
-        return self._unusable.get((key, digest)) or (OTHER_CONFIG if placed else OWN_MODEL)
+        unusable = self._unusable.get((key, digests.whole))
+        return unusable or (OTHER_CONFIG if placed else OWN_MODEL)
 
     def _place(self) -> None:
         """Serve the models that replicas offer, and look for ready ones again."""
+        hosts: dict[Key, list[ReplicaConnection]] = {}
         for replica in self.connections:
-            for key, offer in replica.models.items():
-                if self._is_new(replica, key):
-                    self._serve_or_refuse(replica, key, offer)
+            for key in replica.models:
+                hosts.setdefault(key, []).append(replica)
+        for key, found in hosts.items():
+            if not self._control.is_own(key[0]):
+                self._choose(key, found)
         # A version that no replica offers any more leaves its requests to the others.
-        offered = {key for each in self.connections for key in each.models}
-        names = {name for name, _ in offered}
-        for key in [each for each in self._placed if each not in offered and each[0] in names]:
+        names = {name for name, _ in hosts}
+        for key in [each for each in self._placed if each not in hosts and each[0] in names]:
             del self._placed[key]
             self._indexes.pop(key, None)
             self._control.displace(*key)
@@ -198,30 +216,57 @@ class Router:
             self._follow_loads(key, placement)
         self._control.registry.notify()
 
-    def _follow_loads(self, key: Key, placement: _Placed) -> None:
-        """Forget cached responses at each new load: the files of the model may have changed."""
-        hosts = [each for each in self.connections if each.digests.get(key) == placement.digest]
-        loads = {(each.id, each.models[key].loaded_at) for each in hosts}
-        if not loads <= placement.loads:
-            placement.loads = loads
-            self._control.cache_responses(placement.model, repr(sorted(loads)).encode())
+    def _choose(self, key: Key, hosts: Sequence[ReplicaConnection]) -> None:
+        """Serve the description of a version that is preferred, of those that can be used."""
+        placed = self._placed.get(key)
+        if placed is not None and {each.digests[key] for each in hosts} == {placed.digests}:
+            return
+        usable = [each for each in hosts if (key, each.digests[key].whole) not in self._unusable]
+        if not usable:
+            return
+        interface = self._preferred(key, usable, placed)
+        used = [each for each in usable if each.digests[key].interface == interface]
+        if placed is None or placed.digests not in [each.digests[key] for each in used]:
+            chosen = next((each for each in used if each.serves(key)), used[0])
+            if not self._serve_or_refuse(chosen, key):
+                self._choose(key, hosts)
+                return
+        for each in usable:
+            if each not in used:
+                self._refuse(each, key, OTHER_CONFIG)
 
-    def _is_new(self, replica: ReplicaConnection, key: Key) -> bool:
-        placed, digest = self._placed.get(key), replica.digests[key]
-        if (key, digest) in self._unusable:
-            return False
-        if placed is None:
-            return not self._control.is_own(key[0])
-        if placed.digest == digest:
-            return False
-        if any(each.digests.get(key) == placed.digest for each in self.connections):
-            self._refuse(replica, key, OTHER_CONFIG)
-            return False
-        return True
+    def _preferred(
+        self, key: Key, usable: Sequence[ReplicaConnection], placed: _Placed | None
+    ) -> bytes:
+        """The interface that most ready replicas have, the present one if others have as many.
+
+        On Ray one that has a ready replica of the wanted description is preferred.
+        """
+        outdated = {self._kept[each].connection for each in self._outdated if each in self._kept}
+        ready = [each for each in usable if each.serves(key)]
+        counts = Counter(each.digests[key].interface for each in ready)
+        wanted = {each.digests[key].interface for each in ready if each not in outdated}
+        present = None if placed is None else placed.digests.interface
+        return max(
+            (each.digests[key].interface for each in usable),
+            key=lambda found: (found in wanted, counts[found], found == present),
+        )
+
+    def _follow_loads(self, key: Key, placement: _Placed) -> None:
+        """Forget cached responses at each new load: the files of the model may have changed.
+
+        Likewise once no replica has one of several configurations.
+        """
+        hosts = self._with(key, placement.digests.interface)
+        loads = {(each.id, each.models[key].loaded_at) for each in hosts if key in each.models}
+        kinds = {each.digests[key].whole for each in hosts if key in each.models}
+        if loads and not (loads <= placement.loads and kinds == placement.kinds):
+            placement.loads, placement.kinds = loads, kinds
+            self._control.cache_responses(placement.model, repr(sorted(loads)).encode())
 
     def _refuse(self, replica: ReplicaConnection, key: Key, reason: str) -> None:
         """Log an offer that is not used, once for each replica and description."""
-        offered = replica.id, key, replica.digests[key]
+        offered = replica.id, key, replica.digests[key].whole
         if offered in self._logged:
             return
         if len(self._logged) < MOST_REFUSED:
@@ -229,20 +274,24 @@ class Router:
         about = {"model": key[0], "version": key[1], "address": replica.address, "reason": reason}
         log.error("offer refused", extra=about)
 
-    def _serve_or_refuse(self, replica: ReplicaConnection, key: Key, offer: ModelOffer) -> None:
+    def _serve_or_refuse(self, replica: ReplicaConnection, key: Key) -> bool:
+        """Whether the offer of a replica can be served."""
+        digests = replica.digests[key]
         try:
-            self._serve(key, offer, replica.digests[key])
-            return
+            self._serve(key, replica.models[key], digests)
         except InferenceError as error:
             reason = error.message
         except Exception:
             # Around one offer: the models of others stay in service.
             log.exception("offer not used", extra={"model": key[0], "address": replica.address})
             reason = "it cannot be used"
-        self._unusable[key, replica.digests[key]] = reason
+        else:
+            return True
+        self._unusable[key, digests.whole] = reason
         self._refuse(replica, key, reason)
+        return False
 
-    def _serve(self, key: Key, offer: ModelOffer, digest: bytes) -> None:
+    def _serve(self, key: Key, offer: ModelOffer, digests: OfferDigests) -> None:
         name, version = key
         config = parse(offer.config, f"{name}/config.pbtxt of a replica")
         if config.name != name:
@@ -253,27 +302,33 @@ class Router:
         counts = ModelCounts() if before is None else before.instance.counts
         prompts = ModelPrompts(key, self._keys, self._indexes[key], offer.adapters)
         own = self.identity
-        suspects = ModelSuspects(self._suspects, key, digest, own.fleet, own.secret)
-        instance = FleetInstance(config, offer, self._with(key, digest), counts, prompts, suspects)
+        # All routers have the same interface, also where replicas have several configurations.
+        interface = digests.interface
+        suspects = ModelSuspects(self._suspects, key, interface, own.fleet, own.secret)
+        connections = partial(self._with, key, interface)
+        instance = FleetInstance(config, offer, connections, counts, prompts, suspects)
+        if before is not None:
+            instance.placement.sequences = before.instance.placement.sequences
 
         async def load() -> FleetInstance:
             return instance
 
         slot = InstanceSlot(load, instance=instance)
         model = FleetModel(config, version, statistics, [slot], offer.labels)
+        model.placement = instance.placement
         model.further_names = tuple(dict.fromkeys((*model.further_names, *offer.adapters)))
         model.max_model_len = offer.max_model_len or None
         model.loaded_at = time.time()
         # Each replica has the limit of the configuration, and announces its room.
         model.most_in_flight = sys.maxsize
         self._control.place(model)
-        self._placed[key] = _Placed(digest, model, instance)
+        self._placed[key] = _Placed(digests, model, instance)
         log.info("model placed", extra={"model": name, "version": version})
 
-    def _with(self, key: Key, digest: bytes) -> Connections:
+    def _with(self, key: Key, interface: bytes) -> list[ReplicaConnection]:
         """The connections, without replicas that describe the model in another way."""
-
-        def connections() -> list[ReplicaConnection]:
-            return [each for each in self.connections if each.digests.get(key, digest) == digest]
-
-        return connections
+        return [
+            each
+            for each in self.connections
+            if (found := each.digests.get(key)) is None or found.interface == interface
+        ]

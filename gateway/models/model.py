@@ -136,6 +136,11 @@ class Model:
                 return f"its member '{member.name}' is not ready: {member.trouble}"
         return self.instances.trouble
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether a version that is ready gets the requests without a version."""
+        return not self.members or self.ready
+
     async def check_ready(self) -> None:
         """Check the instances; raises the InferenceError of one that is not ready."""
         for instance in self.instances:

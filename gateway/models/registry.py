@@ -288,11 +288,10 @@ def _refusal(code: Code, text: str) -> InferenceError:
 
 
 def _highest(known: KnownModel) -> Model:
-    loaded = None
+    loaded, is_only = None, len(known.versions) == 1
     for status in reversed(known.versions.values()):
         model = status.model
-        # Only an ensemble may not be ready while its instance is.
-        if model is not None and model.instances.ready and (not model.members or model.ready):
+        if model is not None and model.instances.ready and (is_only or model.takes_requests):
             return model
         loaded = loaded or model
     if loaded is not None:

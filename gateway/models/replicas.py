@@ -39,7 +39,7 @@ class ReplicaRules:
     There are `least` to `most` of them. Each takes `resources` of a node that has every label of
     `labels`, or else `bundles` of such nodes, which the workers of its engine take. A request shall
     wait at most `target_wait_secs`. A need of more replicas lasts for `up_secs` before there are
-    more, a need of fewer for `down_secs`.
+    more, a need of fewer for `down_secs`. `description` is a digest of the files that they have.
     """
 
     least: int = 1
@@ -50,6 +50,7 @@ class ReplicaRules:
     target_wait_secs: float = 1.0
     up_secs: float = 10.0
     down_secs: float = 300.0
+    description: str = ""
 
     @classmethod
     def read(cls, config: ModelConfig, spread: EngineSpread | None = None) -> "ReplicaRules":
@@ -170,6 +171,10 @@ READERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "scale_down_secs": _secs("down_secs"),
 }
 """For each key of `parameters`: the fields of its value; ValueError has the expected value."""
+
+
+OF_CONTROLLER = frozenset({"replicas", "scale_up_secs", "scale_down_secs"})
+"""Those that no replica reads: a change of them replaces none."""
 
 
 def problem(key: str, value: str, model: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_addresses import RayFleet
-from gateway.fleet.ray_controller import ReplicaPhase, ReplicaView
+from gateway.fleet.ray_controller import ModelStatus
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
 
 pytestmark = pytest.mark.ray
@@ -119,6 +120,33 @@ def test_a_placed_replica_that_never_answered_is_silent_and_may_have_requests(
     cluster.replicas()
     fake.add(NAME, None)
     assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.SILENT]
+
+
+def test_the_name_of_a_replica_has_its_model_and_its_description(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.add("sluice:f:a:m:0badcafe-1", None)
+    (found,) = RayCluster(RayFleet("f")).replicas()
+    assert (found.model, found.description) == ("a:m", "0badcafe")
+
+
+def test_routers_get_the_addresses_of_replicas_of_earlier_descriptions() -> None:
+    from gateway.fleet.ray_directory import table
+
+    def replica(port: int, phase: ReplicaPhase, description: str) -> ReplicaView:
+        own: dict[str, Any] = {"phase": phase, "description": description, "port": port}
+        return ReplicaView(name=f"{port}", model="m", host="h", **own)
+
+    replicas = [
+        replica(1, ReplicaPhase.READY, "new"),
+        replica(2, ReplicaPhase.READY, "old"),
+        replica(3, ReplicaPhase.DRAINING, "old"),
+        replica(0, ReplicaPhase.STARTING, "old"),
+    ]
+    status = ModelStatus(model="m", wanted=2, need=0.0, replicas=replicas, description="new")
+    found = table([status], "cluster")
+    assert found.replicas == (("h", 1), ("h", 2), ("h", 3))
+    assert found.outdated == (("h", 2), ("h", 3))
 
 
 def test_the_group_of_an_actor_that_ray_refuses_is_removed(fake: FakeRay) -> None:

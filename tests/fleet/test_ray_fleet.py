@@ -4,6 +4,7 @@ One fleet serves all tests, and its end is checked after them: processes of Ray 
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -15,15 +16,17 @@ from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
+STREAMS = 20
 STREAM = "/v2/models/repeat/generate_stream"
 READY = "/v2/models/repeat/ready"
+SMALL = {"replica_resources": '{"CPU": 0.25}'}
 NOWHERE = {"replica_resources": '{"GPU": 8}', "replica_labels": '{"zone": "a"}'}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fleet") / "models"
-    write_model(folder, "repeat", REPEAT)
+    write_model(folder, "repeat", REPEAT + with_parameters(SMALL))
     write_model(folder, "nowhere", REPEAT + with_parameters(NOWHERE))
     return folder
 
@@ -57,11 +60,13 @@ def http(router: Serving) -> Iterator[httpx.Client]:
         yield found
 
 
-def streamed(http: httpx.Client, responses: int) -> int:
-    """The responses that a stream has brought."""
-    body = {"text_input": "x", "n": responses, "delay_us": 0}
+def streamed(http: httpx.Client, responses: int, delay_us: int = 0) -> int:
+    """The responses that a stream has brought; it has no error."""
+    body = {"text_input": "x", "n": responses, "delay_us": delay_us}
     with http.stream("POST", STREAM, json=body) as answer:
-        return sum(line.startswith("data:") for line in answer.iter_lines())
+        lines = [line for line in answer.iter_lines() if line.startswith("data:")]
+    assert not any('"error"' in line for line in lines), lines
+    return len(lines)
 
 
 def test_a_stream_passes_the_router_and_the_fleet_has_a_status(
@@ -111,3 +116,31 @@ def test_requests_continue_without_the_controller_until_ray_restarts_it(
     wait_until(lambda: nodes.workers("ControllerActor") != [], "it is back", LOST_SECS)
     assert "READY" in fleet.command("status").stdout
     assert fleet.replicas("repeat") == before
+
+
+def test_a_changed_model_is_replaced_under_streams_without_a_failure(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes, models: Path
+) -> None:
+    (before,) = fleet.replicas("repeat")
+    is_over = False
+
+    def client() -> int:
+        count = 0
+        while not is_over:
+            assert streamed(http, 10, delay_us=100_000) == 10
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(STREAMS) as clients:
+        ends = [clients.submit(client) for _ in range(STREAMS)]
+        changed = REPEAT + with_parameters({**SMALL, "engine": "new"})
+        (models / "repeat" / "config.pbtxt").write_text(changed)
+        try:
+            fleet.wait_replicas("repeat", 1, without=[before])
+            wait_until(lambda: len(nodes.workers("ReplicaActor")) == 1, "it ends", LOST_SECS)
+        finally:
+            is_over = True
+        assert all(each.result(WAIT_SECS) for each in ends)
+    assert streamed(http, 5) == 5
+    found = http.get("/v2/models/repeat/config").json()
+    assert found["parameters"]["engine"] == {"string_value": "new"}

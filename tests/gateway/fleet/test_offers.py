@@ -2,11 +2,19 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.config import ModelConfig
+from gateway.config import (
+    DynamicBatching,
+    InstanceGroup,
+    ModelConfig,
+    ModelResponseCache,
+    TransactionPolicy,
+)
+from gateway.config.pbtxt import to_text
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.offers import (
     ModelOffer,
@@ -70,6 +78,41 @@ def test_a_load_that_no_replica_can_have_is_refused(field: int, value: object, r
 def test_a_load_of_a_later_release_is_read() -> None:
     fields = msgspec.msgpack.decode(write_load(KEY, first_load(OFFER)))
     assert read_load(msgspec.msgpack.encode([*fields, "new"]))[0] == KEY
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_other"),
+    [
+        ({"instance_group": (InstanceGroup(count=2),)}, False),
+        ({"dynamic_batching": DynamicBatching()}, False),
+        ({"parameters": {"replicas": "2", "engine": "fast"}}, False),
+        ({"parameters": {"continue_tries": "0"}}, True),
+        ({"max_batch_size": 4}, True),
+        ({"output": ()}, True),
+        ({"backend": "python"}, True),
+        ({"model_transaction_policy": TransactionPolicy(decoupled=True)}, True),
+        ({"response_cache": ModelResponseCache(enable=True)}, True),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_interface_of_an_offer_is_that_which_requests_and_routers_depend_on(
+    changed: dict[str, Any], is_other: bool
+) -> None:
+    digests = [
+        msgspec.structs.replace(OFFER, config=to_text(config)).digests
+        for config in (TEXT, replace(TEXT, **changed))
+    ]
+    interfaces, wholes = zip(*digests, strict=True)
+    assert (interfaces[0] != interfaces[1]) == is_other
+    assert wholes[0] != wholes[1]
+
+
+def test_offers_of_other_labels_or_of_a_text_that_is_no_configuration_have_other_interfaces() -> (
+    None
+):
+    offers = [OFFER, msgspec.structs.replace(OFFER, labels={"y": ("a", "c")})]
+    offers += [msgspec.structs.replace(OFFER, config=config) for config in ("{", "}")]
+    assert len({each.digests.interface for each in offers}) == len(offers)
 
 
 def test_prefixes_are_read_as_written() -> None:

@@ -22,12 +22,12 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def taken(
-    tables: AsyncGenerator[tuple[tuple[str, int], ...], None], count: int
+    tables: AsyncGenerator[RayTable, None], count: int
 ) -> list[tuple[tuple[str, int], ...]]:
     found = []
     async with asyncio.timeout(WITHIN_SECS):
         async for each in tables:
-            found.append(each)
+            found.append(each.replicas)
             if len(found) == count:
                 break
     await tables.aclose()

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.ray_controller import Controller, ReplicaPhase, ReplicaView, Repository
+from gateway.fleet.ray_controller import Controller
+from gateway.fleet.ray_repository import Repository
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
 from tests.builders import add_model
 
@@ -17,6 +19,8 @@ DRAINING, ENDED = ReplicaPhase.DRAINING, ReplicaPhase.ENDED
 TWO = ReplicaRules(least=2, most=2, resources={"CPU": 1})
 QUICK = ReplicaRules(least=1, most=4, resources={"CPU": 1}, up_secs=2, down_secs=4)
 TICK_SECS = 2
+REACHED_TICKS = 4
+"""Decisions after which routers have reached a replica that is ready at the first one."""
 
 
 class FakeCluster:
@@ -43,7 +47,10 @@ class FakeCluster:
         self.made += 1
         name = f"{model}:{self.made}"
         node = f"node{self.made}"
-        self.views[name] = ReplicaView(name=name, model=model, phase=STARTING, node=node)
+        description = rules.description
+        self.views[name] = ReplicaView(
+            name=name, model=model, phase=STARTING, description=description, node=node
+        )
 
     def drain(self, name: str) -> None:
         self.change(name, phase=DRAINING)
@@ -192,6 +199,7 @@ def test_replicas_of_a_draining_node_are_replaced_first_and_then_drained() -> No
     cluster.leaving = frozenset({"node1"})
     assert cluster.decide(2) == {"a:1": READY, "a:2": READY, "a:3": STARTING}
     cluster.change("a:3", phase=READY)
+    assert cluster.decide(REACHED_TICKS - 1)["a:1"] is READY
     assert cluster.decide() == {"a:1": DRAINING, "a:2": READY, "a:3": READY}
 
 
@@ -211,7 +219,7 @@ def test_a_draining_node_is_left_also_within_a_range_and_by_the_last_rules(
     cluster.leaving = frozenset({"node1"})
     assert cluster.decide() == {"a:1": READY, "a:2": STARTING}
     cluster.change("a:2", phase=READY)
-    assert cluster.decide() == {"a:1": DRAINING, "a:2": READY}
+    assert cluster.decide(REACHED_TICKS) == {"a:1": DRAINING, "a:2": READY}
 
 
 def test_a_model_without_a_replica_has_its_rules_while_the_repository_cannot_be_read() -> None:
@@ -289,20 +297,25 @@ def test_rules_follow_the_engine_in_the_files_of_a_model(tmp_path: Path) -> None
         file.write_text(
             f'{{"tensor_parallel_size": {size}, "distributed_executor_backend": "ray"}}'
         )
-        assert repository.rules() == {"m": ReplicaRules(bundles=({"GPU": 1, "CPU": 1},) * size)}
+        found = repository.rules()["m"]
+        assert isinstance(found, ReplicaRules)
+        assert found.bundles == ({"GPU": 1, "CPU": 1},) * size
+        assert found.resources == {}
 
 
 def test_rules_are_read_again_from_the_repository(tmp_path: Path) -> None:
     add_model(tmp_path, "m", "")
     add_model(tmp_path, "n", "parameters { key: 'replicas' value { string_value: '0' } }")
     repository = Repository([str(tmp_path)], "")
-    assert repository.rules() == {
-        "m": ReplicaRules(resources={"CPU": 1}),
-        "n": "model 'n': parameter 'replicas' is '0', expected a number from 1 to 9999, or a range "
-        "such as 1..8",
-    }
+    found = repository.rules()
+    assert isinstance(found["m"], ReplicaRules)
+    assert replace(found["m"], description="") == ReplicaRules(resources={"CPU": 1})
+    assert found["n"] == (
+        "model 'n': parameter 'replicas' is '0', expected a number from 1 to 9999, or a range "
+        "such as 1..8"
+    )
     config = "parameters { key: 'replicas' value { string_value: '2' } }"
     (tmp_path / "m" / "config.pbtxt").write_text(config)
-    found = repository.rules()["m"]
-    assert isinstance(found, ReplicaRules)
-    assert found.most == 2
+    again = repository.rules()["m"]
+    assert isinstance(again, ReplicaRules)
+    assert again.most == 2

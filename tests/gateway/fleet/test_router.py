@@ -18,7 +18,7 @@ from tests.builders import TEXT, add_model, soon, text_request
 from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
 from tests.gateway.fleet.routing import Routed, answered, calls, routing, text
 
-CHANGED = replace(TEXT, parameters={"number": "2"})
+CHANGED = replace(TEXT, parameters={"replay": "true"})
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,45 @@
+"""Replicas of a fleet on Ray, as the controller sees them."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ReplicaPhase(StrEnum):
+    """The phase of a replica, in the order in which replicas are ended when fewer are wanted."""
+
+    INFEASIBLE = "INFEASIBLE"  # no node could ever have a place for it
+    PENDING = "PENDING"  # no node has a place for it now
+    STARTING = "STARTING"
+    READY = "READY"
+    SILENT = "SILENT"  # it does not answer; Ray decides whether it is lost
+    DRAINING = "DRAINING"
+    ENDED = "ENDED"
+
+
+PHASES = list(ReplicaPhase)
+NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """A replica as the controller sees it: `need` is its share, `reason` that of its phase.
+
+    `description` is that of the model when the replica was made. The workers of its engine may be
+    on `further_nodes`, too.
+    """
+
+    name: str
+    model: str
+    phase: ReplicaPhase
+    description: str = ""
+    node: str = ""
+    further_nodes: Set[str] = frozenset()
+    host: str = ""
+    port: int = 0
+    need: float = 0.0
+    reason: str = ""
+
+    def is_on(self, nodes: Set[str]) -> bool:
+        """Whether it, or a worker of its engine, is on one of these nodes."""
+        return self.node in nodes or not nodes.isdisjoint(self.further_nodes)
