@@ -15,7 +15,7 @@ FORKING = {"tests", "tests.fork_server"}
 AGREED = """
 from gateway.config.pbtxt import parse, to_text
 from gateway.fleet.offers import ModelOffer
-from gateway.fleet.prefixes import PrefixScope, rendezvous
+from gateway.fleet.keys import PrefixScope, rendezvous
 from gateway.fleet.prompts import keys_of_fleet
 
 config = 'name: "m" backend: "b"' + "".join(

@@ -8,14 +8,9 @@ from math import prod
 
 from gateway.backend import Instance
 from gateway.fleet.choice import LIMITS, MOST_REQUESTS, MOST_TOKENS, Load, TokenRatio
+from gateway.fleet.keys import PIECE_BYTES
 from gateway.fleet.offers import FIRST_STEP_SECS, load_of_requests
-from gateway.fleet.prefixes import (
-    CAPACITY_RANGE,
-    MOST_KEYS_OF_REPLICA,
-    PIECE_BYTES,
-    HeldPrefixes,
-    KeyChanges,
-)
+from gateway.fleet.prefixes import CAPACITY_RANGE, MOST_KEYS_OF_REPLICA, HeldPrefixes, KeyChanges
 from gateway.messages import InferResponse, RoutedPrompt
 from gateway.models.model import Model
 

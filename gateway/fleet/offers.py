@@ -12,7 +12,8 @@ from gateway.config import ModelConfig
 from gateway.config.pbtxt import parse, to_text
 from gateway.errors import InferenceError
 from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
-from gateway.fleet.prefixes import KEY_BYTES, MOST_KEYS_OF_REPLICA, KeyChanges
+from gateway.fleet.keys import KEY_BYTES
+from gateway.fleet.prefixes import MOST_KEYS_OF_REPLICA, KeyChanges
 from gateway.models.model import Model
 
 FIRST_STEP_SECS = 0.05

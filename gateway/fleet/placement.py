@@ -11,8 +11,8 @@ from gateway.conversations.copies import ConversationCopy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.choice import Demand, KnownReplica, ReplicaState, choose
 from gateway.fleet.connection import ReplicaConnection
+from gateway.fleet.keys import rendezvous
 from gateway.fleet.offers import Key
-from gateway.fleet.prefixes import rendezvous
 from gateway.messages import InferRequest, SequenceKey, SequenceTag
 
 MOST_SEQUENCES = 65_536

@@ -12,14 +12,21 @@ from rich.table import Table
 from loadtests.routing.fleet import LOAD_SECS, Fleet, Options, Outcome
 from loadtests.routing.policies import COST, RULES
 from loadtests.routing.times import times_of_a_choice
-from loadtests.routing.workload import SYSTEM_TOKENS, Prompt, read_trace, synthetic
+from loadtests.routing.workload import (
+    SYSTEM_TOKENS,
+    Prompt,
+    conversations,
+    read_trace,
+    synthetic,
+)
 from loadtests.support import rounds
 from loadtests.support.curves import Panel, draw
 from loadtests.support.results import Line, Metric, Results, number
 from loadtests.support.rounds import Report
 
 RATE_OF_REPLICA = 0.9
-"""Requests a second: with the synthetic sessions, round robin is near saturation then."""
+"""Requests a second: round robin is near saturation then."""
+CONVERSATIONS, SESSIONS = "conversations", "sessions"
 OLD_SECS = 1.0
 OLD = f"{COST}, loads {OLD_SECS:g} s old"
 STAYING = f"{COST}, without recalls"
@@ -58,6 +65,12 @@ def routing(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     )
     parser.add_argument(
         "--rate", type=_number, metavar="N", help="requests a second (0.9 for each replica)"
+    )
+    parser.add_argument(
+        "--workload",
+        choices=[CONVERSATIONS, SESSIONS],
+        default=CONVERSATIONS,
+        help="conversations like those of Mooncake's trace, or sessions with shared system prompts",
     )
     parser.add_argument(
         "--system-tokens",
@@ -101,8 +114,7 @@ GROW_AT_SECS = 90.0
 
 def _routing(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     rate = asked.rate or RATE_OF_REPLICA * asked.replicas
-    load = asked.trace.name if asked.trace else f"system prompts of {asked.system_tokens:g} tokens"
-    line = Line(f"{load}, {rate:g} requests/s", "request", asked.replicas, "replica")
+    line = Line(f"{_name(asked)}, {rate:g} requests/s", "request", asked.replicas, "replica")
     results = Results()
     first: dict[str, Outcome] = {}
     with rounds.progress_bar(console) as bar:
@@ -120,9 +132,19 @@ def _routing(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     return Report(_table(line, results, list(first)), results.as_lines(), notes)
 
 
+def _name(asked: argparse.Namespace) -> str:
+    if asked.trace:
+        return str(asked.trace.name)
+    if asked.workload == CONVERSATIONS:
+        return CONVERSATIONS
+    return f"sessions, system prompts of {asked.system_tokens:g} tokens"
+
+
 def _prompts(asked: argparse.Namespace, rate: float, seed: int) -> Sequence[Prompt]:
     if asked.trace:
         return read_trace(asked.trace, rate, asked.requests)
+    if asked.workload == CONVERSATIONS:
+        return conversations(rate, asked.requests, Random(seed))
     return synthetic(rate, asked.requests, Random(seed), asked.system_tokens)
 
 

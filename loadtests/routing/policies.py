@@ -125,15 +125,12 @@ class Others:
         """The replica to which the fewest prefixes were sent."""
         return self.least([self._sizes[number] for number in range(len(self.engines))])
 
-    def best(self, prompt: Prompt) -> tuple[int, float]:
-        """The replica with the longest prefix, of several that with the fewest requests."""
+    def best(self, prompt: Prompt) -> tuple[Sequence[int], float]:
+        """The replicas with the longest prefix, and its share of the prompt."""
         held = self._sent.held(prompt.keys, 0.0)
         longest = max(held.values(), default=0)
-        if not longest:
-            return self.emptiest(), 0.0
         names = [int(name) for name, depth in held.items() if depth == longest]
-        best = min(names, key=lambda number: self.engines[number].in_flight)
-        return best, longest * BLOCK_TOKENS / prompt.tokens
+        return sorted(names), longest * BLOCK_TOKENS / prompt.tokens
 
     def note(self, prompt: Prompt, replica: int) -> None:
         """Remember the prefixes that a replica gets."""
@@ -165,19 +162,27 @@ def fewest_tokens(others: Others, prompt: Prompt) -> int:
 
 
 def sglang(others: Others, prompt: Prompt) -> int:
-    """The best prefix above 30 %, unless the requests are out of balance."""
+    """The best prefix above 30 %, unless the requests are out of balance.
+
+    Of several replicas with that prefix its tree has the first one in the order of a map.
+    """
     requests = others.requests()
     most, least = max(requests), min(requests)
     if most - least > SGLANG_ABSOLUTE and most > SGLANG_RELATIVE * least:
         return others.least(requests)
     best, share = others.best(prompt)
-    return best if share > SGLANG_SHARE else others.emptiest()
+    return best[0] if share > SGLANG_SHARE else others.emptiest()
 
 
 def ray_prefix(others: Others, prompt: Prompt) -> int:
-    """The best prefix from 10 %, else the replica with the fewest prefixes."""
+    """The best prefix from 10 %, else the replica with the fewest prefixes.
+
+    Of several replicas with that prefix the one with the fewest requests is chosen.
+    """
     best, share = others.best(prompt)
-    return best if share >= RAY_SHARE else others.emptiest()
+    if share < RAY_SHARE:
+        return others.emptiest()
+    return min(best, key=lambda number: others.engines[number].in_flight)
 
 
 RULES: Mapping[str, Callable[[Others, Prompt], int]] = {

@@ -5,7 +5,8 @@ import time
 from random import Random
 
 from gateway.fleet.choice import Demand, KnownReplica, Load, ReplicaState, choose
-from gateway.fleet.prefixes import KeyChanges, KeyIndex, PrefixScope, PromptKeys
+from gateway.fleet.keys import PrefixScope, PromptKeys
+from gateway.fleet.prefixes import KeyChanges, KeyIndex
 
 REPLICAS = 1000
 PROMPT_BYTES = 1 << 17

@@ -1,7 +1,8 @@
-"""Requests of a simulation: synthetic sessions, or a trace of Mooncake or Azure."""
+"""Requests of a simulation: conversations, sessions, or a trace of Mooncake or Azure."""
 
 import csv
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from random import Random
 
 import orjson
 
-from gateway.fleet.prefixes import KEY_BYTES
+from gateway.fleet.keys import KEY_BYTES
 from loadtests.support.servers import LoadTestFailed
 
 BLOCK_TOKENS = 512
@@ -25,6 +26,25 @@ REQUEST_TOKENS, SYSTEM_TOKENS, ANSWER_TOKENS = 12_800.0, 2000.0, 347.0
 """Means; those of requests and answers are of Mooncake's conversation trace."""
 SYSTEM_SIGMA, TURN_SIGMA, ANSWER_SIGMA = 0.5, 1.0, 0.8
 MOST_TOKENS = 120_000
+
+TRACE_RATE = 3.34
+"""Requests a second of Mooncake's conversation trace."""
+PLACES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+"""The places of the quantiles below, in order of size, of 265 requests of the trace."""
+FIRST_QUANTILES = (
+    *(890, 930, 1190, 1960, 4280, 5090, 7110, 9220, 13_900, 23_000, 37_000, 67_000, 124_000),
+)
+"""Tokens of the first prompt of a conversation."""
+GROWTH_QUANTILES = (
+    *(100, 300, 512, 780, 1000, 1000, 1100, 1500, 3600, 7200, 11_800, 17_400, 73_700),
+)
+"""Tokens of a later prompt that the one before it does not have."""
+ANSWER_QUANTILES = (1, 20, 52, 155, 255, 356, 412, 478, 529, 665, 788, 958, 2000)
+PAUSE_SECS, PAUSE_SIGMA = 162.0, 1.07
+"""The median of the time between two prompts of a conversation, and the sigma of its logarithm."""
+FURTHER, LONG, FURTHER_OF_LONG = 0.37, 0.01, 0.9
+"""The chance of a further prompt, the share of long conversations, and their chance of one."""
+CONVERSATION_LEAD_SECS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,48 @@ def synthetic(
         found += _session(at, system, turn_tokens, blocks, random)
     found.sort(key=lambda each: each.at)
     return [each for each in found if each.at >= 0][:requests]
+
+
+def conversations(rate: float, requests: int, random: Random) -> Sequence[Prompt]:
+    """Conversations that are like those of Mooncake's trace, at another rate.
+
+    Their times are those of the trace with its rate, scaled, as those of a file are. All of them
+    begin with the same block.
+    """
+    blocks = _Blocks()
+    system = tuple(blocks.new(1))
+    turns = (1 - LONG) / (1 - FURTHER) + LONG / (1 - FURTHER_OF_LONG)
+    found: list[Prompt] = []
+    at, end = -CONVERSATION_LEAD_SECS, requests / TRACE_RATE * 1.2 + PAUSE_SECS
+    while at < end:
+        at += random.expovariate(TRACE_RATE / turns)
+        found += _conversation(at, system, blocks, random)
+    found.sort(key=lambda each: each.at)
+    scale = TRACE_RATE / rate
+    return [replace(each, at=each.at * scale) for each in found if each.at >= 0][:requests]
+
+
+def _conversation(
+    at: float, keys: tuple[bytes, ...], blocks: _Blocks, random: Random
+) -> Iterator[Prompt]:
+    further = FURTHER_OF_LONG if random.random() < LONG else FURTHER
+    tokens = _by_quantiles(random, FIRST_QUANTILES)
+    while tokens <= FIRST_QUANTILES[-1]:
+        keys = (*keys, *blocks.new(tokens // BLOCK_TOKENS - len(keys)))
+        yield Prompt(at, tokens, _by_quantiles(random, ANSWER_QUANTILES), keys)
+        if random.random() >= further:
+            return
+        tokens += _by_quantiles(random, GROWTH_QUANTILES)
+        at += random.lognormvariate(math.log(PAUSE_SECS), PAUSE_SIGMA)
+
+
+def _by_quantiles(random: Random, quantiles: Sequence[float]) -> int:
+    """A value between two of the quantiles, by their logarithms."""
+    place = random.random()
+    after = bisect_right(PLACES, place)
+    before, width = PLACES[after - 1], PLACES[after] - PLACES[after - 1]
+    low, high = quantiles[after - 1 : after + 1]
+    return round(low * (high / low) ** ((place - before) / width))
 
 
 def _session(

@@ -23,7 +23,14 @@ from loadtests.routing.engine import (
 )
 from loadtests.routing.fleet import Fleet, Options, Outcome, quantile
 from loadtests.routing.policies import COST, RULES, Others
-from loadtests.routing.workload import BLOCK_TOKENS, Prompt, key_of, read_trace, synthetic
+from loadtests.routing.workload import (
+    BLOCK_TOKENS,
+    Prompt,
+    conversations,
+    key_of,
+    read_trace,
+    synthetic,
+)
 from loadtests.support.servers import LoadTestFailed
 from tests.serving import ROOT
 
@@ -132,6 +139,25 @@ def test_sessions_are_as_long_as_those_of_the_trace_and_continue_their_prompts()
     assert 0.5 < known / sum(len(each.keys) for each in found) < 0.8
 
 
+def test_conversations_are_like_those_of_the_trace() -> None:
+    found = conversations(14.4, 6000, Random(1))
+    assert [each.at for each in found] == sorted(each.at for each in found)
+    assert found[-1].at == pytest.approx(6000 / 14.4, rel=0.05)
+    assert sum(each.tokens for each in found) / 6000 == pytest.approx(12_800, rel=0.05)
+    assert sum(each.answer for each in found) / 6000 == pytest.approx(347, rel=0.05)
+    assert quantile([each.tokens for each in found], 0.99) > 80_000
+    last: dict[bytes, float] = {}
+    known, pauses = 0, []
+    for each in found:
+        known += sum(key in last for key in each.keys)
+        again = [key for key in each.keys[1:] if key in last]
+        pauses += [each.at - last[key] for key in again[-1:]]
+        last.update(dict.fromkeys(each.keys, each.at))
+    assert known / sum(len(each.keys) for each in found) == pytest.approx(0.4, abs=0.05)
+    assert len(pauses) / 6000 == pytest.approx(0.33, abs=0.05)
+    assert quantile(pauses, 0.5) * 14.4 / 3.34 == pytest.approx(162, rel=0.2)
+
+
 def test_a_trace_of_mooncake_is_read_and_spread(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
@@ -216,6 +242,14 @@ def test_the_rules_of_others_choose_as_theirs_do() -> None:
     assert RULES["ray-prefix"](fleet, prompt(0, 1, *range(20, 28))) == 2
     assert RULES["sglang"](fleet, prompt(0, 1, *range(20, 28))) != 2
     assert RULES["sglang"](fleet, prompt(*range(5), *range(20, 25))) == 2
+
+
+def test_of_equal_prefixes_sglang_takes_the_first_replica_and_ray_the_emptiest() -> None:
+    fleet = others(2, 1, 3)
+    for replica in (0, 1, 2):
+        fleet.note(prompt(7), replica)
+    assert RULES["sglang"](fleet, prompt(7, 8)) == 0
+    assert RULES["ray-prefix"](fleet, prompt(7, 8)) == 1
 
 
 def test_a_fleet_out_of_balance_ignores_prefixes_by_the_rule_of_sglang() -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.backend import ExportedMetric, MetricReading
+from gateway.fleet.keys import KEY_BYTES, PIECE_BYTES
 from gateway.fleet.meter import CACHE_SIZE, GAUGE_SECS, KV_USED, WINDOW_SECS, LoadMeter
 from gateway.fleet.offers import FIRST_STEP_SECS
-from gateway.fleet.prefixes import KEY_BYTES, KeyChanges
+from gateway.fleet.prefixes import KeyChanges
 from gateway.messages import InferResponse, RoutedPrompt, Usage
 from gateway.models.instances import InstanceSlot
 from gateway.models.model import Model
@@ -15,7 +16,7 @@ from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, ScriptedInstance, text_request
 from tests.conftest import Serve
 
-KEY_TOKENS = 128
+KEY_TOKENS = PIECE_BYTES // 4
 
 
 class Clock:
@@ -49,7 +50,7 @@ def meter(model: Model, clock: Clock) -> LoadMeter:
 
 def prompt(*numbers: int) -> RoutedPrompt:
     """A prompt with a key for each number."""
-    return RoutedPrompt(512 * len(numbers), tuple(map(key, numbers)))
+    return RoutedPrompt(PIECE_BYTES * len(numbers), tuple(map(key, numbers)))
 
 
 def key(number: int) -> bytes:
@@ -61,7 +62,7 @@ def usage(tokens: int, cached: int | None = 0) -> InferResponse:
 
 
 def compute(meter: LoadMeter, clock: Clock, asked: RoutedPrompt, secs: float, cached: int) -> None:
-    """As if the engine had computed a prompt of 128 tokens for each key in that time."""
+    """As if the engine had computed a prompt of `KEY_TOKENS` for each key in that time."""
     metered = meter.begin(asked)
     clock.secs += secs
     metered.respond(usage(KEY_TOKENS * len(asked.keys), cached))
@@ -102,21 +103,21 @@ def test_a_model_without_tokens_has_no_rate_and_announces_no_prefixes(meter: Loa
 
 def test_the_rate_is_of_the_time_in_which_prompts_waited(meter: LoadMeter, clock: Clock) -> None:
     compute(meter, clock, prompt(*range(10)), 2.0, 0)
-    assert meter.load().prefill_rate == pytest.approx(640)
+    assert meter.load().prefill_rate == pytest.approx(5 * KEY_TOKENS)
     clock.secs += 3  # nothing waits
     compute(meter, clock, prompt(*range(10, 20)), 1.0, 0)
-    assert meter.load().prefill_rate == pytest.approx(2 * 1280 / 3)
+    assert meter.load().prefill_rate == pytest.approx(20 * KEY_TOKENS / 3)
 
 
 def test_the_rate_outlasts_a_time_without_prompts(meter: LoadMeter, clock: Clock) -> None:
     compute(meter, clock, prompt(*range(10)), 1.0, 0)
     clock.secs += 10 * WINDOW_SECS
-    assert meter.load().prefill_rate == pytest.approx(1280)
+    assert meter.load().prefill_rate == pytest.approx(10 * KEY_TOKENS)
     compute(meter, clock, prompt(90), 0.0, 0)
-    assert meter.load().prefill_rate == pytest.approx(1280)
+    assert meter.load().prefill_rate == pytest.approx(10 * KEY_TOKENS)
     clock.secs += 10 * WINDOW_SECS
     compute(meter, clock, prompt(*range(20, 30)), 4.0, 0)
-    assert meter.load().prefill_rate == pytest.approx(320)
+    assert meter.load().prefill_rate == pytest.approx(2.5 * KEY_TOKENS)
 
 
 def test_a_prompt_that_is_not_computed_yet_does_not_lower_the_rate(
@@ -125,12 +126,12 @@ def test_a_prompt_that_is_not_computed_yet_does_not_lower_the_rate(
     compute(meter, clock, prompt(*range(10)), 1.0, 0)
     meter.begin(prompt(*range(20, 90)))
     clock.secs += 5
-    assert meter.load().prefill_rate == pytest.approx(1280)
+    assert meter.load().prefill_rate == pytest.approx(10 * KEY_TOKENS)
 
 
 def test_cached_tokens_are_not_computed(meter: LoadMeter, clock: Clock) -> None:
-    compute(meter, clock, prompt(*range(10)), 1.0, 1152)
-    assert meter.load().prefill_rate == pytest.approx(128)
+    compute(meter, clock, prompt(*range(10)), 1.0, 9 * KEY_TOKENS)
+    assert meter.load().prefill_rate == pytest.approx(KEY_TOKENS)
 
 
 def test_waiting_tokens_are_those_of_prompts_without_a_response_and_without_a_prefix(
@@ -208,7 +209,7 @@ class MeasuredInstance(ScriptedInstance):
     """An instance with the gauges of vLLM."""
 
     used = 0.25
-    blocks = "64"
+    blocks = "128"
     caching = "True"
 
     @property
@@ -241,7 +242,7 @@ async def test_the_used_share_of_the_cache_is_read_again_after_some_seconds(cloc
     assert meter.load().kv_used == 1.0
 
 
-@pytest.mark.parametrize(("blocks", "caching", "held"), [("64", "True", 8), ("64", "False", 1)])
+@pytest.mark.parametrize(("blocks", "caching", "held"), [("128", "True", 8), ("128", "False", 1)])
 async def test_the_list_has_the_size_of_the_engines_cache(
     clock: Clock, blocks: str, caching: str, held: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from gateway.config import (
 )
 from gateway.config.pbtxt import to_text
 from gateway.fleet.choice import ReplicaState
+from gateway.fleet.keys import PrefixScope
 from gateway.fleet.offers import (
     ModelOffer,
     Offers,
@@ -28,7 +30,8 @@ from gateway.fleet.offers import (
     write_offers,
     write_prefixes,
 )
-from gateway.fleet.prefixes import KeyChanges
+from gateway.fleet.prefixes import HeldPrefixes, KeyChanges
+from gateway.fleet.prompts import keys_of_fleet
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT
@@ -118,6 +121,20 @@ def test_offers_of_other_labels_or_of_a_text_that_is_no_configuration_have_other
 def test_prefixes_are_read_as_written() -> None:
     changes = KeyChanges([b"12345678", b"abcdefgh"], [b"ABCDEFGH"], reset=True)
     assert read_prefixes(write_prefixes(KEY, changes)) == (KEY, changes)
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(100_000, 0.013), (200, 0.02)])
+def test_prefixes_take_little_of_the_bytes_of_new_prompts(capacity: int, most: float) -> None:
+    keys, held, chance = keys_of_fleet("sluice", b""), HeldPrefixes(capacity), Random(1)
+    announced = new = 0
+    for turn in range(300):
+        text = chance.randbytes(1536).hex()
+        held.use(keys.of_text(PrefixScope(model="model", version="1"), text))
+        payload = write_prefixes(("model", 1), held.take_changes())
+        if turn >= 100:  # a list of 200 keys is full
+            announced += len(payload)
+            new += len(text)
+    assert announced < most * new
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 from gateway.fleet import moves
 from gateway.fleet.choice import Load
 from gateway.fleet.handshake import FleetKind
+from gateway.fleet.keys import PIECE_BYTES, PrefixScope
 from gateway.fleet.offers import first_load, write_load, write_prefixes
-from gateway.fleet.prefixes import KeyChanges, PrefixScope
+from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.prompts import keys_of_fleet
 from gateway.messages import InferRequest, RoutedPrompt, SequenceTag, Usage
 from gateway.processes.channel import number
@@ -77,7 +78,7 @@ async def test_requests_carry_their_prompts_once_a_response_had_usage(
     _, found = await place(routed, replicas, text_request(LONG), 750)
     assert found.prompt is not None
     assert found.prompt.size_bytes == len(LONG)
-    assert len(found.prompt.keys) == len(LONG) // 512
+    assert len(found.prompt.keys) == len(LONG) // PIECE_BYTES
     _, short = await place(routed, replicas, text_request("short"), 2)
     assert short.prompt == RoutedPrompt(5)
 
