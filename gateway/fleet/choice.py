@@ -9,6 +9,9 @@ from enum import StrEnum
 from heapq import nlargest
 from random import Random
 
+SURCHARGE = 1.0
+"""The cost of a computed token above its own time: later requests lose that time, and a place in
+the cache."""
 HARM = 0.05
 """The weight of the time for which a prefill delays the requests that run on the replica."""
 KV_LIMIT, KV_SECS = 0.9, 5.0
@@ -25,9 +28,6 @@ SETTLED_SECS = 2.0
 """A request with fewer seconds of tokens before it does not move: it may have begun."""
 NODE_SECS, ZONE_SECS, FAR_SECS = 0.0, 0.001, 0.005
 """The distance to a replica on the same node, in the same zone, and beyond."""
-FIRST_RATIO = 0.25
-RATIO_BYTES = 1 << 20
-"""Bytes of prompts after which an older ratio of tokens to bytes counts for a third (1/e)."""
 
 
 class ReplicaState(StrEnum):
@@ -228,7 +228,7 @@ class KnownReplica:
             return
         self.ahead = max(0, load.waiting_tokens + sum(added) - self._done)
         self.unit_secs = 1 / load.prefill_rate
-        self.own_secs = self.unit_secs * (1 + HARM * load.running)
+        self.own_secs = self.unit_secs * (1 + SURCHARGE + HARM * load.running)
         full_secs = KV_SECS * max(0.0, load.kv_used - KV_LIMIT)
         self.fixed_secs = load.step_secs + full_secs + self.distance_secs
         self.empty_secs = self.fixed_secs + self.ahead * self.unit_secs
@@ -381,20 +381,3 @@ class _Targets:
 
     def _place(self, replica: KnownReplica) -> tuple[float, str]:
         return replica.fixed_secs + self.ahead(replica) * replica.unit_secs, replica.id
-
-
-class TokenRatio:
-    """The tokens of a byte of prompts of one model, learned from usage."""
-
-    def __init__(self) -> None:
-        self.value = FIRST_RATIO
-
-    def learn(self, size_bytes: int, tokens: int) -> None:
-        """Take the usage of a request into account; longer prompts count more."""
-        if size_bytes > 0 and tokens > 0:
-            share = 1 - math.exp(-size_bytes / RATIO_BYTES)
-            self.value += share * (tokens / size_bytes - self.value)
-
-    def tokens(self, size_bytes: int) -> int:
-        """The expected tokens of a prompt."""
-        return round(size_bytes * self.value)

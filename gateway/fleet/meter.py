@@ -7,10 +7,11 @@ from dataclasses import replace
 from math import prod
 
 from gateway.backend import Instance
-from gateway.fleet.choice import LIMITS, MOST_REQUESTS, MOST_TOKENS, Load, TokenRatio
+from gateway.fleet.choice import LIMITS, MOST_REQUESTS, MOST_TOKENS, Load
 from gateway.fleet.keys import PIECE_BYTES
 from gateway.fleet.offers import FIRST_STEP_SECS, load_of_requests
 from gateway.fleet.prefixes import CAPACITY_RANGE, MOST_KEYS_OF_REPLICA, HeldPrefixes, KeyChanges
+from gateway.fleet.token_ratio import TokenRatio
 from gateway.messages import InferResponse, RoutedPrompt
 from gateway.models.model import Model
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import orjson
 
-from gateway.fleet.choice import Demand, TokenRatio
+from gateway.fleet.choice import Demand
 from gateway.fleet.keys import MOST_KEYED_BYTES, PIECE_BYTES, SECRET_BYTES, PrefixScope, PromptKeys
 from gateway.fleet.offers import Key
 from gateway.fleet.prefixes import KeyIndex
+from gateway.fleet.token_ratio import TokenRatio
 from gateway.generation import IMAGE, MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT
 from gateway.messages import InferRequest, RoutedPrompt, Usage
 from gateway.openai_contract import REQUEST

@@ -13,13 +13,14 @@ from gateway.fleet.choice import (
     Load,
     Location,
     ReplicaState,
-    TokenRatio,
     UnbegunRequest,
     ahead_now,
     choose,
     cost,
     moves,
+    wait,
 )
+from gateway.fleet.token_ratio import TokenRatio
 
 IDLE: dict[str, Any] = {
     "seen": 0,
@@ -76,17 +77,18 @@ def test_a_replica_that_has_not_measured_its_rate_counts_requests() -> None:
     demand = Demand(tokens=10_000)
     assert cost(new, demand) == pytest.approx(0.05)
     assert chosen(demand, new, busy) == {"new"}
-    for call in range(1, 31):
+    for call in range(1, 51):
         new.send(call, new.work(demand))
     assert chosen(demand, new, busy) == {"busy"}
 
 
-def test_the_cost_is_the_wait_and_the_harm_the_full_cache_and_the_distance() -> None:
+def test_the_cost_is_the_wait_and_the_surcharge_the_harm_the_full_cache_and_the_distance() -> None:
     busy = replica("a", 0.005, waiting_tokens=20_000, running=8, kv_used=0.95)
     demand = Demand(tokens=5_000, held={"a": 4_000})
-    wait = (20_000 + 1_000) / 10_000 + 0.01
+    first = (20_000 + 1_000) / 10_000 + 0.01
     harm = 8 * 1_000 / 10_000
-    expected = wait + 0.05 * harm + 5 * (0.95 - 0.9) + 0.005
+    surcharge = 1_000 / 10_000
+    expected = first + surcharge + 0.05 * harm + 5 * (0.95 - 0.9) + 0.005
     assert cost(busy, demand) == pytest.approx(expected)
 
 
@@ -97,8 +99,15 @@ def test_the_harm_outweighs_a_short_wait() -> None:
 
 def test_a_prefix_counts_unless_its_replica_is_too_busy() -> None:
     demand = Demand(tokens=10_000, held={"a": 9_000})
-    assert chosen(demand, replica("a", waiting_tokens=8_000), replica("b")) == {"a"}
-    assert chosen(demand, replica("a", waiting_tokens=9_500), replica("b")) == {"b"}
+    assert chosen(demand, replica("a", waiting_tokens=17_000), replica("b")) == {"a"}
+    assert chosen(demand, replica("a", waiting_tokens=18_500), replica("b")) == {"b"}
+
+
+def test_a_computed_token_costs_as_much_again_as_its_time() -> None:
+    demand = Demand(tokens=10_000, held={"a": 9_000})
+    assert cost(replica("b"), demand) == pytest.approx(0.01 + 2 * 1.0)
+    assert cost(replica("a"), demand) == pytest.approx(0.01 + 2 * 0.1)
+    assert wait(replica("b"), demand) == pytest.approx(0.01 + 1.0)
 
 
 def test_a_prefix_longer_than_the_expected_prompt_leaves_one_token() -> None:
@@ -285,7 +294,7 @@ def moved(unbegun: list[UnbegunRequest], *replicas: KnownReplica) -> list[tuple[
 def test_a_new_replica_takes_the_part_of_a_backlog_that_it_serves_sooner() -> None:
     here, new = replica("a", waiting_tokens=80_000), replica("b")
     found = moved(backlog(here, 8), here, new)
-    assert found == [(2, "b"), (3, "b"), (5, "b"), (7, "b")]
+    assert found == [(2, "b"), (3, "b"), (5, "b")]
 
 
 def test_requests_that_may_have_begun_stay() -> None:
