@@ -5,12 +5,12 @@ import time
 from random import Random
 
 from gateway.fleet.choice import Demand, KnownReplica, Load, ReplicaState, choose
-from gateway.fleet.keys import PrefixScope, PromptKeys
+from gateway.fleet.keys import PIECE_BYTES, PrefixScope, PromptKeys
 from gateway.fleet.prefixes import KeyChanges, KeyIndex
 
 REPLICAS = 1000
 PROMPT_BYTES = 1 << 17
-KEY_TOKENS = 128
+KEY_TOKENS = PIECE_BYTES // 4
 OTHER_KEYS = 300
 TRIES = 60
 SCOPE = PrefixScope(model="model", version="1")
