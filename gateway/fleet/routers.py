@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from gateway.fleet.accepting import MOST_ROUTERS
 from gateway.fleet.handshake import Hello
-from gateway.fleet.prefixes import rendezvous
+from gateway.fleet.keys import rendezvous
 from gateway.policy.caller import is_this_machine
 
 NAME_CHARS = 6
