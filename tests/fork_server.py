@@ -1,6 +1,7 @@
 """A process that has imported what a server imports at its start, and forks servers.
 
-A start takes a tenth of the processor time so; the rest of a start is imports.
+A start takes a tenth of the processor time so; the rest of a start is imports. Frontends and
+workers of these servers are forks, too (`tests/child_forks.py`).
 """
 
 import atexit
@@ -15,9 +16,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.child_forks import MESSAGE_BYTES, fork_children
+from tests.child_forks import ROOT as ROOT
+
 PRELOADED = (
     "gateway.cli",
     "gateway.observability.log",
@@ -26,7 +28,8 @@ PRELOADED = (
     "gateway.listeners",
 )
 """Modules that every server imports by `importlib` at its start; they import the others."""
-MESSAGE_BYTES = 1 << 20
+SPACE = " " * 200
+"""An argument in whose place the command lines of children stand."""
 
 
 class ForkedProcess:
@@ -96,7 +99,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), SPACE],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
             )
@@ -178,6 +181,7 @@ def _serve(args: Sequence[str], environment: Mapping[str, str], output: int) -> 
     searched = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [each for each in searched if each and each not in sys.path]
     sys.argv[1:] = args
+    fork_children()
     runpy.run_module("gateway", run_name="__main__", alter_sys=True)
 
 

@@ -10,8 +10,8 @@ from tests.fork_server import PRELOADED, ROOT, fresh
 from tests.serving import Serving, running
 
 IMPORTED = re.compile(r"^import time:.*\| +(\S+)$", re.MULTILINE)
-FORKING = {"tests", "tests.fork_server"}
-"""The module that forks: a server imports nothing of the tests."""
+FORKING = {"tests", "tests.child_forks", "tests.fork_server"}
+"""The modules that fork: a server imports nothing of the tests."""
 AGREED = """
 from gateway.config.pbtxt import parse, to_text
 from gateway.fleet.offers import ModelOffer

@@ -10,10 +10,11 @@ import pytest
 
 from tests.children import command, frontends_of
 from tests.conformance.models import REPEAT, identity
+from tests.fork_server import fresh
 from tests.leaving import IN_FLIGHT
 from tests.raw import Connection
 from tests.rpc import connected, infer_request, streaming
-from tests.serving import Serving, http_get, serving, wait_until, write_model
+from tests.serving import Serving, http_get, running, serving, wait_until, write_model
 
 COUNT = 2
 STREAMS = 16
@@ -52,13 +53,15 @@ def counted(server: Serving) -> tuple[float, float]:
 
 
 def test_the_configured_number_of_processes_listens_and_the_server_itself_does_not(
-    server: Serving,
+    models: Path,
 ) -> None:
-    wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
-    wait_until(lambda: counted(server) == (COUNT, 0), "they are counted")
-    assert http_get(server.ports["http"], READY)[0] == 200
-    with connected(server.grpc) as stub:
-        assert stub.ModelInfer(infer_request("single", INPUT="x")).model_name == "single"
+    """They start as users start them."""
+    with running(Serving(models, [f"--frontends={COUNT}"], start=fresh)) as server:
+        wait_until(lambda: len(frontends(server)) == COUNT, "all are there")
+        wait_until(lambda: counted(server) == (COUNT, 0), "they are counted")
+        assert http_get(server.ports["http"], READY)[0] == 200
+        with connected(server.grpc) as stub:
+            assert stub.ModelInfer(infer_request("single", INPUT="x")).model_name == "single"
 
 
 def test_a_killed_process_drops_only_its_own_clients_and_is_started_again(

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc
 
 from tests.backends.sklearn.conftest import FEATURES, ROWS, write_estimator
+from tests.children import children_of, command
 from tests.serving import WAIT_SECS, Serving, serving
 
 pytestmark = pytest.mark.timeout(240)
@@ -208,7 +208,9 @@ def test_the_gateway_imports_nothing_of_scikit_learn(server: Serving) -> None:
 
 
 def test_a_worker_imports_nothing_of_torch(server: Serving) -> None:
-    workers = [mapped(each.pid) for each in psutil.Process(server.process.pid).children()]
+    children = children_of(server.process.pid)
+    workers = [mapped(pid) for pid in children if b"python/worker" in command(pid)]
+    assert workers
     assert all("sklearn" in each for each in workers)
     assert not any("libtorch" in each for each in workers)
 
