@@ -8,7 +8,6 @@ import pytest
 
 from gateway import __version__
 from gateway.cli import main
-from tests.torch_models import export_add_sub
 
 GOOD = 'backend: "identity"\nmax_batch_size: 2\n'
 
@@ -119,6 +118,8 @@ def test_config_says_in_one_line_why_it_drafts_nothing(
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     """A repository with a model whose file tells all."""
+    from tests.torch_models import export_add_sub  # takes two seconds
+
     (tmp_path / "m" / "1").mkdir(parents=True)
     export_add_sub(tmp_path / "m" / "1" / "model.pt2")
     return tmp_path
@@ -170,8 +171,9 @@ def test_config_never_overwrites_unless_forced(
 
 
 def test_config_does_not_write_outside_a_repository(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("config", str(export_add_sub(tmp_path / "loose.pt2")), "--write") == 1
+    loose = (exported / "m" / "1" / "model.pt2").rename(exported / "loose.pt2")
+    assert run("config", str(loose), "--write") == 1
     assert "--write needs a model of a repository" in capsys.readouterr().err
-    assert list(tmp_path.glob("*.pbtxt")) == []
+    assert list(exported.glob("*.pbtxt")) == []
