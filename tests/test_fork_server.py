@@ -6,12 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.children import frontends_of
 from tests.fork_server import PRELOADED, ROOT, fresh
-from tests.serving import Serving, running
+from tests.serving import Serving, http_get, running, wait_until, write_model
 
 IMPORTED = re.compile(r"^import time:.*\| +(\S+)$", re.MULTILINE)
 FORKING = {"tests", "tests.child_forks", "tests.fork_server"}
 """The modules that fork: a server imports nothing of the tests."""
+PROFILED = {"PYTHONPROFILEIMPORTTIME": "1"}
+"""With it an interpreter tells at its start what it imports."""
+MODEL = 'backend: "python" input { name: "x" data_type: TYPE_FP32 dims: 1 } ' + (
+    'output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+)
+PROGRAM = """
+print("the worker runs")
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
 AGREED = """
 from gateway.config.pbtxt import parse, to_text
 from gateway.fleet.offers import ModelOffer
@@ -44,12 +57,21 @@ def test_a_fork_has_imported_nothing_but_what_a_server_imports_at_its_start(
         check=True,
         cwd=ROOT,
     )
-    profiled = {"PYTHONPROFILEIMPORTTIME": "1"}
-    with running(Serving(tmp_path, environment=profiled, start=fresh)) as server:
+    with running(Serving(tmp_path, environment=PROFILED, start=fresh)) as server:
         pass
     imported = IMPORTED.findall(server.text)
     assert len(imported) > len(PRELOADED)
     assert set(IMPORTED.findall(preloading.stderr)) - set(imported) == FORKING
+
+
+def test_frontends_and_workers_of_a_forked_server_are_forks(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", MODEL)
+    (tmp_path / "m" / "1" / "model.py").write_text(PROGRAM)
+    with running(Serving(tmp_path, ["--frontends=1"], environment=PROFILED)) as server:
+        server.wait_logged("the worker runs")
+        wait_until(lambda: len(frontends_of(server.process.pid)) == 1, "the frontend runs")
+        assert http_get(server.ports["http"], "/v2/models/m/ready")[0] == 200
+    assert "import time:" not in server.text
 
 
 def test_processes_with_other_hashes_agree_on_replicas_models_and_keys() -> None:
