@@ -38,7 +38,7 @@ labels = {name: ("x", "y") for name in set("abcdefgh")}
 keys = keys_of_fleet("sluice", b"")
 print(
     rendezvous(b"pin", set("abcdefgh")),
-    ModelOffer("m", 1, to_text(parse(config, "m")), labels, (), 0, "").digest,
+    ModelOffer("m", 1, to_text(parse(config, "m")), labels, (), 0, "").digests,
     keys.of_text(PrefixScope(model="m", version="1"), "a" * 600),
     keys.of_pin("conversation", "m", "name"),
 )
