@@ -62,6 +62,14 @@ class RefusedError(InferenceError):
     """
 
 
+class RetryLater(RefusedError):
+    """UNAVAILABLE, and a retry may succeed after `secs`."""
+
+    def __init__(self, message: str, secs: int) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+        self.secs = secs
+
+
 def died(message: str, instance: int = 0) -> InferenceError:
     """The error of a request whose instance has died, or that no instance is left to execute."""
     error = InferenceError(Code.UNAVAILABLE, message)

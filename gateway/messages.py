@@ -124,8 +124,11 @@ class Sink(Protocol):
     """Takes responses of one request from the code that makes them, so that no task wakes for them.
 
     The execution of a request with a sink yields its other responses. What it yielded was taken
-    when it runs again; a response goes to the sink only if that has room.
+    when it runs again; a response goes to the sink only if that has room. `replica_at` is set
+    while the request waits for a first replica: the loop's time at which that is expected.
     """
+
+    replica_at: float | None
 
     @property
     def has_room(self) -> bool:

@@ -60,9 +60,8 @@ class Interrupted(InferenceError):
 class ResponseStream:
     """Bounded queue of the responses to one request; read by one task inside `with`, or a listener.
 
-    Producers call `put`, `fail` and `end`, which never wait; while the stream is `full`, a
-    producer that can wait awaits `room`. An error is raised to the reader after the responses
-    before it. There are three ways to end it early:
+    Producers call `put`, `fail` and `end`, which never wait; while it is `full`, one that can wait
+    awaits `room`. The reader gets an error after the responses before it. Three ways end it early:
 
     - leaving the `with` block, or `cancel`: the reader disconnects, and `on_cancel` is called;
     - `interrupt`: the producer is cancelled, and the reader gets INTERRUPTED as last response;
@@ -71,7 +70,7 @@ class ResponseStream:
     `cancelled` is set by the first two, `stopping` by the third. Once it is `done` no response
     follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
-    `request_id` and `caller` are set for requests of clients.
+    `request_id` and `caller` are set for requests of clients. `replica_at`: see `Sink`.
     """
 
     __slots__ = (
@@ -94,6 +93,7 @@ class ResponseStream:
         "caller",
         "cancelled",
         "done",
+        "replica_at",
         "request_id",
         "stopping",
     )
@@ -101,6 +101,7 @@ class ResponseStream:
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
         self.request_id = ""
         self.caller: Caller | None = None
+        self.replica_at: float | None = None
         self.cancelled = self.done = self.stopping = False
         self._may_stop = self._abandoned = self._held = self._taken = False
         self._recorder = recorder

@@ -19,13 +19,16 @@ In reading order:
 - `traces`: the traces of a request at both ends
 - `prompts`: the prompts of one model in a router
 - `moves`: the requests of one model that may move
+- `repeatable`: the models whose requests may be executed twice
 - `placement`: the choice among the connections, and those of sequences
+- `waiting`: the requests of a model that wait for a first replica
 - `instance`: the instance of a model that replicas host
 - `status`: the description of a fleet at `/v2/fleet`, and its metrics
 - `router`: the connections of a router, and the models that it has from them
 - `scaling`: the number of replicas that a model needs
 - `ray_views`, `ray_repository`: replicas on Ray as the controller sees them, and their models
 - `ray_controller`, `rolls`: the decisions on them, also while a changed model is rolled out
+- `ray_news`: the news between routers and the controller
 - `ray_replica`, `ray_cluster`: the process of a replica, and those of a fleet in a Ray cluster
 - `ray_directory`, `ray_command`: the child process of a router with Ray, and `sluice fleet`
 """

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
-from gateway.fleet.ray_addresses import RayFleet, from_ray
+from gateway.fleet.ray_addresses import Correspondent, RayFleet, from_ray
 from gateway.settings import FleetSettings, netloc
 
 log = logging.getLogger("sluice.fleet")
@@ -40,10 +40,10 @@ async def resolved(host: str, port: int) -> Addresses:
     return tuple(dict.fromkeys((str(place[0]), port) for *_, place in found))
 
 
-async def listings(settings: FleetSettings, resolver: Resolver) -> Listings:
-    """The answers of the directory of the settings."""
+async def listings(settings: FleetSettings, resolver: Resolver, router: Correspondent) -> Listings:
+    """The answers of the directory of the settings, for a router."""
     if settings.ray is not None:
-        async for table in from_ray(RayFleet(settings.name, settings.ray)):
+        async for table in from_ray(RayFleet(settings.name, settings.ray), router):
             yield Listing(table.replicas, frozenset(table.outdated))
     elif settings.dns is not None:
         async for addresses in by_name(*settings.dns, resolver):

@@ -7,9 +7,8 @@ from dataclasses import replace
 from random import Random
 
 from gateway.backend import Answer, Begun, Instance, Reader
-from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
@@ -21,17 +20,13 @@ from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.placement import Connections, ReplicaPlacement, sequence_of
 from gateway.fleet.prompts import ModelPrompts
 from gateway.fleet.quarantine import ModelSuspects
+from gateway.fleet.repeatable import is_failure, is_repeatable
 from gateway.fleet.traces import sent_to
+from gateway.fleet.waiting import WaitingRoom
 from gateway.messages import InferRequest, InferResponse, Sink
 from gateway.models.limits import Limits
-from gateway.observability.statistics import is_timeout
 
 log = logging.getLogger("sluice.fleet")
-
-REPLAY = "replay"
-"""The parameter of a model whose requests may be executed twice."""
-WITH_EFFECTS = frozenset({"python", "ensemble"})
-"""Backends whose executions may have effects besides their responses."""
 
 
 class FleetInstance(Instance):
@@ -63,13 +58,14 @@ class FleetInstance(Instance):
         self.key: Key = (offer.name, offer.version)
         self.prompts = prompts
         self._version = str(offer.version)
-        self._is_repeatable = _is_repeatable(config)
+        self._is_repeatable = is_repeatable(config)
         may_continue = self._is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
         self.suspects = suspects
         random = Random()
         self.placement = ReplicaPlacement(self.key, connections, random)
         self.waiting = WaitingRequests(self.placement.targets, random)
+        self.room = WaitingRoom[RoutedRequest](config, counts, lambda: self.placement.is_ready)
         self.singles = self
 
     def accepts(self, request: InferRequest) -> bool:
@@ -100,6 +96,7 @@ class FleetInstance(Instance):
     ) -> ReplicaCall:
         """Send a request, or the rest of it; raises InferenceError if it cannot be encoded."""
         known, prompt = replica.loads[self.key], routed.prompt
+        self.room.prefill_rate = known.load.prefill_rate or self.room.prefill_rate
         ahead, trace = known.ahead, sent_to(replica.address, request.trace)
         sent = replace(request, version=self._version, trace=trace, prompt=prompt)
         call = replica.call(self.key, sent, on_news, demand)
@@ -121,7 +118,7 @@ class FleetInstance(Instance):
 
     def note_failure(self, replica: ReplicaConnection, error: InferenceError) -> None:
         """Count an error of a replica, unless it drains; a loss is counted by the connection."""
-        if error.dead_instance is None and not _is_failure(error):
+        if error.dead_instance is None and not is_failure(error):
             replica.answered(self.key)
         elif replica.state is not ReplicaState.READY:
             return
@@ -132,7 +129,7 @@ class FleetInstance(Instance):
 
     def has_cut(self, replica: ReplicaConnection, error: InferenceError) -> bool:
         """Whether a stream ended with its instance, or because its replica ends itself."""
-        is_of_replica = _is_failure(error) and replica.state is not ReplicaState.READY
+        is_of_replica = is_failure(error) and replica.state is not ReplicaState.READY
         return bool(error.dead_instance) or is_of_replica
 
     def may_repeat(self, replica: ReplicaConnection, error: InferenceError, *, lost: bool) -> bool:
@@ -153,7 +150,7 @@ class FleetInstance(Instance):
         return InferenceError(Code.UNAVAILABLE, text)
 
     async def check_ready(self) -> None:
-        if not self.placement.is_ready:
+        if not self.placement.is_ready and self.room.reason != "":
             raise self.placement.nowhere()
 
     async def close(self) -> None:
@@ -182,12 +179,22 @@ class RoutedRequest:
         self._waits = False
 
     def begin(self) -> None:
-        """Send the request; an error goes to the reader."""
+        """Send the request, or let it wait for a replica; an error goes to the reader."""
         try:
             self._instance.suspects.check(self.request)
-            self._send(self.request)
+            if not self._instance.room.takes(self):
+                self._send(self.request)
         except InferenceError as error:
             self._end(error)
+
+    def join(self, instance: FleetInstance) -> None:
+        """Begin at another instance of the model."""
+        self._instance = instance
+        self.begin()
+
+    def refuse(self, error: InferenceError) -> None:
+        """See `Waiter`."""
+        self._end(error)
 
     def demand(self) -> Demand:
         """See `Movable`."""
@@ -375,21 +382,11 @@ class RoutedRequest:
 
     def _end(self, error: InferenceError | None) -> None:
         call, self._call = self._call, None
-        if call is not None:
+        if call is None:
+            self._instance.room.discard(self)
+        else:
             call.leave()
             self._instance.waiting.discard(self)
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.over(error)
-
-
-def _is_repeatable(config: ModelConfig) -> bool:
-    backend = "ensemble" if config.ensemble_scheduling is not None else config.backend
-    has_effects = backend in WITH_EFFECTS or config.runtime == IN_PYTHON
-    return not has_effects or config.parameters.get(REPLAY) == "true"
-
-
-def _is_failure(error: InferenceError) -> bool:
-    """Whether an error of a replica speaks against the replica, and not of its load."""
-    is_of_load = isinstance(error, RefusedError | AnsweredError) or is_timeout(error.message)
-    return error.code is Code.UNAVAILABLE and not is_of_load

@@ -1,10 +1,10 @@
 """The load of one model of a replica, and the prefixes of prompts that its engine holds."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 
 from gateway.backend import Instance
 from gateway.fleet.choice import LIMITS, MOST_REQUESTS, MOST_TOKENS, Load
@@ -71,6 +71,7 @@ class LoadMeter:
         self._prefill_rate = 0.0
         self._step_secs = FIRST_STEP_SECS
         self._kv_used, self._gauges_at = 0.0, -GAUGE_SECS
+        self._last_inference_ms, self._used_at = 0, -math.inf
         self._prefills.at(clock(), 0, 0)
 
     @property
@@ -117,6 +118,13 @@ class LoadMeter:
         self._computed_tokens += computed
         self._prefill_rate = self._rate(now) or self._prefill_rate
         self._on_change()
+
+    def idle_secs(self) -> float:
+        """The time since a call of this function that saw a further execution."""
+        now, last = self._clock(), self.model.statistics.last_inference_ms
+        if last != self._last_inference_ms:
+            self._last_inference_ms, self._used_at = last, now
+        return now - self._used_at
 
     def load(self) -> Load:
         """The present load, for a router without calls."""
@@ -238,5 +246,5 @@ def _cache_tokens(instance: Instance) -> int:
                 if sample.labels.get("enable_prefix_caching") == "False":
                     return 1
                 sizes = (sample.labels.get(each, "") for each in ("num_gpu_blocks", "block_size"))
-                return prod(int(each) if each.isdecimal() else 0 for each in sizes)
+                return math.prod(int(each) if each.isdecimal() else 0 for each in sizes)
     return 0

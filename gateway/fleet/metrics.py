@@ -1,5 +1,6 @@
 """Metrics of a fleet: the counts of a router, and the families of its page."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ LOST = "gateway_fleet_lost_total"
 COPIES_DROPPED = "gateway_fleet_copies_dropped_total"
 HOP = "gateway_fleet_hop_seconds"
 DIRECTORY_AGE = "gateway_fleet_directory_age_seconds"
+WAITING = "gateway_fleet_waiting"
+COLD_STARTS = "gateway_fleet_cold_starts_total"
+START = "gateway_fleet_expected_start_seconds"
 WAIT = "gateway_fleet_wait_seconds"
 WAIT_ERROR = "gateway_fleet_wait_error_seconds"
 
@@ -28,7 +32,9 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         REPLICAS: "Replicas of this router, by state",
         MODEL_REPLICAS: "Replicas that take new requests of a model",
         ROUTERS: "Routers that are connected to this replica",
-        NEED: "Replicas that the load of this one would fully use",
+        NEED: "Replicas that the load of this process would fully use",
+        WAITING: "Requests that wait for a first replica",
+        START: "Expected seconds from the first request that waits until a replica is ready",
         HOP: "Seconds from the last ping of a replica that was answered to its answer",
         DIRECTORY_AGE: "Seconds since DNS or Ray had the addresses of replicas",
     },
@@ -38,6 +44,7 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         CONTINUED: "Requests for the rest of a text whose replica or instance was lost",
         MOVES: "Requests sent to another replica that serves them sooner, before they have begun",
         QUARANTINED: "Requests at a second lost replica or instance, refused for ten minutes",
+        COLD_STARTS: "First replicas that requests of this router have waited for",
         LOST: "Connections to a replica that ended",
         COPIES_DROPPED: "Copies of conversations that found too many bytes under way",
     },
@@ -48,6 +55,10 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
 }
 FLEET_METRICS = {name: text for names in NAMES_BY_KIND.values() for name, text in names.items()}
 """All families of a fleet, with their help texts."""
+
+
+STARTS_KEPT = 5
+"""The last starts of a model, whose mean is the next one's expected duration."""
 
 
 @dataclass(slots=True)
@@ -87,6 +98,19 @@ class ModelCounts:
         self.wait = Histogram(SECONDS_BUCKETS)
         self.sooner = Histogram(SECONDS_BUCKETS)
         self.later = Histogram(SECONDS_BUCKETS)
+        self.cold_starts = 0
+        self._start_secs: deque[float] = deque(maxlen=STARTS_KEPT)
+
+    @property
+    def start_secs(self) -> float | None:
+        """The expected duration of a first replica's start; None before the first one."""
+        known = self._start_secs
+        return sum(known) / len(known) if known else None
+
+    def started(self, secs: float) -> None:
+        """Count the start of a first replica, from the first request that waited."""
+        self.cold_starts += 1
+        self._start_secs.append(secs)
 
     def responded(self, expected_secs: float, found_secs: float) -> None:
         """Count the first response of a request."""
@@ -128,6 +152,9 @@ class FleetPage:
         self.add(CONTINUED, counts.continued, **labels)
         self.add(MOVES, counts.moves, **labels)
         self.add(QUARANTINED, counts.quarantined, **labels)
+        self.add(COLD_STARTS, counts.cold_starts, **labels)
+        if counts.start_secs is not None:
+            self.add(START, counts.start_secs, **labels)
         self.add_histogram(WAIT, counts.wait, **labels)
         self.add_histogram(WAIT_ERROR, counts.sooner, **labels, response="sooner")
         self.add_histogram(WAIT_ERROR, counts.later, **labels, response="later")

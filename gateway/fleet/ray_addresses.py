@@ -4,9 +4,12 @@ import asyncio
 import logging
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
+from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews
 from gateway.processes.module_commands import module_command, module_environment
 
 log = logging.getLogger("sluice.fleet")
@@ -14,7 +17,9 @@ log = logging.getLogger("sluice.fleet")
 CHILD = "gateway.fleet.ray_directory"
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 2.0, 30.0
 """Pause before a child process in place of one that has ended; doubled until it has addresses."""
-LONGEST_LINE = 1 << 20
+LONGEST_LINE = 64 << 20
+NEWS_SECS = 1.0
+"""The time between two lines for the child process, while there is any need."""
 
 
 class RayFleet(msgspec.Struct, frozen=True):
@@ -30,11 +35,12 @@ class RayFleet(msgspec.Struct, frozen=True):
 
 
 class RayTable(msgspec.Struct, frozen=True):
-    """A line of the child process: addresses of replicas, and models that lack some.
+    """A line of the child process: addresses of replicas, all models, and those that lack some.
 
-    Those that are `outdated` have earlier descriptions of their models. `reason` is why there is no
-    new table; then the last one holds. `cluster` is the id of the cluster. `is_ended`: the fleet
-    has no controller there any more.
+    Those that are `outdated` have earlier descriptions of their models. `offers` are those that the
+    child process has not written yet. `reason` is why there is no new table; then the last one
+    holds. `cluster` is the id of the cluster. `is_ended`: the fleet has no controller there any
+    more.
     """
 
     replicas: tuple[tuple[str, int], ...] = ()
@@ -43,6 +49,8 @@ class RayTable(msgspec.Struct, frozen=True):
     cluster: str = ""
     is_ended: bool = False
     outdated: tuple[tuple[str, int], ...] = ()
+    models: Mapping[str, ModelNews] = {}
+    offers: OffersByModel = {}
 
 
 class RayQuestion(msgspec.Struct, frozen=True):
@@ -69,12 +77,25 @@ class RayQuestion(msgspec.Struct, frozen=True):
         return self if table.reason else RayQuestion(self.fleet, table.cluster)
 
 
+class Correspondent(Protocol):
+    """A router, as the child process of its directory knows it."""
+
+    def take_news(self, models: Mapping[str, ModelNews], offers: OffersByModel) -> None:
+        """Take all models of the controller, and some offers."""
+
+    def news(self) -> RouterNews:
+        """The present needs, and the offers that the controller lacks."""
+
+
 read_table = msgspec.json.Decoder(RayTable).decode
 read_question = msgspec.json.Decoder(RayQuestion).decode
+read_news = msgspec.json.Decoder(RouterNews).decode
 encode = msgspec.json.Encoder().encode
 
 
-async def from_ray(fleet: RayFleet, child: str = CHILD) -> AsyncGenerator[RayTable, None]:
+async def from_ray(
+    fleet: RayFleet, router: Correspondent, child: str = CHILD
+) -> AsyncGenerator[RayTable, None]:
     """The tables with addresses of the replicas; a child process that ends is started again.
 
     Ray's library ends its process when the cluster cannot be reached, so that no router loads it.
@@ -83,11 +104,12 @@ async def from_ray(fleet: RayFleet, child: str = CHILD) -> AsyncGenerator[RayTab
     question = RayQuestion(fleet)
     pause_secs = FIRST_PAUSE_SECS
     while True:
-        async for table in _tables(child, encode(question) + b"\n"):
+        async for table in _tables(child, encode(question) + b"\n", router):
             _log(table, logged)
             question = question.after(table)
             if not table.reason:
                 pause_secs = FIRST_PAUSE_SECS
+                router.take_news(table.models, table.offers)
                 yield table
         await asyncio.sleep(pause_secs)
         pause_secs = min(LONGEST_PAUSE_SECS, 2 * pause_secs)
@@ -107,7 +129,9 @@ def _log(table: RayTable, logged: dict[str, str]) -> None:
     logged.update(found)
 
 
-async def _tables(module: str, question: bytes) -> AsyncGenerator[RayTable, None]:
+async def _tables(
+    module: str, question: bytes, router: Correspondent
+) -> AsyncGenerator[RayTable, None]:
     """The tables of one child process, until it ends."""
     child = await asyncio.create_subprocess_exec(
         *module_command(module),
@@ -120,6 +144,7 @@ async def _tables(module: str, question: bytes) -> AsyncGenerator[RayTable, None
         assert child.stdin is not None  # noqa: S101 - it is a pipe
         assert child.stdout is not None  # noqa: S101 - it is a pipe
         child.stdin.write(question)
+        telling = asyncio.create_task(_tell(child.stdin, router))
         reason = ""
         async for line in child.stdout:
             if not line.endswith(b"\n"):
@@ -130,7 +155,21 @@ async def _tables(module: str, question: bytes) -> AsyncGenerator[RayTable, None
         status = await child.wait()
         yield RayTable(reason=reason or f"{module} ended with status {status}")
     finally:
+        telling.cancel()
         await _end(child)
+
+
+async def _tell(pipe: asyncio.StreamWriter, router: Correspondent) -> None:
+    """Write the news of a router until the child process ends, all of them again and again."""
+    written = RouterNews()
+    with suppress(ConnectionError):
+        while True:
+            found = router.news()
+            if found != written or found != RouterNews():
+                pipe.write(encode(found) + b"\n")
+                await pipe.drain()
+            written = found
+            await asyncio.sleep(NEWS_SECS)
 
 
 async def _end(child: Process) -> None:

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_addresses import RayFleet
 from gateway.fleet.ray_controller import Controller, ModelStatus
+from gateway.fleet.ray_news import OffersByModel, RouterNews
 from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
 from gateway.fleet.ray_repository import Repository, refusal
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
@@ -122,6 +123,15 @@ class ControllerActor:
         """The models and their replicas after the next decision."""
         await self._decided.wait()
         return self._controller.status()
+
+    async def report(self, router: str, news: RouterNews) -> None:
+        """Take the news of a router."""
+        self._controller.heard.take(router, news)
+
+    async def offers(self, models: Sequence[str]) -> OffersByModel:
+        """The offers of some models that are known."""
+        known = self._controller.heard.offers
+        return {name: known[name] for name in models if name in known}
 
 
 class RayCluster:
@@ -280,16 +290,32 @@ def next_status(fleet: str) -> Sequence[ModelStatus]:
 
     NOT_FOUND if there is none.
     """
+    found: Sequence[ModelStatus] = _asked(fleet, "next_status")
+    return found
+
+
+def offers(fleet: str, models: Sequence[str]) -> OffersByModel:
+    """The offers of some models; raises as `next_status`."""
+    found: OffersByModel = _asked(fleet, "offers", models)
+    return found
+
+
+def report(fleet: str, router: str, news: RouterNews) -> None:
+    """Report the news of a router to the controller; raises as `next_status`."""
+    _asked(fleet, "report", router, news)
+
+
+def _asked(fleet: str, method: str, *arguments: object) -> Any:
+    """The result of a method of the controller."""
     try:
         actor = ray.get_actor(_controller_name(fleet), NAMESPACE)
-        found: Sequence[ModelStatus] = ray.get(actor.next_status.remote(), timeout=CONTROLLER_SECS)
+        return ray.get(getattr(actor, method).remote(*arguments), timeout=CONTROLLER_SECS)
     except ValueError:
         text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
         raise InferenceError(Code.NOT_FOUND, text) from None
     except RayError as error:
         text = f"the controller of fleet '{fleet}' does not answer: {cause(error)}"
         raise InferenceError(Code.UNAVAILABLE, text) from None
-    return found
 
 
 def cause(error: RayError) -> str:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.errors import InferenceError
+from gateway.fleet.ray_news import HeardNews
 from gateway.fleet.ray_views import NOT_READY, PHASES, ReplicaPhase, ReplicaView
 from gateway.fleet.rolls import Roll
-from gateway.fleet.scaling import ReplicaCount
+from gateway.fleet.scaling import LEAST_NEED, ReplicaCount
 from gateway.models.replicas import ReplicaRules
 
 log = logging.getLogger("sluice.fleet")
@@ -18,11 +19,15 @@ FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 1.0, 60.0
 """Pause before a replica in place of one that ended before it was ready; doubled each time."""
 
 
+WORKING = {ReplicaPhase.READY, ReplicaPhase.SILENT}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatus:
     """The replicas of a model, the number that is wanted, and the reason of a lack.
 
-    `description` is the one that is wanted, "" if none is known.
+    `description` is the one that is wanted, "" if none is known. `refusal` is the reason why no
+    replica can start, if there is none; `known` as in `ModelNews`.
     """
 
     model: str
@@ -31,6 +36,8 @@ class ModelStatus:
     replicas: Sequence[ReplicaView]
     trouble: str = ""
     description: str = ""
+    refusal: str = ""
+    known: str = ""
 
     @property
     def outdated(self) -> Sequence[ReplicaView]:
@@ -86,7 +93,7 @@ class _Tended:
 
 
 class Controller:
-    """The decisions for every model; what it remembers only delays them.
+    """The decisions for every model; what it remembers only delays them. Routers are `heard`.
 
     The last rules of a model hold while its configuration, or the repository, cannot be read.
     """
@@ -97,6 +104,7 @@ class Controller:
         rules: Callable[[], Mapping[str, ReplicaRules | str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.heard = HeardNews(clock)
         self._cluster = cluster
         self._rules = rules
         self._clock = clock
@@ -162,13 +170,18 @@ class Controller:
         elif tended.rules is not None:
             lack = self._scale(tended, tended.rules, replicas, leaving)
             trouble = trouble or lack
+        # A place may become free, or the cluster may grow; what cannot start is refused.
+        phases = {each.phase for each in working}
+        cannot_start = tended.trouble or tended.rules is None or ReplicaPhase.INFEASIBLE in phases
         return ModelStatus(
             model=model,
             wanted=0 if rules is None else tended.count.target,
-            need=sum(each.need for each in replicas),
+            need=sum(each.need for each in replicas) + self.heard.need(model),
             replicas=replicas,
             trouble=trouble,
             description="" if tended.rules is None else tended.rules.description,
+            refusal=trouble if cannot_start and not phases & WORKING else "",
+            known=self.heard.known(model),
         )
 
     def _scale(
@@ -184,7 +197,13 @@ class Controller:
         """
         working = [each for each in replicas if each.phase is not ReplicaPhase.DRAINING]
         staying = [each for each in working if not each.is_on(leaving)]
-        need = sum(each.need for each in working)
+        need = sum(each.need for each in working) + self.heard.need(tended.model)
+        if not any(each.phase in WORKING for each in working):
+            # Requests that wait for one start ask for one start.
+            need = min(need, 1.0)
+        if not rules.least and self.heard.lacks(tended.model):
+            # No router can know the model before it has had a replica.
+            need = max(need, LEAST_NEED)
         if any(each.phase is ReplicaPhase.SILENT for each in staying):
             # The need of a silent replica is unknown: none is ended meanwhile.
             need = max(need, tended.count.target)
@@ -193,6 +212,8 @@ class Controller:
             tended.succeed()
             about = {"model": tended.model, "description": rules.description}
             log.info("model changed", extra=about)
+        if not wanted:
+            tended.succeed()
         reached = [each for each in staying if self._is_reached(each)]
         is_rolling = any(each.description != rules.description for each in staying)
         if is_rolling:

@@ -1,16 +1,20 @@
 """The child process of a router that reads the addresses of replicas in a Ray cluster."""
 
 import os
+import queue
+import secrets
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import BinaryIO
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet import ray_cluster
-from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
+from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_news, read_question
 from gateway.fleet.ray_controller import ModelStatus
-from gateway.fleet.ray_replica import end_with
+from gateway.fleet.ray_news import ModelNews, OffersByModel
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 
 PAUSE_SECS = 1.0
@@ -31,7 +35,8 @@ def main() -> None:
 
 
 def _tables(question: RayQuestion) -> Iterator[RayTable]:
-    threading.Thread(target=end_with, args=(sys.stdin.buffer,), daemon=True).start()
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, lines), daemon=True).start()
     try:
         ray_cluster.connect()
     except InferenceError as error:
@@ -40,9 +45,16 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
     cluster = ray_cluster.cluster_id()
     if question.makes_controller(cluster):
         ray_cluster.make_controller(question.fleet)
+    fleet = question.fleet.name
+    threading.Thread(target=_report, args=(fleet, lines), daemon=True).start()
+    written: dict[str, str] = {}
     while True:
         try:
-            yield table(ray_cluster.next_status(question.fleet.name), cluster)
+            models = ray_cluster.next_status(fleet)
+            known = {each.model: each.known for each in models if each.known}
+            new = [name for name, digest in known.items() if written.get(name) != digest]
+            yield table(models, cluster, ray_cluster.offers(fleet, new) if new else {})
+            written.update(known)
         except InferenceError as error:
             is_ended = error.code is Code.NOT_FOUND
             yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
@@ -51,13 +63,30 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
             time.sleep(PAUSE_SECS)
 
 
-def table(models: Sequence[ModelStatus], cluster: str) -> RayTable:
+def _read(router: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
+    """Take the lines of the router, and end with it."""
+    for line in router:
+        lines.put(line)
+    os._exit(1)
+
+
+def _report(fleet: str, lines: "queue.SimpleQueue[bytes]") -> None:
+    """Pass the news of the router on; what the controller does not get is repeated."""
+    router = secrets.token_hex(8)
+    while True:
+        with suppress(InferenceError):
+            ray_cluster.report(fleet, router, read_news(lines.get()))
+
+
+def table(models: Sequence[ModelStatus], cluster: str, offers: OffersByModel) -> RayTable:
     """The table of a status."""
     return RayTable(
         replicas=_addresses(each for model in models for each in model.replicas),
         troubles={each.model: each.trouble for each in models if each.trouble},
         cluster=cluster,
         outdated=_addresses(each for model in models for each in model.outdated),
+        models={each.model: ModelNews(each.refusal, each.known) for each in models},
+        offers=offers,
     )
 
 

@@ -251,7 +251,8 @@ class FleetPort(AcceptingPort[RouterLink]):
         page.add(ROUTERS, len(self.agreed()))
         page.add(COPIES_DROPPED, self.copies.dropped)
         for model in self._dataplane.models():
-            needed = need_of(model, self.loads.meter(model).load())
+            meter = self.loads.meter(model)
+            needed = need_of(model, meter.load(), meter.idle_secs())
             page.add(NEED, needed, model=model.name, version=model.version)
         return page.families()
 

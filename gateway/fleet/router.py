@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from gateway.fleet.placement import ReplicaPlacement
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
+from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews, described
 from gateway.fleet.relays import Relays
 from gateway.fleet.status import router_families, router_status
 from gateway.models.instances import InstanceSlot
@@ -115,7 +116,9 @@ class Router:
         self._keys = keys_of_fleet(settings.name, settings.secret)
         self._indexes = PrefixIndexes(KeyIndex)
         self._suspects = SharedSuspects(relays=False)
-        self._listings = listings(settings, resolver)
+        self._listings = listings(settings, resolver, self)
+        self._coming: Mapping[str, ModelNews] | None = None
+        self._known_offers: dict[str, tuple[ModelOffer, ...]] = {}
         self._answered = asyncio.Event()
         self._answers_again = not settings.replicas
         self._answered_at = time.monotonic()
@@ -169,6 +172,43 @@ class Router:
             self._outdated = listing.outdated
             self._place()
 
+    def take_news(self, models: Mapping[str, ModelNews], offers: OffersByModel) -> None:
+        """See `Correspondent`."""
+        if models == self._coming and not offers:
+            return
+        self._coming = models
+        self._known_offers.update(offers)
+        self._place()
+
+    def news(self) -> RouterNews:
+        """See `Correspondent`."""
+        needs: defaultdict[str, float] = defaultdict(float)
+        found: dict[str, tuple[ModelOffer, ...]] = {}
+        for (name, _), placed in self._placed.items():
+            needs[name] += placed.instance.room.need
+        for name, model in (self._coming or {}).items():
+            offers = self._offers_of(name)
+            if offers and described(offers) != model.known:
+                found[name] = offers
+        return RouterNews({name: need for name, need in needs.items() if need}, found)
+
+    def _offers_of(self, name: str) -> tuple[ModelOffer, ...]:
+        """The offers of the replicas of a model that are in use, one of each version."""
+        found = {
+            key: offer
+            for replica in self.connections
+            for key, offer in replica.models.items()
+            if key[0] == name and not offer.trouble and not self._refusal(replica, key)
+        }
+        return tuple(found[key] for key in sorted(found))
+
+    def _may_come(self, name: str) -> str | None:
+        """See `Coming`; a directory that knows addresses only leaves it to the model's rules."""
+        if self._coming is None:
+            return ""
+        model = self._coming.get(name)
+        return None if model is None else model.refusal
+
     def _forward(self, source: ReplicaConnection, copy: ConversationCopy) -> None:
         """Send the copy of a conversation at a replica to another one."""
         placed = self._placed.get((copy.model, copy.version))
@@ -207,14 +247,29 @@ class Router:
             if not self._control.is_own(key[0]):
                 self._choose(key, found)
         # A version that no replica offers any more leaves its requests to the others.
-        names = {name for name, _ in hosts}
-        for key in [each for each in self._placed if each not in hosts and each[0] in names]:
-            del self._placed[key]
+        offered = hosts.keys() | self._serve_absent({name for name, _ in hosts})
+        names = {name for name, _ in offered}
+        for key in [each for each in self._placed if each not in offered and each[0] in names]:
+            room = self._placed.pop(key).instance.room
+            room.refuse_all(f"version {key[1]} has been replaced")
             self._indexes.pop(key, None)
             self._control.displace(*key)
-        for key, placement in self._placed.items():
+        for key, placement in list(self._placed.items()):
             self._follow_loads(key, placement)
+            placement.instance.room.look()
         self._control.registry.notify()
+
+    def _serve_absent(self, present: Set[str]) -> Set[Key]:
+        """Serve the models without replicas that the controller knows; returns their versions."""
+        found = set()
+        for name in (self._coming or {}).keys() - present:
+            for offer in self._known_offers.get(name, ()):
+                found.add(offer.key)
+                placed, whole = self._placed.get(offer.key), offer.digests.whole
+                is_known = (offer.key, whole) in self._unusable or self._control.is_own(name)
+                if not is_known and (placed is None or placed.digests != offer.digests):
+                    self._serve_or_refuse(None, offer)
+        return found
 
     def _choose(self, key: Key, hosts: Sequence[ReplicaConnection]) -> None:
         """Serve the description of a version that is preferred, of those that can be used."""
@@ -228,12 +283,12 @@ class Router:
         used = [each for each in usable if each.digests[key].interface == interface]
         if placed is None or placed.digests not in [each.digests[key] for each in used]:
             chosen = next((each for each in used if each.serves(key)), used[0])
-            if not self._serve_or_refuse(chosen, key):
+            if not self._serve_or_refuse(chosen, chosen.models[key]):
                 self._choose(key, hosts)
                 return
         for each in usable:
             if each not in used:
-                self._refuse(each, key, OTHER_CONFIG)
+                self._refuse(each, each.models[key], OTHER_CONFIG)
 
     def _preferred(
         self, key: Key, usable: Sequence[ReplicaConnection], placed: _Placed | None
@@ -264,31 +319,32 @@ class Router:
             placement.loads, placement.kinds = loads, kinds
             self._control.cache_responses(placement.model, repr(sorted(loads)).encode())
 
-    def _refuse(self, replica: ReplicaConnection, key: Key, reason: str) -> None:
+    def _refuse(self, replica: ReplicaConnection | None, offer: ModelOffer, reason: str) -> None:
         """Log an offer that is not used, once for each replica and description."""
-        offered = replica.id, key, replica.digests[key].whole
+        key = offer.key
+        offered = "" if replica is None else replica.id, key, offer.digests.whole
         if offered in self._logged:
             return
         if len(self._logged) < MOST_REFUSED:
             self._logged.add(offered)
-        about = {"model": key[0], "version": key[1], "address": replica.address, "reason": reason}
+        address = "" if replica is None else replica.address
+        about = {"model": key[0], "version": key[1], "address": address, "reason": reason}
         log.error("offer refused", extra=about)
 
-    def _serve_or_refuse(self, replica: ReplicaConnection, key: Key) -> bool:
-        """Whether the offer of a replica can be served."""
-        digests = replica.digests[key]
+    def _serve_or_refuse(self, replica: ReplicaConnection | None, offer: ModelOffer) -> bool:
+        """Whether an offer can be served: that of a replica, or None for the controller."""
         try:
-            self._serve(key, replica.models[key], digests)
+            self._serve(offer.key, offer, offer.digests)
         except InferenceError as error:
             reason = error.message
         except Exception:
             # Around one offer: the models of others stay in service.
-            log.exception("offer not used", extra={"model": key[0], "address": replica.address})
+            log.exception("offer not used", extra={"model": offer.name})
             reason = "it cannot be used"
         else:
             return True
-        self._unusable[key, digests.whole] = reason
-        self._refuse(replica, key, reason)
+        self._unusable[offer.key, offer.digests.whole] = reason
+        self._refuse(replica, offer, reason)
         return False
 
     def _serve(self, key: Key, offer: ModelOffer, digests: OfferDigests) -> None:
@@ -307,6 +363,7 @@ class Router:
         suspects = ModelSuspects(self._suspects, key, interface, own.fleet, own.secret)
         connections = partial(self._with, key, interface)
         instance = FleetInstance(config, offer, connections, counts, prompts, suspects)
+        instance.room.coming = self._may_come
         if before is not None:
             instance.placement.sequences = before.instance.placement.sequences
 
@@ -323,6 +380,9 @@ class Router:
         model.most_in_flight = sys.maxsize
         self._control.place(model)
         self._placed[key] = _Placed(digests, model, instance)
+        if before is not None:
+            for waiting in before.instance.room.take_all():
+                waiting.join(instance)
         log.info("model placed", extra={"model": name, "version": version})
 
     def _with(self, key: Key, interface: bytes) -> list[ReplicaConnection]:

@@ -15,12 +15,23 @@ TOLERANCE = 0.1
 """A need that differs from the number of replicas by less than this share changes nothing."""
 LARGEST_STEP = 4
 """At most this many replicas are added at a time, or as many as there are."""
+LEAST_NEED = 0.01
+"""The need of a model that is in use: its last replica stays."""
+USED_SECS = 60.0
+"""A model is in use for this time after a request: metrics pages are read now and then."""
 
 
-def need_of(model: Model, load: Load) -> float:
-    """The need of a model at a replica."""
-    target_secs = ReplicaRules.read(model.config).target_wait_secs
-    return need(load, concurrency(model), target_secs)
+def need_of(model: Model, load: Load, idle_secs: float) -> float:
+    """The need of a model at a replica, `idle_secs` after its last execution."""
+    rules = ReplicaRules.read(model.config)
+    found = need(load, concurrency(model), rules.target_wait_secs)
+    is_used = not rules.least and (model.requests or idle_secs < used_secs(rules))
+    return max(found, LEAST_NEED) if is_used else found
+
+
+def used_secs(rules: ReplicaRules) -> float:
+    """The time after a request for which a model that may have no replica is in use."""
+    return min(USED_SECS, rules.to_zero_secs)
 
 
 def need(load: Load, executions: int, target_wait_secs: float) -> float:
@@ -42,7 +53,8 @@ class ReplicaCount:
     """The wanted number of replicas of one model, from the needs of the last minutes.
 
     More replicas are wanted once every need of `up_secs` was higher than their number, fewer, one
-    at a time, once every need of `down_secs` was lower. A replica that is lost changes nothing.
+    at a time, once every need of `down_secs` was lower. The first one is wanted with any need, and
+    the last one until there was none for `to_zero_secs`. A replica that is lost changes nothing.
     """
 
     def __init__(self, present: int) -> None:
@@ -53,7 +65,7 @@ class ReplicaCount:
         """The number of replicas to have now."""
         wanted = max(rules.least, min(rules.most, _settled(needed, self.target)))
         self._wanted.append((now, wanted))
-        oldest = now - max(rules.up_secs, rules.down_secs)
+        oldest = now - max(rules.up_secs, rules.down_secs, rules.to_zero_secs)
         while len(self._wanted) > 1 and self._wanted[1][0] <= oldest:
             self._wanted.popleft()
         self.target = self._next(rules, now)
@@ -63,11 +75,14 @@ class ReplicaCount:
         target = self.target
         if not rules.least <= target <= rules.most:
             return max(rules.least, target - 1)
+        if not target:
+            return min(1, self._wanted[-1][1])
         up = self._of_last(rules.up_secs, min, now)
         if up is not None and up > target:
             self._wanted.clear()
             return min(up, target + max(target, LARGEST_STEP))
-        down = self._of_last(rules.down_secs, max, now)
+        down_secs = rules.down_secs if target > 1 else rules.to_zero_secs
+        down = self._of_last(down_secs, max, now)
         return target - 1 if down is not None and down < target else target
 
     def _of_last(

@@ -9,7 +9,7 @@ from gateway.fleet.choice import ANY_REQUEST, ReplicaState, wait
 from gateway.fleet.connection import SILENT_SECS, ReplicaConnection
 from gateway.fleet.handshake import Identity
 from gateway.fleet.instance import FleetInstance
-from gateway.fleet.metrics import DIRECTORY_AGE, REPLICAS, FleetPage
+from gateway.fleet.metrics import DIRECTORY_AGE, NEED, REPLICAS, WAITING, FleetPage
 from gateway.fleet.offers import Key
 
 LOST, SILENT = "LOST", "SILENT"
@@ -42,7 +42,20 @@ def router_status(
     for each in instances.values():
         pinned.update(each.placement.pinned())
     rows = [{**_row(each, refusal), "open_sequences": pinned[each]} for each in connections]
-    return {**own_status(identity), "replicas": rows}
+    models = [_placed(key, each) for key, each in instances.items()]
+    return {**own_status(identity), "replicas": rows, "models": models}
+
+
+def _placed(key: Key, instance: FleetInstance) -> dict[str, Any]:
+    """One version at all replicas, also without any; `reason` says why none comes."""
+    return {
+        "name": key[0],
+        "version": str(key[1]),
+        "ready": len(instance.placement.targets()),
+        "waiting": len(instance.room),
+        "expected_start_secs": rounded(instance.counts.start_secs),
+        "reason": instance.room.reason or "",
+    }
 
 
 def router_families(
@@ -61,6 +74,10 @@ def router_families(
         page.add_replica(each.address, each.counts)
     for key, instance in instances.items():
         page.add_model(*key, instance.counts, len(instance.placement.targets()))
+        labels = {"model": key[0], "version": str(key[1])}
+        if instance.room.goes_to_zero:
+            page.add(WAITING, len(instance.room), **labels)
+            page.add(NEED, instance.room.need, **labels)
     return page.families()
 
 

@@ -39,7 +39,9 @@ class ReplicaRules:
     There are `least` to `most` of them. Each takes `resources` of a node that has every label of
     `labels`, or else `bundles` of such nodes, which the workers of its engine take. A request shall
     wait at most `target_wait_secs`. A need of more replicas lasts for `up_secs` before there are
-    more, a need of fewer for `down_secs`. `description` is a digest of the files that they have.
+    more, a need of fewer for `down_secs`. With a `least` of 0 the last one ends after
+    `to_zero_secs` without a need, and a request waits for the first one for at most
+    `cold_start_secs`. `description` is a digest of the files that they have.
     """
 
     least: int = 1
@@ -50,6 +52,8 @@ class ReplicaRules:
     target_wait_secs: float = 1.0
     up_secs: float = 10.0
     down_secs: float = 300.0
+    to_zero_secs: float = 900.0
+    cold_start_secs: float = 600.0
     description: str = ""
 
     @classmethod
@@ -110,8 +114,8 @@ def _count(text: str) -> Mapping[str, Any]:
     found = COUNT.fullmatch(text)
     least = int(found[1]) if found else 0
     most = int(found[2] or found[1]) if found else 0
-    if not 1 <= least <= most:
-        raise ValueError("a number from 1 to 9999, or a range such as 1..8")
+    if not (least <= most and most):
+        raise ValueError("a number from 1 to 9999, or a range such as 0..8")
     return {"least": least, "most": most}
 
 
@@ -169,6 +173,8 @@ READERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "scale_target_wait_ms": _secs("target_wait_secs", 1000),
     "scale_up_secs": _secs("up_secs"),
     "scale_down_secs": _secs("down_secs"),
+    "scale_to_zero_secs": _secs("to_zero_secs"),
+    "cold_start_limit_secs": _secs("cold_start_secs"),
 }
 """For each key of `parameters`: the fields of its value; ValueError has the expected value."""
 

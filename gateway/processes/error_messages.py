@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, RetryLater
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.malformed import UNREADABLE, malformed
 
@@ -22,6 +22,7 @@ class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
     answered: bool = False
     refused: bool = False
     dead_instance: Annotated[int, Meta(ge=0)] | None = None
+    retry_secs: Annotated[int, Meta(ge=0)] = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -54,6 +55,7 @@ def written_error(error: InferenceError) -> ErrorMessage:
         answered=isinstance(error, AnsweredError),
         refused=isinstance(error, RefusedError),
         dead_instance=error.dead_instance,
+        retry_secs=error.secs if isinstance(error, RetryLater) else 0,
     )
 
 
@@ -61,6 +63,8 @@ def error_of(found: ErrorMessage) -> InferenceError:
     """The error of a message."""
     if found.status:
         return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
+    if found.retry_secs:
+        return RetryLater(found.message, found.retry_secs)
     error = _kind(found)(found.code, found.message)
     error.dead_instance = found.dead_instance
     return error

@@ -8,7 +8,7 @@ from typing import Self
 from gateway.errors import Code, InferenceError, no_longer_valid
 from gateway.messages import InferResponse
 from gateway.policy.caller import Caller
-from gateway.resumption.recording import FollowedRecording, RecordedRequest
+from gateway.resumption.recording import FollowedRecording, RecordedRequest, Recording
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, single
 
 MAX_DIGITS = 15
@@ -80,6 +80,12 @@ class RecordingReader:
     def finished(self) -> bool:
         """Whether it has read all responses of a stream that has ended."""
         return self.recording.over and self.position == self.recording.last
+
+    @property
+    def replica_at(self) -> float | None:
+        """That of the stream; a router does not know those of other routers."""
+        found = self.recording
+        return found.stream.replica_at if isinstance(found, Recording) else None
 
     def cancel(self) -> None:
         """Stop reading; idempotent, and safe before the first read."""

@@ -17,7 +17,8 @@ models:
   - {name: both, autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}, keda: {serverAddress: "http://p"}}}
   - {name: fixed, replicas: 2, autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
   - {name: zero, autoscaling: {minReplicas: 0, maxReplicas: 2, hpa: {}}}
-  - {name: none, autoscaling: {minReplicas: 0, maxReplicas: 2, keda: {serverAddress: "http://p"}}}
+  - name: none
+    autoscaling: {minReplicas: 0, maxReplicas: 2, metric: pending, keda: {serverAddress: "http://p"}}
   - {name: router, arguments: [--short]}
   - {name: all, model: "*", autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
   - {name: typo, replica: 2}

@@ -280,17 +280,22 @@ def test_each_metric_is_documented(values: str) -> None:
 
 
 @by_values
-def test_models_are_scaled_by_the_series_of_replicas_only(values: str) -> None:
+def test_models_are_scaled_by_series_of_replicas_and_from_zero_of_routers(
+    values: str,
+) -> None:
     wanted = {"service": "prod-sluice-replicas"}
     for each in of_kind(rendered(values), "HorizontalPodAutoscaler"):
         for metric in each["spec"]["metrics"]:
             selector = metric["external"]["metric"]["selector"]["matchLabels"]
             assert wanted.items() <= selector.items()
     for each in of_kind(rendered(values), "ScaledObject"):
+        is_at_zero = not each["spec"]["minReplicaCount"]
+        services = '=~"prod-sluice-(replicas|router)"' if is_at_zero else '="prod-sluice-replicas"'
         for trigger in each["spec"]["triggers"]:
             series = SERIES.findall(trigger["metadata"]["query"])
             assert series
-            assert all('service="prod-sluice-replicas"' in one for one in series)
+            assert all(f"service{services}" in one for one in series)
+            assert ("activationThreshold" in trigger["metadata"]) is is_at_zero
 
 
 @pytest.mark.parametrize(("least", "budget"), [((1, 0), None), ((1, 1), 1), ((4, 2), 5)])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import orjson
 from starlette.responses import Response
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RetryLater
 from gateway.openai_contract import OpenAiRefusal
 from gateway.resumption.recording import KeyReused
 
@@ -85,6 +85,8 @@ def error_response(error: InferenceError) -> Response:
 
 def retry_after(error: InferenceError) -> dict[str, str]:
     """Retry-After where a retry may succeed."""
+    if isinstance(error, RetryLater):
+        return {"Retry-After": str(error.secs)}
     return {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else {}
 
 

@@ -1,6 +1,7 @@
 """Comments in a stream of events that is silent, so that no proxy closes its connection."""
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from gateway.frontends.http.request_scope import SendPiece, WritePiece
@@ -9,18 +10,33 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """The comment that is sent in silence, so that no proxy closes the connection as idle."""
 
 
+def silence_comment(replica_at: float | None) -> bytes:
+    """The comment of a request that waits for a replica until that time, or of another one."""
+    if replica_at is None:
+        return KEEP_ALIVE
+    left = replica_at - asyncio.get_running_loop().time()
+    about = "" if math.isinf(left) else f", about {max(1, math.ceil(left))} s"
+    return f": waiting for a replica{about}\n\n".encode()
+
+
 class SilenceFiller:
-    """Sends a comment after each `secs` seconds of silence inside `with`, by a timer.
+    """Sends a `comment` after each `secs` seconds of silence inside `with`, by a timer.
 
     `sent_at` is the time of the latest other output. A task exists only while a comment waits for
     a client that reads slowly.
     """
 
-    __slots__ = ("_loop", "_put", "_secs", "_sent_at", "_task", "_timer", "_write")
+    __slots__ = ("_comment", "_loop", "_put", "_secs", "_sent_at", "_task", "_timer", "_write")
 
     def __init__(
-        self, put: SendPiece, write: WritePiece | None, secs: float, sent_at: Callable[[], float]
+        self,
+        put: SendPiece,
+        write: WritePiece | None,
+        secs: float,
+        sent_at: Callable[[], float],
+        comment: Callable[[], bytes],
     ) -> None:
+        self._comment = comment
         self._loop = asyncio.get_running_loop()
         self._put = put
         self._write = write
@@ -45,10 +61,12 @@ class SilenceFiller:
         left = self._sent_at() + self._secs - self._loop.time()
         if left > 0:
             self._look_in(left)
-        elif self._write is not None and self._write(KEEP_ALIVE):
+            return
+        comment = self._comment()
+        if self._write is not None and self._write(comment):
             self._look_in(self._secs)
         else:
-            self._task = asyncio.ensure_future(self._put(KEEP_ALIVE))
+            self._task = asyncio.ensure_future(self._put(comment))
             self._task.add_done_callback(self._put_ended)
 
     def _put_ended(self, task: "asyncio.Task[None]") -> None:

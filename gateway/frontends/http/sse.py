@@ -24,7 +24,7 @@ from gateway.frontends.http.errors import (
 )
 from gateway.frontends.http.generate_codec import GenerateEncoder
 from gateway.frontends.http.json_tensors import is_large
-from gateway.frontends.http.keep_alive import SilenceFiller
+from gateway.frontends.http.keep_alive import SilenceFiller, silence_comment
 from gateway.frontends.http.request_scope import (
     HANDOVER,
     OnDisconnect,
@@ -164,10 +164,15 @@ class EventStream(Response):
         if scope["method"] != "HEAD":
             put, write = piece_sender(scope, send), piece_writer(scope)
             self.sent_at = asyncio.get_running_loop().time()
-            with SilenceFiller(put, write, self._silence_secs, lambda: self.sent_at):
+            with SilenceFiller(
+                put, write, self._silence_secs, lambda: self.sent_at, self._silence_comment
+            ):
                 await self._send_batches(put, write)
             end = self.encode_end()
         await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    def _silence_comment(self) -> bytes:
+        return silence_comment(self._stream.replica_at)
 
     def _head(self) -> Message:
         """The message with the headers, which are not kept: a stream may live for hours."""

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
+from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_news, read_question
+from gateway.fleet.ray_news import ModelNews
 
 
 def cluster_of(question: RayQuestion) -> str:
@@ -27,5 +28,10 @@ if __name__ == "__main__":
         *([RayTable(reason="GCS gone")] if question.fleet.values("--fails") else []),
     ]
     sys.stdout.buffer.write(b"\n".join(encode(each) for each in tables) + b"\n")
+    if question.fleet.values("--hears"):
+        sys.stdout.buffer.flush()
+        news = read_news(sys.stdin.buffer.readline())
+        models = {name: ModelNews(f"needs {need}") for name, need in news.needs.items()}
+        sys.stdout.buffer.write(encode(RayTable(models=models, offers=news.offers)) + b"\n")
     if question.fleet.values("--ends"):
         sys.stdout.buffer.write(encode(tables[0])[:20])

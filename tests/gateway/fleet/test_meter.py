@@ -1,5 +1,6 @@
 """The load of a model at its replica: durations, tokens, and the prefixes that its engine holds."""
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -291,3 +292,16 @@ async def test_new_instances_of_a_model_hold_nothing(clock: Clock) -> None:
     assert meter.take_prefixes()
     slot.instance = ScriptedInstance()
     assert meter.take_prefixes() == KeyChanges(reset=True)
+
+
+def test_a_meter_knows_the_time_since_it_saw_a_further_execution(
+    model: Model, meter: LoadMeter, clock: Clock
+) -> None:
+    assert meter.idle_secs() == math.inf
+    model.statistics.last_inference_ms = 5
+    clock.secs += 1
+    assert meter.idle_secs() == 0
+    clock.secs += 2
+    assert meter.idle_secs() == 2
+    model.statistics.last_inference_ms = 4  # another process has set the clock back
+    assert meter.idle_secs() == 0

@@ -312,7 +312,7 @@ def test_rules_are_read_again_from_the_repository(tmp_path: Path) -> None:
     assert replace(found["m"], description="") == ReplicaRules(resources={"CPU": 1})
     assert found["n"] == (
         "model 'n': parameter 'replicas' is '0', expected a number from 1 to 9999, or a range "
-        "such as 1..8"
+        "such as 0..8"
     )
     config = "parameters { key: 'replicas' value { string_value: '2' } }"
     (tmp_path / "m" / "config.pbtxt").write_text(config)

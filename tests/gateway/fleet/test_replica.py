@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from gateway.backend import MetricSample
 from gateway.config.pbtxt import parse
 from gateway.fleet import accepting
 from gateway.fleet.answer import RoutedAnswer
+from gateway.fleet.offers import load_of_requests
 from gateway.fleet.replica import FleetPort
+from gateway.fleet.scaling import LEAST_NEED, USED_SECS, need_of
 from gateway.observability.statistics import ModelStatistics
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import read_response
@@ -22,7 +25,7 @@ from gateway.processes.text_runs import read_run
 from gateway.server import Listeners
 from gateway.settings import FleetSettings, TlsSettings
 from gateway.stream import ResponseStream
-from tests.builders import FLAG, text_response
+from tests.builders import FLAG, TEXT, text_response
 from tests.certificates import Authority
 from tests.gateway.fleet.fake_replica import until
 
@@ -157,3 +160,26 @@ async def test_the_metrics_of_a_replica_have_the_need_of_each_model() -> None:
     assert found.samples == [
         MetricSample("gateway_fleet_need", {"model": "busy", "version": "2"}, pytest.approx(2.0))
     ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "requests", "idle_secs", "expected"),
+    [
+        ({"replicas": "0..1"}, 0, 0, LEAST_NEED),
+        ({"replicas": "0..1"}, 0, USED_SECS, 0),
+        ({"replicas": "0..1"}, 1, USED_SECS, LEAST_NEED),
+        ({"replicas": "0..1", "scale_to_zero_secs": "9"}, 0, 10, 0),
+        ({"replicas": "1..2"}, 0, 0, 0),
+    ],
+    ids=["after a request", "after a minute", "in flight", "short time to zero", "from one"],
+)
+def test_a_model_that_may_have_no_replica_is_in_use_for_a_while_after_a_request(
+    parameters: dict[str, str], requests: int, idle_secs: float, expected: float
+) -> None:
+    model: Any = SimpleNamespace(
+        config=replace(TEXT, parameters=parameters),
+        instances=[SimpleNamespace(concurrency=1)],
+        requests=range(requests),
+    )
+    load = load_of_requests(queued=0, step_secs=0.1, room=9)
+    assert need_of(model, load, idle_secs) == expected

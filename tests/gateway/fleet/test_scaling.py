@@ -98,6 +98,44 @@ def test_a_need_of_about_the_present_number_changes_nothing(needed: float) -> No
     assert Model(present=2).after(1000, needed) == 2
 
 
+ZERO = replace(RULES, least=0, to_zero_secs=20)
+
+
+def test_any_need_of_a_model_without_replicas_wants_one_at_once() -> None:
+    model = Model(ZERO, present=0)
+    assert model.after(600, 0) == 0
+    assert model.after(2, 0.01) == 1
+    assert model.after(600, 0.01) == 1
+
+
+def test_a_large_need_of_a_model_without_replicas_wants_one_first() -> None:
+    model = Model(ZERO, present=0)
+    assert model.after(2, 7) == 1
+    assert model.after(12, 7) == 5
+
+
+def test_the_last_replica_ends_once_there_was_no_need_for_long() -> None:
+    model = Model(ZERO)
+    for _ in range(5):
+        assert model.after(18, 0) == 1
+        assert model.after(2, 0.01) == 1
+    assert model.after(20, 0) == 1
+    assert model.after(2, 0) == 0
+
+
+def test_the_time_to_zero_may_be_longer_than_those_of_other_changes() -> None:
+    model = Model(replace(ZERO, up_secs=2, down_secs=4, to_zero_secs=40))
+    assert model.after(40, 0) == 1
+    assert model.after(2, 0) == 0
+
+
+def test_the_last_but_one_ends_as_in_any_range() -> None:
+    model = Model(replace(ZERO, down_secs=40), present=2)
+    assert model.after(40, 0) == 2
+    assert model.after(2, 0) == 1
+    assert model.after(2, 0) == 0
+
+
 def test_the_range_is_kept() -> None:
     assert Model(present=0).after(2, 0) == 1
     assert Model(replace(RULES, least=3)).after(2, 0) == 3

@@ -8,7 +8,7 @@ from gateway.config.pbtxt import parse
 from gateway.errors import InferenceError
 from gateway.models.replicas import READERS, ReplicaRules
 
-COUNT = "a number from 1 to 9999, or a range such as 1..8"
+COUNT = "a number from 1 to 9999, or a range such as 0..8"
 LABELS = 'JSON with labels of Ray such as {"ray.io/accelerator-type": "H100"}'
 AMOUNTS = (
     'JSON with amounts above 0 such as {"GPU": 1, "CPU": 4}, whole GPUs above 1, or a list of such '
@@ -26,7 +26,9 @@ def test_a_model_has_one_replica_with_a_cpu() -> None:
     assert rules() == ReplicaRules(least=1, most=1, resources={"CPU": 1})
 
 
-@pytest.mark.parametrize(("value", "found"), [("2", (2, 2)), ("1..8", (1, 8)), ("3..3", (3, 3))])
+@pytest.mark.parametrize(
+    ("value", "found"), [("2", (2, 2)), ("1..8", (1, 8)), ("3..3", (3, 3)), ("0..4", (0, 4))]
+)
 def test_replicas_are_a_number_or_a_range(value: str, found: tuple[int, int]) -> None:
     read = rules(replicas=value)
     assert (read.least, read.most) == found
@@ -51,12 +53,16 @@ def test_resources_labels_and_times_are_read() -> None:
         scale_target_wait_ms="250",
         scale_up_secs="2",
         scale_down_secs="60",
+        scale_to_zero_secs="30",
+        cold_start_limit_secs="40",
     ) == ReplicaRules(
         resources={"GPU": 0.5, "stub": 1},
         labels={"zone": "a"},
         target_wait_secs=0.25,
         up_secs=2,
         down_secs=60,
+        to_zero_secs=30,
+        cold_start_secs=40,
     )
 
 
@@ -74,7 +80,7 @@ def test_labels_are_selectors_of_ray(labels: dict[str, str]) -> None:
 
 
 WRONG = [
-    *[("replicas", value, COUNT) for value in ("", "0", "0..4", "8..1", "1..", "-1", "x", "1.5")],
+    *[("replicas", value, COUNT) for value in ("", "0", "0..0", "8..1", "1..", "-1", "x", "1.5")],
     *[
         ("replica_resources", value, AMOUNTS)
         for value in (
@@ -93,6 +99,8 @@ WRONG = [
     ("scale_target_wait_ms", "0", "a whole number from 1 to 86400000"),
     ("scale_up_secs", "1.5", "a whole number from 1 to 86400"),
     ("scale_down_secs", "86401", "a whole number from 1 to 86400"),
+    ("scale_to_zero_secs", "0", "a whole number from 1 to 86400"),
+    ("cold_start_limit_secs", "-1", "a whole number from 1 to 86400"),
 ]
 
 

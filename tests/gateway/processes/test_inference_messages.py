@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, died
+from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, RetryLater, died
 from gateway.messages import (
     InferRequest,
     InferResponse,
@@ -200,6 +200,7 @@ ERRORS = [
     died("it has ended", 3),
     AnsweredError(Code.UNKNOWN, "the model's own"),
     RefusedError(Code.UNAVAILABLE, "full"),
+    RetryLater("one is being started", 40),
     OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}"),
 ]
 

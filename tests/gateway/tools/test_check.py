@@ -310,7 +310,7 @@ parameters { key: "replicas" value { string_value: "8..1" } }
     ]
     assert findings[-1].why == (
         "model 'm': parameter 'replicas' is '8..1', expected a number from 1 to 9999, or a range "
-        "such as 1..8"
+        "such as 0..8"
     )
 
 

@@ -10,7 +10,13 @@ from starlette.responses import Response
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import read_body
-from gateway.frontends.http.errors import JSON, RETRY_AFTER_SECS, log_refusal, openai_form
+from gateway.frontends.http.errors import (
+    JSON,
+    RETRY_AFTER_SECS,
+    log_refusal,
+    openai_form,
+    retry_after,
+)
 from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
 from gateway.frontends.http.openai.request import (
     STREAMING,
@@ -261,9 +267,9 @@ def openai_error(request: Request, status: int, body: bytes) -> Response:
 
 def _refused(path: str, headers: Mapping[str, str], error: InferenceError) -> Response:
     log_refusal(path, error)
-    return _error(headers, *openai_form(error))
+    return _error({**headers, **retry_after(error)}, *openai_form(error))
 
 
 def _error(headers: Mapping[str, str], status: int, body: bytes) -> Response:
     late = {"Retry-After": RETRY_AFTER_SECS} if status == SERVICE_UNAVAILABLE else {}
-    return Response(body, status, {**headers, **late}, media_type=JSON)
+    return Response(body, status, {**late, **headers}, media_type=JSON)

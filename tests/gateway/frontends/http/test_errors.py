@@ -4,8 +4,9 @@ import json
 import re
 
 import pytest
+from starlette.requests import Request
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RetryLater
 from gateway.frontends.http.errors import (
     MAX_LOGGED,
     MAX_MESSAGE,
@@ -15,6 +16,18 @@ from gateway.frontends.http.errors import (
     plain_error,
     refused,
 )
+from gateway.frontends.http.openai.answers import openai_refused
+from gateway.frontends.http.sse import refused_stream
+
+
+def test_the_time_of_a_retry_is_that_of_the_error() -> None:
+    later = RetryLater("one is being started", 40)
+    assert error_response(later).headers["retry-after"] == "40"
+    assert refused_stream("/", later).headers["retry-after"] == "40"
+    request = Request({"type": "http", "path": "/v1/completions", "headers": []})
+    assert openai_refused(request, later).headers["retry-after"] == "40"
+    assert error_response(InferenceError(Code.UNAVAILABLE, "full")).headers["retry-after"] == "1"
+    assert "retry-after" not in error_response(InferenceError(Code.NOT_FOUND, "no")).headers
 
 
 def test_every_code_has_a_status() -> None:

@@ -1,6 +1,7 @@
 """Events on the wire, and responses that end with their stream."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.generate_codec import GenerateEncoder
+from gateway.frontends.http.keep_alive import KEEP_ALIVE, silence_comment
 from gateway.frontends.http.request_scope import WRITE_PIECE
 from gateway.frontends.http.sse import GenerateEvents, SilenceFiller, event
 from gateway.messages import InferResponse
@@ -176,7 +178,7 @@ async def test_a_comment_that_can_be_written_at_once_takes_no_task() -> None:
     async def put(piece: bytes) -> None:
         raise AssertionError("the comment was written")
 
-    with SilenceFiller(put, write, 0.001, lambda: began):
+    with SilenceFiller(put, write, 0.001, lambda: began, lambda: KEEP_ALIVE):
         while len(written) < 3:
             assert tasks_left() == []
             await asyncio.sleep(0.001)
@@ -190,12 +192,27 @@ async def test_one_comment_at_a_time_waits_for_a_slow_client() -> None:
         put.append(piece)
         await asyncio.Event().wait()
 
-    with SilenceFiller(wait, lambda piece: False, 0.001, lambda: 0.0):
+    with SilenceFiller(wait, lambda piece: False, 0.001, lambda: 0.0, lambda: KEEP_ALIVE):
         await asyncio.sleep(0.01)
         assert put == [b": keep-alive\n\n"]
         assert len(tasks_left()) == 1
     await settle()
     assert tasks_left() == []
+
+
+@pytest.mark.parametrize(
+    ("left", "comment"),
+    [
+        (39.5, b": waiting for a replica, about 40 s\n\n"),
+        (-5, b": waiting for a replica, about 1 s\n\n"),
+        (math.inf, b": waiting for a replica\n\n"),
+    ],
+)
+async def test_the_comment_of_a_request_that_waits_for_a_replica_has_the_expected_seconds(
+    left: float, comment: bytes
+) -> None:
+    assert silence_comment(asyncio.get_running_loop().time() + left) == comment
+    assert silence_comment(None) == KEEP_ALIVE
 
 
 async def test_no_comment_follows_the_end() -> None:
@@ -206,7 +223,7 @@ async def test_no_comment_follows_the_end() -> None:
         put.append(piece)
         sent.set()
 
-    with SilenceFiller(send, lambda piece: False, 0.001, lambda: 0.0):
+    with SilenceFiller(send, lambda piece: False, 0.001, lambda: 0.0, lambda: KEEP_ALIVE):
         await soon(sent.wait())  # the task has ended, and its callback is due
     await asyncio.sleep(0.01)
     assert len(put) == 1

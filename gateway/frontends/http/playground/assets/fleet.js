@@ -9,6 +9,7 @@ const STATES = {
   DRAINING: ["Draining", "unloading"],
   SILENT: ["Silent", "unavailable"],
   LOST: ["Not connected", "unavailable"],
+  NONE: ["No replica", "unavailable"],
 };
 const MS = 1e3;
 
@@ -16,10 +17,12 @@ export class Fleet {
   // What a router says of its fleet now; other servers have no replicas.
   update(fleet) {
     const replicas = fleet?.replicas ?? [];
-    $("fleet").hidden = !replicas.length;
-    const wanted = replicas.flatMap((replica) =>
+    const absent = (fleet?.models ?? []).filter((model) => !model.ready).map(absentValues);
+    $("fleet").hidden = !(replicas.length || absent.length);
+    const present = replicas.flatMap((replica) =>
       replica.models.length ? replica.models.map((model) => values(replica, model)) : [values(replica)],
     );
+    const wanted = [...present, ...absent];
     const text = JSON.stringify(wanted);
     if (text === this.shown) return; // A selection in the table stays.
     this.shown = text;
@@ -32,6 +35,12 @@ function values({ address, state, reason }, model) {
   const { name, version, trouble, refused, in_flight: inFlight, expected_wait_secs: secs } = model;
   const why = reason || refused || trouble;
   return { address, state, reason: why, name, version, inFlight, wait: milliseconds(secs * MS) };
+}
+
+// A model that no replica takes requests of.
+function absentValues({ name, version, waiting, reason, expected_start_secs: secs }) {
+  const wait = secs === null ? "" : milliseconds(secs * MS);
+  return { address: "none", state: "NONE", reason, name, version, inFlight: waiting, wait };
 }
 
 function row({ address, state, reason, name, version, inFlight, wait }) {

@@ -165,6 +165,17 @@ FLEET: dict[str, Any] = {
             "models": [{**REPLICA, "in_flight": 0, "refused": "another configuration"}],
         },
     ],
+    "models": [
+        {"name": "llama", "version": "3", "ready": 1},
+        {
+            "name": "idle",
+            "version": "1",
+            "ready": 0,
+            "waiting": 4,
+            "expected_start_secs": 40.0,
+            "reason": "no node has 8 GPU",
+        },
+    ],
 }
 
 
@@ -181,15 +192,21 @@ def test_a_router_shows_its_replicas_and_another_server_none(person: Person) -> 
     expect(table).to_be_hidden()
     shown["fleet"] = FLEET
     rows = table.locator("tbody tr")
-    expect(rows).to_have_count(3)
-    expect(rows.locator("th")).to_have_text([each["address"] for each in FLEET["replicas"]])
-    expect(rows.locator(".badge")).to_have_text(["Ready", "Not connected", "Draining"])
-    expect(rows.locator(".reason")).to_have_text(["it does not answer", "another configuration"])
-    expect(rows.locator("[data-label='Model']")).to_have_text(
-        ["llama version 3", "", "llama version 3"]
+    expect(rows).to_have_count(4)
+    addresses = [each["address"] for each in FLEET["replicas"]]
+    expect(rows.locator("th")).to_have_text([*addresses, "none"])
+    expect(rows.locator(".badge")).to_have_text(
+        ["Ready", "Not connected", "Draining", "No replica"]
     )
-    expect(rows.locator("[data-label='In flight']")).to_have_text(["12", "", "0"])
-    expect(rows.locator("[data-label='Expected wait']")).to_have_text(["250 ms", "", "250 ms"])
+    expect(rows.locator(".reason")).to_have_text(
+        ["it does not answer", "another configuration", "no node has 8 GPU"]
+    )
+    expect(rows.locator("[data-label='Model']")).to_have_text(
+        ["llama version 3", "", "llama version 3", "idle version 1"]
+    )
+    expect(rows.locator("[data-label='In flight']")).to_have_text(["12", "", "0", "4"])
+    waits = ["250 ms", "", "250 ms", re.compile(r"^40\D")]
+    expect(rows.locator("[data-label='Expected wait']")).to_have_text(waits)
     table.scroll_into_view_if_needed()
     person.picture("state-fleet")
 

@@ -1,0 +1,209 @@
+"""The requests of one model that wait in a router for a first replica."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from gateway.config import ModelConfig
+from gateway.errors import Code, InferenceError, RetryLater
+from gateway.fleet.choice import Demand
+from gateway.fleet.metrics import ModelCounts
+from gateway.fleet.scaling import LEAST_NEED, used_secs
+from gateway.messages import InferRequest
+from gateway.models.limits import Limits
+from gateway.models.replicas import ReplicaRules
+from gateway.observability.statistics import QUEUE_TIMEOUT
+from gateway.processes.inference_calls import waited_us
+
+LOOK_SECS = 1.0
+"""A silent replica that is back announces nothing: it is looked for once in this time."""
+US_PER_SEC = 1e6
+
+Coming = Callable[[str], str | None]
+"""The reason why no replica of a model comes: "" if one may, None if it has none to come."""
+
+
+class Waiter(Protocol):
+    """A request that may wait for a replica."""
+
+    request: InferRequest
+
+    def demand(self) -> Demand:
+        """Its demand now."""
+
+    def begin(self) -> None:
+        """Send it."""
+
+    def refuse(self, error: InferenceError) -> None:
+        """End it with an error."""
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+@dataclass(slots=True)
+class _Place:
+    """The place of a request: its tokens, and the timer of its end."""
+
+    tokens: int
+    timer: asyncio.TimerHandle
+
+
+class WaitingRoom(Generic[W]):
+    """The requests of a version that has no replica that takes requests, and may get one.
+
+    They are sent in their order once there is one, or end with the reason why none comes. `counts`
+    has the starts that requests have waited for. `prefill_rate` is the last known one of a replica.
+    A model `goes_to_zero` by its rules; no request waits for another one. `coming` is that of
+    addresses that are known by themselves, until it is set.
+    """
+
+    def __init__(
+        self, config: ModelConfig, counts: ModelCounts, is_ready: Callable[[], bool]
+    ) -> None:
+        self.prefill_rate = 0.0
+        self._name = config.name
+        self._rules = ReplicaRules.read(config)
+        self.goes_to_zero = not self._rules.least
+        self._most = Limits.read(config).max_in_flight
+        self._counts = counts
+        self._is_ready = is_ready
+        self.coming: Coming = lambda name: ""
+        self._places: dict[W, _Place] = {}
+        self._began_at: float | None = None
+        self._used_until = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def reason(self) -> str | None:
+        """As `Coming` has it."""
+        return self.coming(self._name) if self.goes_to_zero else None
+
+    @property
+    def need(self) -> float:
+        """The replicas that are needed for the requests here; see `gateway.fleet.scaling`."""
+        if not self._places and self._now() >= self._used_until:
+            return 0.0
+        tokens = sum(each.tokens for each in self._places.values())
+        per_replica = self.prefill_rate * self._rules.target_wait_secs
+        return max(LEAST_NEED, tokens / per_replica if per_replica else 0.0)
+
+    def takes(self, waiter: W) -> bool:
+        """Whether a request waits here; raises RetryLater if it would wait for too long."""
+        if not self.goes_to_zero or self._is_ready():
+            return False
+        reason = self.reason
+        if reason is None:
+            return False
+        now = self._now()
+        self._used_until = max(self._used_until, now + used_secs(self._rules))
+        if reason:
+            raise self._refusal(reason)
+        if self._began_at is None or (now > self._began_at + self._limit and not self._places):
+            self._began_at = now
+        left = self._patience(waiter.request)
+        expected = self._expected_at()
+        if not math.isinf(expected) and left < expected - now:
+            raise self._late("one is being started", max(1, math.ceil(expected - now)))
+        if len(self._places) >= self._most:
+            text = f"{self._most} requests wait for it, the most that may ('max_in_flight')"
+            raise self._late(f"one is being started, and {text}", 1)
+        self._add(waiter, left)
+        return True
+
+    def discard(self, waiter: W) -> None:
+        """Remove a request that has ended, or is sent."""
+        place = self._places.pop(waiter, None)
+        if place is None:
+            return
+        place.timer.cancel()
+        if waiter.request.sink is not None:
+            waiter.request.sink.replica_at = None
+        if not self._places and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def look(self) -> None:
+        """Send the requests if a replica is ready, end them if none comes."""
+        if self._began_at is None and not self._places:
+            return
+        if self._is_ready():
+            self._started()
+        elif reason := self.reason:
+            self.refuse_all(reason)
+
+    def refuse_all(self, reason: str) -> None:
+        """End the requests: no replica comes."""
+        self._began_at = None
+        for waiter in self.take_all():
+            waiter.refuse(self._refusal(reason))
+
+    def _started(self) -> None:
+        if self._began_at is not None:
+            self._counts.started(self._now() - self._began_at)
+        self._began_at = None
+        for waiter in self.take_all():
+            waiter.begin()
+
+    def take_all(self) -> list[W]:
+        """Remove all requests; returns them in their order."""
+        waiters = list(self._places)
+        for each in waiters:
+            self.discard(each)
+        return waiters
+
+    def _add(self, waiter: W, left: float) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(left, self._expire, waiter, left)
+        self._places[waiter] = _Place(waiter.demand().tokens, timer)
+        if waiter.request.sink is not None:
+            waiter.request.sink.replica_at = self._expected_at()
+        if self._timer is None:
+            self._timer = loop.call_later(LOOK_SECS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LOOK_SECS, self._look_again)
+        self.look()
+
+    def _expire(self, waiter: W, waited_secs: float) -> None:
+        self.discard(waiter)
+        if waited_secs < self._limit:
+            text = f"{QUEUE_TIMEOUT}: model '{self._name}' has no replica yet"
+            waiter.refuse(InferenceError(Code.UNAVAILABLE, text))
+            return
+        left = self._expected_at() - self._now()
+        text = f"one is being started, and a request waits for {self._limit:g} s at most"
+        waiter.refuse(self._late(text, 1 if math.isinf(left) else max(1, math.ceil(left))))
+
+    def _patience(self, request: InferRequest) -> float:
+        """The time for which a request may wait."""
+        if not request.timeout_us:
+            return self._limit
+        return min(self._limit, max(0, request.timeout_us - waited_us(request)) / US_PER_SEC)
+
+    def _expected_at(self) -> float:
+        """The time at which a replica is expected; infinite before the first start."""
+        mean, began_at = self._counts.start_secs, self._began_at
+        return math.inf if mean is None or began_at is None else began_at + mean
+
+    @property
+    def _limit(self) -> float:
+        return self._rules.cold_start_secs
+
+    def _refusal(self, reason: str) -> InferenceError:
+        return InferenceError(
+            Code.UNAVAILABLE, f"model '{self._name}' has no replica, and none can start: {reason}"
+        )
+
+    def _late(self, why: str, secs: int) -> RetryLater:
+        about = "" if self._counts.start_secs is None else f", expected in about {secs} s"
+        return RetryLater(f"model '{self._name}' has no replica; {why}{about}", secs)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
