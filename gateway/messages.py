@@ -277,15 +277,20 @@ class InferResponse:
         return None
 
 
-def response_of_text(name: str, text: bytes, tokens: int | None) -> InferResponse:
+def response_of_text(
+    name: str, text: bytes, tokens: int | None, shape: tuple[int, ...] = (1,)
+) -> InferResponse:
     """A response with one output of one element of BYTES, and the number of its tokens if any."""
-    outputs = (Tensor(name, Datatype.BYTES, (1,), (text,)),)
+    outputs = (Tensor(name, Datatype.BYTES, shape, (text,)),)
     usage = None if tokens is None else Usage(completion_tokens=tokens)
     return InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage)
 
 
 def responses_of_texts(
-    name: str, texts: Sequence[bytes], tokens: Sequence[int | None]
+    name: str,
+    texts: Sequence[bytes],
+    tokens: Sequence[int | None],
+    shape: tuple[int, ...] = (1,),
 ) -> list[InferResponse]:
     """The `response_of_text` of each."""
-    return [response_of_text(name, *each) for each in zip(texts, tokens, strict=True)]
+    return [response_of_text(name, *each, shape) for each in zip(texts, tokens, strict=True)]

@@ -266,8 +266,7 @@ class RoutedRequest:
         if run is None:
             return False
         if sent is not None:
-            for each in run.responses():
-                sent.take(each)
+            sent.take_texts(run.name, run.texts, run.tokens)
         sink.put_texts(run.name, run.texts, run.tokens)
         return True
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import NO_PARAMETERS, InferResponse, Usage
+from gateway.messages import InferResponse, responses_of_texts
 from gateway.processes.inference_messages import LARGE_BYTES, MOST_DIMS, read_length
 from gateway.tensor import LENGTH_BYTES, Datatype, Tensor
 
@@ -38,14 +38,7 @@ class TextRun(msgspec.Struct, array_like=True, gc=False):
 
     def responses(self) -> Sequence[InferResponse]:
         """The responses, at least one."""
-        return [
-            InferResponse(
-                outputs=(Tensor(self.name, Datatype.BYTES, self.shape, (text,)),),
-                parameters=NO_PARAMETERS,
-                usage=None if tokens is None else Usage(completion_tokens=tokens),
-            )
-            for text, tokens in zip(self.texts, self.tokens, strict=True)
-        ]
+        return responses_of_texts(self.name, self.texts, self.tokens, self.shape)
 
 
 _encode = msgspec.msgpack.Encoder().encode
