@@ -35,6 +35,8 @@ from loadtests.support.servers import (
 )
 
 HERE = Path(__file__).parent
+STEADY_STREAMS, STEADY_RATE, STEADY_SECS = 256, 20_000, 3.0
+"""Streams, their responses per second, and the time of a measurement."""
 INFER = "/v2/models/add_sub/infer"
 SIXTEEN = [float(number) for number in range(16)]
 REQUEST = json.dumps(
@@ -50,6 +52,7 @@ REQUEST = json.dumps(
 def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure small inferences, streams and large tensors, through a router and without one.
 
+    At a steady rate the processor time of the router is compared with that of a frontend, too.
     Then the cached part of prompts on several replicas, and the time of a choice.
     """
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 32], metavar="N,N")
@@ -81,6 +84,7 @@ def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
     contenders = [
         gateway(HERE / "models"),
         gateway(folder / "empty", "gateway, router", f"--fleet=static:127.0.0.1:{ports.grpc}"),
+        gateway(HERE / "models", "gateway, 1 frontend", "--frontends=1"),
     ]
     steps: Sequence[Step] = [
         ("add_sub, 1 client", partial(_latency, asked.requests)),
@@ -89,6 +93,13 @@ def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
             for kind, name in streams.NAMES.items()
             if kind in ("sse", "frames")
             for count in asked.streams
+        ),
+        *(
+            (
+                f"{wire} at {STEADY_RATE}/s",
+                partial(streams.steady_cost, wire, STEADY_STREAMS, STEADY_RATE, STEADY_SECS),
+            )
+            for wire in streams.WIRES
         ),
     ]
     with serving(hosted, asked.server_cpus):

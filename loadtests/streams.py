@@ -171,7 +171,7 @@ def _frontends(asked: argparse.Namespace, _: Path, console: Console) -> Report:
         for count in asked.frontends
     ]
     steps: Sequence[Step] = [
-        (f"{wire}, {count} streams", partial(_cost, wire, count, asked))
+        (f"{wire}, {count} streams", partial(steady_cost, wire, count, asked.rate, asked.secs))
         for wire in WIRES
         for count in asked.streams
     ]
@@ -179,19 +179,20 @@ def _frontends(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     return rounds.compare_contenders(title, contenders, steps, asked, console)[1]
 
 
-def _cost(
-    wire: str, count: int, asked: argparse.Namespace, server: Server
+def steady_cost(
+    wire: str, count: int, per_sec: int, secs: float, server: Server
 ) -> Mapping[Metric, float]:
+    """The processor time of each response of streams that together have that many per second."""
     time.sleep(SETTLED_SECS)
-    delay_us = round(count / asked.rate * 1e6)
-    each = round(asked.secs * 1e6 / delay_us)
+    delay_us = round(count / per_sec * 1e6)
+    each = round(secs * 1e6 / delay_us)
     with spending(server.pid) as spent:
         began = time.perf_counter()
         found = uvloop.run(_read_all(wire, server, count, each, delay_us))
         took = time.perf_counter() - began
     if found != count * each:
         raise LoadTestFailed(f"{wire}: found {found} responses, expected {count * each}")
-    line, unit_us = Line(f"{wire} at {asked.rate}/s", "response", count, "stream"), 1e6 / found
+    line, unit_us = Line(f"{wire} at {per_sec}/s", "response", count, "stream"), 1e6 / found
     parts = {"the server": SERVER, "all frontends": FRONTENDS}
     return {
         **line.costs(found / took, spent.secs * unit_us),
