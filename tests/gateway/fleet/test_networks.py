@@ -129,8 +129,7 @@ async def routed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Routed]:
     """A router that has the first replica through the network, and the second without it."""
-    for name, secs in (("PING_SECS", 0.01), ("SILENT_SECS", 0.1), ("GONE_SECS", 0.3)):
-        monkeypatch.setattr(connection, name, secs)
+    monkeypatch.setattr(connection, "PING_SECS", 0.01)
     async with routing(tmp_path, network, replicas[1]) as found:
         yield found
 
@@ -169,7 +168,10 @@ async def test_requests_of_a_broken_network_are_answered_by_another_replica_and_
     network: Network,
     to_router: Change | None,
     to_replica: Change | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if _nothing in (to_router, to_replica):
+        monkeypatch.setattr(connection, "GONE_SECS", 2.0)
     first, second = replicas
     streams = [routed.dataplane.infer(generation(str(number))) for number in range(STREAMS)]
     await until(lambda: len(first.calls) + len(second.calls) == STREAMS)
