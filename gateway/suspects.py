@@ -16,7 +16,7 @@ ENDS = 2
 """A request is refused after it was executing at the end of this many processes."""
 KEPT_SECS = 600.0
 MOST = 1024
-"""Of more suspects the oldest are forgotten."""
+"""Of more suspects the oldest are forgotten, first of all those that are not refused."""
 KEY_BYTES = 16
 """The bytes of a fingerprint."""
 SAMPLES, SAMPLE_BYTES = 1024, 1024
@@ -61,17 +61,23 @@ class Suspects:
 
     def mark(self, key: bytes, size: int, process: Hashable, age_secs: float = 0.0) -> Suspect:
         """Mark a request as a suspect by its fingerprint: this process ended some time ago."""
-        self._forget_old()
-        suspect = self.remove(key) or Suspect(key, size)
+        suspect = self.get(key) or Suspect(key, size)
+        self.remove(key)
         suspect.seen = max(suspect.seen, self._clock() - age_secs)
         suspect.ended.add(process)
-        self.found[key] = suspect  # behind all others: the first one is the oldest
-        if age_secs:
-            self.found = dict(sorted(self.found.items(), key=lambda found: found[1].seen))
+        if len(self.found) >= MOST:
+            self._forget_old()
+        if len(self.found) >= MOST:
+            lesser = (each.key for each in self.found.values() if not each.is_refused)
+            self.remove(next(lesser, next(iter(self.found))))
+        self.found[key] = suspect
         self._sizes[suspect.size] += 1
-        if len(self.found) > MOST:
-            self.remove(next(iter(self.found)))
         return suspect
+
+    def get(self, key: bytes) -> Suspect | None:
+        """The suspect of a fingerprint."""
+        suspect = self.found.get(key)
+        return None if suspect is None or self.age_secs(suspect) >= KEPT_SECS else suspect
 
     def clear(self, request: InferRequest, load: bytes = b"") -> Suspect | None:
         """Clear a request: a process has executed it and is alive. The suspect that it was."""
@@ -84,7 +90,7 @@ class Suspects:
         # Most requests need not be hashed: no suspect has as many bytes.
         if not self.found or not self._sizes[_size(request)]:
             return None
-        return self.found.get(fingerprint(request, load))
+        return self.get(fingerprint(request, load))
 
     def remove(self, key: bytes) -> Suspect | None:
         """Clear a request by its fingerprint; the suspect that it was."""
@@ -100,6 +106,10 @@ class Suspects:
         return self._clock() - suspect.seen
 
     def _forget_old(self) -> None:
+        """Forget old ones up to the first that is not.
+
+        An old one behind it came with an age: to sort the table would block others.
+        """
         oldest = self._clock() - KEPT_SECS
         while self.found and next(iter(self.found.values())).seen <= oldest:
             self.remove(next(iter(self.found)))

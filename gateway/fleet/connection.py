@@ -263,7 +263,7 @@ class ReplicaConnection:
             self._take_prefixes(*read_prefixes(frame.payload))
         elif frame.kind == FleetKind.PONG:
             self.counts.ponged(asyncio.get_running_loop().time())
-        elif frame.kind == FleetKind.SUSPECT and self._channel is not None:
+        elif frame.kind == FleetKind.SUSPECTS and self._channel is not None:
             self.suspects.hear(self._channel, frame.payload)
         elif frame.kind == FleetKind.ROUTERS:
             self.on_routers(read_table(frame.payload, self._address.host))

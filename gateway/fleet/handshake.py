@@ -7,8 +7,10 @@ import hashlib
 import hmac
 import secrets
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gateway import __version__
 from gateway.policy.caller import shown
@@ -36,7 +38,7 @@ class FleetKind(FrameKind):
     PREFIXES = 37  # `KeyChanges`: the prefixes of prompts that a replica gained and lost
     COPY = 38  # `ConversationCopy`: a conversation after a turn
     ROUTERS = 40  # the table of the routers that listen for others; replaces the last one
-    SUSPECT = 41  # `SuspectFrame`: a request that was executing when a process ended
+    SUSPECTS = 41  # `SharedSuspect`s: requests that were executing when processes ended
     BULK = 48  # the replica receives large tensors on their connection from now on
     TENSOR = 49  # `bulk.ANNOUNCEMENT`: the next large tensor of a message of the call
     LARGE_REQUEST = 50  # starts a call: the number of large tensors, and a request without them
@@ -76,7 +78,7 @@ class Hello(msgspec.Struct):
     sluice: str
     fleet: str
     role: str
-    id: str
+    id: Annotated[str, Meta(max_length=32)]
     nonce: str
     secret: bool
     link: str = ""

@@ -4,7 +4,7 @@ A router sends each one to its replicas, which pass it on to their other routers
 """
 
 import logging
-from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import Annotated
 
@@ -23,7 +23,7 @@ log = logging.getLogger("sluice.fleet")
 _Natural = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class SuspectFrame(msgspec.Struct, array_like=True, frozen=True):
+class SharedSuspect(msgspec.Struct, array_like=True, frozen=True):
     """A request by its fingerprint, and a process that ended while it executed it.
 
     Without a process the request has been answered. `age_secs` is the time since the end, because
@@ -37,69 +37,80 @@ class SuspectFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 _write = msgspec.msgpack.Encoder().encode
-_read = msgspec.msgpack.Decoder(SuspectFrame).decode
+_read = msgspec.msgpack.Decoder(list[SharedSuspect]).decode
 
 
 class SharedSuspects:
     """The suspects of one end of connections: it sends them to the other ends that have joined.
 
-    An end that `relays` passes on what it hears: a replica does.
+    An end that `relays` passes on what it hears: a replica does. The suspects of a turn of the
+    event loop are one frame.
     """
 
     def __init__(self, *, relays: bool) -> None:
         self.known = Suspects()
         self._relays = relays
-        self._channels: set[Channel] = set()
+        self._unsent: dict[Channel, list[msgspec.Raw]] = {}
 
     def join(self, channel: Channel) -> None:
         """Send all suspects to another end, and later ones until it leaves."""
-        self._channels.add(channel)
-        for each in self._frames():
-            channel.send(FleetKind.SUSPECT, NO_CALL, _write(each))
+        self._unsent[channel] = []
+        for suspect in self.known.found.values():
+            age_secs = int(self.known.age_secs(suspect))
+            if age_secs < KEPT_SECS:
+                for process in suspect.ended:
+                    found = SharedSuspect(suspect.key, suspect.size, str(process), age_secs)
+                    self._add(channel, msgspec.Raw(_write(found)))
 
     def leave(self, channel: Channel) -> None:
         """Send no more to another end."""
-        self._channels.discard(channel)
+        self._unsent.pop(channel, None)
 
     def hear(self, channel: Channel, payload: bytes) -> None:
-        """Take a suspect, or its answer, of another end; DecodeError if it is malformed."""
-        frame = _read(payload)
-        if self._take(frame) and self._relays:
-            self._send(frame, self._channels - {channel})
+        """Take suspects and answers of another end; DecodeError if they are malformed."""
+        for each in _read(payload):
+            if self._take(each) and self._relays:
+                self._send(each, heard_from=channel)
 
     def add(self, request: InferRequest, load: bytes, process: str) -> Suspect:
         """Mark a request as a suspect at all routers: this process has ended."""
         suspect = self.known.add(request, process, load)
-        self._send(SuspectFrame(suspect.key, suspect.size, process), self._channels)
+        self._send(SharedSuspect(suspect.key, suspect.size, process))
         return suspect
 
     def clear(self, request: InferRequest, load: bytes) -> None:
         """Clear a request at all routers: it was answered."""
         suspect = self.known.clear(request, load)
         if suspect is not None:
-            self._send(SuspectFrame(suspect.key), self._channels)
+            self._send(SharedSuspect(suspect.key))
 
-    def _take(self, frame: SuspectFrame) -> bool:
+    def _take(self, found: SharedSuspect) -> bool:
         """Note what another end knows; whether it is new."""
-        if not frame.process:
-            return self.known.remove(frame.key) is not None
-        before = self.known.found.get(frame.key)
-        if before is not None and (before.is_refused or frame.process in before.ended):
+        if not found.process:
+            return self.known.remove(found.key) is not None
+        before = self.known.get(found.key)
+        if before is not None and (before.is_refused or found.process in before.ended):
             return False
-        self.known.mark(frame.key, frame.size, frame.process, frame.age_secs)
+        self.known.mark(found.key, found.size, found.process, found.age_secs)
         return True
 
-    def _frames(self) -> Iterator[SuspectFrame]:
-        for each in self.known.found.values():
-            age_secs = int(self.known.age_secs(each))
-            if age_secs < KEPT_SECS:
-                for process in each.ended:
-                    yield SuspectFrame(each.key, each.size, str(process), age_secs)
+    def _send(self, suspect: SharedSuspect, heard_from: Channel | None = None) -> None:
+        written = msgspec.Raw(_write(suspect))
+        for each in self._unsent:
+            if each is not heard_from:
+                self._add(each, written)
 
-    def _send(self, frame: SuspectFrame, channels: set[Channel]) -> None:
-        payload = _write(frame)
-        for each in channels:
-            each.send(FleetKind.SUSPECT, NO_CALL, payload)
+    def _add(self, channel: Channel, written: msgspec.Raw) -> None:
+        unsent = self._unsent[channel]
+        unsent.append(written)
+        if len(unsent) == 1:
+            channel.before_write(partial(self._flush, channel))
+
+    def _flush(self, channel: Channel) -> None:
+        unsent = self._unsent.get(channel)
+        if unsent:
+            self._unsent[channel] = []
+            channel.send(FleetKind.SUSPECTS, NO_CALL, _write(unsent))
 
 
 class ModelSuspects:
@@ -127,9 +138,8 @@ class ModelSuspects:
             )
 
     def executed(self, request: InferRequest) -> None:
-        """Clear a request of suspicion: its replica has executed it."""
-        if self._shared.known.found:
-            self._shared.clear(request, self._load)
+        """Clear a request of suspicion: its replica has answered it, without an error."""
+        self._shared.clear(request, self._load)
 
     def add(self, request: InferRequest, process: str) -> bool:
         """Mark a request as a suspect: its process was lost. Whether it is refused from now on."""

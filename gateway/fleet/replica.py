@@ -93,16 +93,16 @@ class RouterLink(AcceptedLink):
     def hear(self, frame: Frame) -> None:
         if frame.kind in (InferenceKind.REQUEST, FleetKind.LARGE_REQUEST):
             self._begin(frame)
-        elif frame.kind == FleetKind.SUSPECT:
-            self._hear_suspect(frame.payload)
+        elif frame.kind == FleetKind.SUSPECTS:
+            self._hear_suspects(frame.payload)
         else:
             self.bulk.hear(frame)
 
-    def _hear_suspect(self, payload: bytes) -> None:
+    def _hear_suspects(self, payload: bytes) -> None:
         try:
             self._port.suspects.hear(self.channel, payload)
         except msgspec.DecodeError as error:
-            log.warning("router dropped", extra={"reason": f"a suspect cannot be read: {error}"})
+            log.warning("router dropped", extra={"reason": f"suspects cannot be read: {error}"})
             self.close()
 
     def check(self, handshake: Handshake) -> None:

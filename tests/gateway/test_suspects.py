@@ -81,6 +81,22 @@ def test_only_a_request_with_the_size_of_a_suspect_is_hashed(
     assert suspects.find(text_request("gone")) is None
 
 
+def test_many_suspects_of_one_loss_end_no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 3)
+    suspects = Suspects()
+    for process in ("one", "two"):
+        suspects.add(text_request("bad"), process)
+    for number in range(9):
+        suspects.add(text_request(str(number)), "three")
+    assert len(suspects.found) == 3
+    assert suspects.find(text_request("bad"))
+    assert suspects.find(text_request("8"))
+    for number in range(7, 9):
+        suspects.add(text_request(str(number)), "four")
+    assert suspects.add(text_request("new"), "four").key in suspects.found
+    assert suspects.find(text_request("bad")) is None
+
+
 def test_a_process_that_ended_ten_minutes_ago_counts_no_more() -> None:
     now = [0.0]
     suspects = Suspects(lambda: now[0])

@@ -1,6 +1,7 @@
 """Suspects that the routers of a fleet share through their replicas."""
 
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,15 +47,28 @@ class End(SharedSuspects):
 
 
 class _Wire:
-    """The channel of one end, whose frames the other end hears at once."""
+    """The channel of one end, whose frames the other end hears at once, or after `turn`."""
 
     def __init__(self, end: End) -> None:
         self.end = end
         self.far: _Wire | None = None
         self.channel: Any = self
+        self.due: list[Callable[[], None]] | None = None
+
+    def before_write(self, send: Callable[[], None]) -> None:
+        if self.due is None:
+            send()
+        else:
+            self.due.append(send)
+
+    def turn(self) -> None:
+        """End a turn of the event loop."""
+        due, self.due = self.due or [], []
+        for each in due:
+            each()
 
     def send(self, kind: int, call: int, payload: bytes) -> None:
-        assert (kind, call) == (FleetKind.SUSPECT, NO_CALL)
+        assert (kind, call) == (FleetKind.SUSPECTS, NO_CALL)
         assert self.far is not None
         self.end.sent += 1
         self.far.end.hear(self.far.channel, payload)
@@ -90,6 +104,36 @@ def test_a_later_end_gets_all_suspects_from_both_sides() -> None:
     assert marks(later) == [{"one"}]
 
 
+def test_the_suspects_of_a_turn_are_one_frame_for_each_end() -> None:
+    router, replicas = End(), [End(relays=True) for _ in range(2)]
+    for each in replicas:
+        router.connect(each)
+    wires: list[Any] = list(router._unsent)  # noqa: SLF001 - the channels that it has
+    for turn in (1, 2):
+        for wire in wires:
+            wire.due = []
+        for number in range(9):
+            router.add(text_request(f"{turn} {number}"), LOAD, "one")
+        router.clear(text_request(f"{turn} 0"), LOAD)
+        for wire in wires:
+            wire.turn()
+        assert router.sent == turn * len(replicas)
+        assert [len(each.known.found) for each in replicas] == [8 * turn] * 2
+
+
+def test_an_old_suspect_of_a_replica_does_not_hide_a_new_loss() -> None:
+    first, replica, other = End(), End(relays=True), End()
+    for router in (first, other):
+        router.connect(replica)
+    first.add(text_request(), LOAD, "one")
+    for each in (first, replica, other):
+        each.now = KEPT_SECS
+    first.add(text_request(), LOAD, "one")
+    assert marks(other) == [{"one"}]
+    assert other.known.find(text_request(), LOAD)
+    assert not other.add(text_request(), LOAD, "one").is_refused
+
+
 def test_suspects_are_kept_for_ten_minutes_on_all_clocks() -> None:
     first, replica, later = End(now=5000.0), End(relays=True, now=1.0), End(now=70.0)
     first.connect(replica)
@@ -122,7 +166,7 @@ def _channel() -> Any:
 
 def _frame(**fields: Any) -> bytes:
     whole = {"key": KEY, "size": 1, "process": "one", "age_secs": 0} | fields
-    return msgspec.msgpack.encode(list(whole.values()))
+    return msgspec.msgpack.encode([list(whole.values())])
 
 
 MALFORMED = {
@@ -146,7 +190,7 @@ async def test_a_router_that_sends_a_malformed_suspect_is_dropped_and_others_are
         port = replica.port.ports["fleet"]
         async with connecting(port) as router, connecting(port) as neighbour:
             channels = [_open_channel(router), _open_channel(neighbour)]
-            channels[0].send(FleetKind.SUSPECT, NO_CALL, payload)
+            channels[0].send(FleetKind.SUSPECTS, NO_CALL, payload)
             await soon(channels[0].lost())
             assert not channels[1].is_lost
             assert replica.port.suspects.known.found == {}
@@ -168,7 +212,7 @@ async def test_a_replica_that_sends_a_malformed_suspect_is_connected_anew(
     routed: Routed, replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "FIRST_PAUSE_SECS", 0.01)
-    replicas[0].send(FleetKind.SUSPECT, MALFORMED["cut-short"])
+    replicas[0].send(FleetKind.SUSPECTS, MALFORMED["cut-short"])
     await until(lambda: len(replicas[0].links) == 2)
     await back(routed)
     assert len(replicas[1].links) == 1
@@ -185,7 +229,7 @@ async def test_a_port_of_a_replica_passes_suspects_on_and_keeps_them_for_later_r
         assert replica.port.suspects.known.found.keys() == first.suspects.known.found.keys()
         await until(lambda: not replica.port.links)
         for each in (first.suspects, replica.port.suspects):
-            assert not each._channels  # noqa: SLF001 - a lost one stays with those that it has
+            assert not each._unsent  # noqa: SLF001 - a lost one stays with those that it has
 
 
 async def dying(routed: Routed, replicas: list[Replica], instance: int) -> str:
