@@ -24,8 +24,9 @@ class InferenceError(Exception):
     The message names the object, the found and the expected value. It is sent to the client
     unchanged, so it must not contain a path of the host or a traceback.
 
-    `dead_instance` is the number of the instance that died while it executed the request, 0 if the
-    request was not executed because there is no instance. It is None for other errors.
+    `dead_instance` is the number of the instance that died while it executed the request; 0 in an
+    error of an instance itself, whose number its caller knows. It is None for other errors.
+    `lacks_instance`: the request was not executed, because there is no instance.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -33,6 +34,7 @@ class InferenceError(Exception):
         self.code = code
         self.message = message
         self.dead_instance: int | None = None
+        self.lacks_instance = False
 
     @property
     def reason(self) -> str:
@@ -71,9 +73,16 @@ class RetryLater(RefusedError):
 
 
 def died(message: str, instance: int = 0) -> InferenceError:
-    """The error of a request whose instance has died, or that no instance is left to execute."""
+    """The error of a request whose instance has died while it executed it."""
     error = InferenceError(Code.UNAVAILABLE, message)
     error.dead_instance = instance
+    return error
+
+
+def no_instance(message: str) -> InferenceError:
+    """The error of a request that was not executed, because there is no instance."""
+    error = InferenceError(Code.UNAVAILABLE, message)
+    error.lacks_instance = True
     return error
 
 

@@ -63,6 +63,7 @@ class EnsembleInstance(Instance):
                 text = f"in ensemble '{self._name}', {error.message}"
                 failed = InferenceError(error.code, text)
                 failed.dead_instance = error.dead_instance
+                failed.lacks_instance = error.lacks_instance and run.calls == 1
                 yield index, failed
             finally:
                 run.cancel()

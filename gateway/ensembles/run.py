@@ -17,13 +17,14 @@ class EnsembleRun:
     """One request in progress; its creator calls `cancel` at the end.
 
     A step starts once all of its inputs exist; independent steps execute concurrently. Events of
-    the members' streams are queued; `work` handles them in the task of the request. All methods
-    but `change` are synchronous.
+    the members' streams are queued; `work` handles them in the task of the request. `calls` counts
+    those of members so far. All methods but `change` are synchronous.
     """
 
     def __init__(self, ensemble: LoadedEnsemble, request: InferRequest) -> None:
         self._ensemble = ensemble
         self.request = request
+        self.calls = 0
         self._plan = ensemble.plan(request)
         self._calls: set[StepCall] = set()
         self._queued: dict[_QueuedStep, None] = {}
@@ -113,6 +114,7 @@ class EnsembleRun:
 
     def _begin(self, flow: DataFlow, loaded: LoadedStep) -> None:
         request = loaded.requests.make(self.request, flow.values)
+        self.calls += 1
         try:
             stream = loaded.member.call(request)
         except InferenceError:

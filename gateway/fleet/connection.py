@@ -172,7 +172,7 @@ class ReplicaConnection:
 
     def lose_instance(self, key: Key, number: int) -> None:
         """Count the death of an instance as one failure of its model, by the number it had."""
-        if number and number not in self._dead_instances:
+        if number not in self._dead_instances:
             self._dead_instances.append(number)
             self.fail(key)
 

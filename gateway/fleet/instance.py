@@ -37,7 +37,7 @@ class FleetInstance(Instance):
     A request whose replica is lost before its first response is sent to another one, once, unless
     its execution may have had effects. A text is continued at another one where that is right. The
     same holds if the instance at the replica dies. A request to which two of them have sent nothing
-    is refused for ten minutes.
+    is refused for ten minutes. One that replicas have no instance for is sent to all in turn.
     """
 
     concurrency = None
@@ -58,8 +58,8 @@ class FleetInstance(Instance):
         self.key: Key = (offer.name, offer.version)
         self.prompts = prompts
         self._version = str(offer.version)
-        self._is_repeatable = is_repeatable(config)
-        may_continue = self._is_repeatable and generates_text(config)
+        self.is_repeatable = is_repeatable(config)
+        may_continue = self.is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
         self.suspects = suspects
         random = Random()
@@ -104,7 +104,7 @@ class FleetInstance(Instance):
         self.counts.wait.observe(call.expected_secs)
         if prompt is not None and prompt.keys:
             self.prompts.index.expect(known.id, prompt.keys, asyncio.get_running_loop().time())
-        if self._is_repeatable and not routed.has_begun and sequence_of(request) is None:
+        if self.is_repeatable and not routed.has_begun and sequence_of(request) is None:
             self.waiting.add(routed, known, ahead)
         return call
 
@@ -118,29 +118,21 @@ class FleetInstance(Instance):
 
     def note_failure(self, replica: ReplicaConnection, error: InferenceError) -> None:
         """Count an error of a replica, unless it drains; a loss is counted by the connection."""
-        if error.dead_instance is None and not is_failure(error):
+        if error.lacks_instance:
+            return
+        if not error.dead_instance and not is_failure(error):
             replica.answered(self.key)
         elif replica.state is not ReplicaState.READY:
             return
-        elif error.dead_instance is not None:
+        elif error.dead_instance:
             replica.lose_instance(self.key, error.dead_instance)
         else:
             replica.fail(self.key)
 
-    def has_cut(self, replica: ReplicaConnection, error: InferenceError) -> bool:
-        """Whether a stream ended with its instance, or because its replica ends itself."""
-        is_of_replica = is_failure(error) and replica.state is not ReplicaState.READY
-        return bool(error.dead_instance) or is_of_replica
-
-    def may_repeat(self, replica: ReplicaConnection, error: InferenceError, *, lost: bool) -> bool:
-        """Whether another replica may get a request without a response."""
-        if lost or error.dead_instance:
-            return self._is_repeatable
-        if error.dead_instance is not None:
-            return True  # it was not executed
-        # A replica that is about to end refuses requests.
-        is_refused = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
-        return is_refused and replica.state is not ReplicaState.READY
+    def is_refused(self, replica: ReplicaConnection, error: InferenceError) -> bool:
+        """Whether a replica has not executed a request for a reason that others do not have."""
+        is_refusal = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
+        return error.lacks_instance or (is_refusal and replica.state is not ReplicaState.READY)
 
     def lost(self, replica: ReplicaConnection, when: str, error: InferenceError) -> InferenceError:
         """The error of a request whose replica was lost, or its instance there by that error."""
@@ -173,7 +165,7 @@ class RoutedRequest:
         self._sink = request.sink
         self.tried: list[ReplicaConnection] = []
         self._call: ReplicaCall | None = None
-        self.has_begun = self._call_has_begun = False
+        self.has_begun = self._call_has_begun = self._was_lost = False
         self._sent: SentText | None = None
         self._cut: InferenceError | None = None
         self._waits = False
@@ -311,32 +303,44 @@ class RoutedRequest:
         call.leave()
         self._call = None
         self._instance.waiting.discard(self)
-        is_cut = is_lost or self._instance.has_cut(replica, error)
-        process = replica.id if is_lost else f"{replica.id}/{error.dead_instance}"
+        process = replica.id if is_lost else ""
+        if error.dead_instance and not is_lost:
+            process = f"{replica.id}/{error.dead_instance}"
+        ends_itself = is_failure(error) and replica.state is not ReplicaState.READY
+        is_cut = bool(process) or ends_itself
         if is_cut and self._sent is not None and self._sent.is_complete:
             self._end(None)
             return
         if not is_lost:
             self._instance.note_failure(replica, error)
-        if not self._call_has_begun and (is_lost or error.dead_instance):
+        if process and not self._call_has_begun:
             self._instance.suspect(self.request, process)
         try:
             if self.has_begun:
                 self._continue(replica, error, is_lost=is_lost, is_cut=is_cut)
             else:
-                self._repeat(replica, error, is_lost=is_lost)
+                self._repeat(replica, error, is_lost=is_lost, was_executed=bool(process))
         except InferenceError as found:
             self._end(found)
 
-    def _repeat(self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool) -> None:
+    def _repeat(
+        self,
+        replica: ReplicaConnection,
+        error: InferenceError,
+        *,
+        is_lost: bool,
+        was_executed: bool,
+    ) -> None:
         """Send a request without a response to another replica; raises InferenceError."""
-        may_repeat = self._instance.may_repeat(replica, error, lost=is_lost)
-        if is_lost or error.dead_instance:
+        may_repeat = self._instance.is_refused(replica, error)
+        if was_executed:
             self._instance.suspects.check(self.request)
+            may_repeat = self._instance.is_repeatable and not self._was_lost
+            self._was_lost = True
         if is_lost:
-            effects = "" if may_repeat else "; it may have had effects"
+            effects = "" if self._instance.is_repeatable else "; it may have had effects"
             error = self._instance.lost(replica, f"while it executed the request{effects}", error)
-        if not may_repeat or len(self.tried) > 1:
+        if not may_repeat:
             raise error
         try:
             self._send(self.request)

@@ -286,7 +286,7 @@ class FleetPort(AcceptingPort[RouterLink]):
             return self._dataplane.infer(request, trace=trace)
         except InferenceError as error:
             refusal = RefusedError(error.code, error.message)
-            refusal.dead_instance = error.dead_instance
+            refusal.lacks_instance = error.lacks_instance
             raise refusal from None
 
     async def _announce(self) -> None:

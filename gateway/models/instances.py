@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.backend import Instance
 from gateway.config import ModelConfig
-from gateway.errors import InferenceError, died
+from gateway.errors import InferenceError, died, no_instance
 from gateway.models.closings import Closings
 from gateway.models.instance_groups import Placement
 from gateway.models.limits import Limits
@@ -302,11 +302,13 @@ class Instances:
         log.error("model given up", extra={"model": self._config.name, "reason": trouble})
         self._trouble = trouble
         if not self.able:
-            self._on_unavailable(self._failed(trouble))
+            self._on_unavailable(no_instance(self._text(trouble)))
 
-    def _failed(self, reason: str, instance: Instance | None = None) -> InferenceError:
-        text = f"model '{self._config.name}' failed: {reason}"
-        return died(text, 0 if instance is None else instance.number)
+    def _failed(self, reason: str, instance: Instance) -> InferenceError:
+        return died(self._text(reason), instance.number)
+
+    def _text(self, reason: str) -> str:
+        return f"model '{self._config.name}' failed: {reason}"
 
 
 def register_slots(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:

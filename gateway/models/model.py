@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError, died
+from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.instances import Instances, InstanceSlot
@@ -285,7 +285,7 @@ class Model:
         return self.instances.close()
 
     def _unable(self) -> InferenceError:
-        return died(f"model '{self.name}' is unavailable: {self.instances.trouble}")
+        return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")
 
     def _full(self) -> InferenceError:
         self.statistics.rejected()

@@ -75,6 +75,11 @@ class Record:
         self._started_ns = self._last_ns = self.progress_ns = time.perf_counter_ns()
         self._statistics.pending -= 1
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an instance has the request."""
+        return bool(self._started_ns)
+
     def queued_again(self) -> None:
         """Record that the request is back in its queue: the instance did not execute it."""
         if self._started_ns:
@@ -312,9 +317,9 @@ class RequestsInFlight(dict[Record, ResponseStream]):
             self._idle.set()
 
     def abandon(self, error: InferenceError) -> None:
-        """End every request with this error."""
-        for stream in tuple(self.values()):
-            stream.abandon(error)
+        """End every request with this error, which says of none in execution that it was not."""
+        for record, stream in tuple(self.items()):
+            stream.abandon(error.again() if record.has_begun else error)
 
     async def drained(self) -> None:
         """Wait until there is no request."""

@@ -23,6 +23,7 @@ class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
     refused: bool = False
     dead_instance: Annotated[int, Meta(ge=0)] | None = None
     retry_secs: Annotated[int, Meta(ge=0)] = 0
+    lacks_instance: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -56,6 +57,7 @@ def written_error(error: InferenceError) -> ErrorMessage:
         refused=isinstance(error, RefusedError),
         dead_instance=error.dead_instance,
         retry_secs=error.secs if isinstance(error, RetryLater) else 0,
+        lacks_instance=error.lacks_instance,
     )
 
 
@@ -67,6 +69,7 @@ def error_of(found: ErrorMessage) -> InferenceError:
         return RetryLater(found.message, found.retry_secs)
     error = _kind(found)(found.code, found.message)
     error.dead_instance = found.dead_instance
+    error.lacks_instance = found.lacks_instance
     return error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.backend import Answer, Begun, Instance, Note, NotSent, SingleExecutions
-from gateway.errors import Code, InferenceError, died
+from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
@@ -389,7 +389,7 @@ def _fail(entries: Iterable[Entry], error: InferenceError) -> None:
 
 def _dead(entries: Sequence[Entry]) -> InferenceError:
     model = entries[0].request.model
-    return died(f"model '{model}' failed: its instance has died")
+    return no_instance(f"model '{model}' failed: its instance has died")
 
 
 def _unexpected(model: str) -> str:

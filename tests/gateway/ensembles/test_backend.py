@@ -8,7 +8,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.scheduling import EnsembleScheduling, EnsembleStep
 from gateway.ensembles.backend import EnsembleInstance
-from gateway.errors import Code, InferenceError, died
+from gateway.errors import Code, InferenceError, died, no_instance
 from gateway.messages import InferResponse, Phases, RequestedOutput, SequenceTag
 from tests.builders import (
     FLAG,
@@ -192,6 +192,24 @@ async def test_the_death_of_a_step_is_that_of_the_request(serve: Serve) -> None:
         with pytest.raises(InferenceError, match="in ensemble 'e', its worker has ended") as caught:
             await soon(stream.only())
     assert caught.value.dead_instance == ensemble["a"].number
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["refused", "queued"])
+@pytest.mark.parametrize("lacking", ["a", "b"])
+async def test_a_request_was_not_executed_only_if_its_first_step_has_no_instance(
+    serve: Serve, lacking: str, *, queued: bool
+) -> None:
+    ensemble = chain(serve)
+    ensemble.models[lacking].instances.able = queued
+    with ensemble.ask() as stream:
+        if lacking == "b":
+            (await ensemble["a"].begun()).finish("m")
+        if queued:
+            (await ensemble[lacking].begun()).answer(no_instance("no restart is left"))
+        with pytest.raises(InferenceError, match="in ensemble 'e', ") as caught:
+            await soon(stream.only())
+    assert caught.value.dead_instance is None
+    assert caught.value.lacks_instance is (lacking == "a")
 
 
 async def test_the_first_step_that_fails_ends_the_request_and_stops_the_others(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.errors import InferenceError, RefusedError, died
+from gateway.errors import InferenceError, RefusedError, died, no_instance
 from gateway.fleet import connection
 from gateway.fleet.choice import ANY_REQUEST
 from gateway.messages import InferRequest
@@ -16,7 +16,7 @@ from gateway.settings import FleetSettings, ModelSettings
 from gateway.stream import ResponseStream
 from tests.builders import soon, text_request, text_response, texts
 from tests.conformance.models import identity
-from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
+from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.in_one_loop import SETTINGS, running
 from tests.gateway.fleet.large_ends import connecting, listening_port
 from tests.gateway.fleet.losing import KEY, LLM, generation, read, taken
@@ -42,7 +42,7 @@ def dead(instance: int = 7) -> InferenceError:
 def unable() -> InferenceError:
     """The refusal of a replica whose model has no instance."""
     refusal = RefusedError(dead().code, "model 'text' is unavailable: it is being restarted")
-    refusal.dead_instance = 0
+    refusal.lacks_instance = True
     return refusal
 
 
@@ -119,7 +119,7 @@ async def test_a_continuation_that_fails_names_the_death_before_it(
 
 
 @pytest.mark.parametrize("error", [dead(), unable()], ids=["executed", "refused"])
-async def test_a_request_that_may_have_had_effects_is_repeated_if_it_was_not_executed(
+async def test_a_request_that_may_have_had_effects_is_repeated_only_if_it_was_not_executed(
     tmp_path: Path, replicas: list[FakeReplica], error: InferenceError
 ) -> None:
     for each in replicas:
@@ -128,13 +128,56 @@ async def test_a_request_that_may_have_had_effects_is_repeated_if_it_was_not_exe
         with routed.dataplane.infer(generation()) as stream:
             first, call = await taken(*replicas)
             first.fail(call, error)
-            if error.dead_instance:
+            if not error.lacks_instance:
                 assert await failure(stream) == dead().message
                 return
             other, call = await taken(*replicas)
             other.answer(call, "hello")
             assert texts(await read(stream, 1)) == ["hello"]
     assert not any(each.calls for each in replicas)
+
+
+@pytest.mark.parametrize("died_at_last", [False, True], ids=["answered", "died"])
+async def test_a_request_that_replicas_have_no_instance_for_is_sent_to_all_in_turn(
+    tmp_path: Path, replicas: list[FakeReplica], *, died_at_last: bool
+) -> None:
+    async with listening() as third, listening() as fourth:
+        each_one = [*replicas, third, fourth]
+        for each in each_one:
+            each.offer(offered(LLM))
+        async with routing(tmp_path, *each_one) as routed:
+            with routed.dataplane.infer(generation()) as stream:
+                asked = []
+                for error in (unable(), unable(), dead() if died_at_last else unable()):
+                    found, call = await taken(*each_one)
+                    found.fail(call, error)
+                    asked.append(found)
+                found, call = await taken(*each_one)
+                found.answer(call, "hello")
+                assert texts(await read(stream, 1)) == ["hello"]
+            assert len({*asked, found}) == 4
+            assert sums(routed)["retries"] == 3
+
+
+async def test_a_request_is_repeated_once_though_a_third_replica_had_no_instance(
+    tmp_path: Path, replicas: list[FakeReplica]
+) -> None:
+    async with listening() as third, listening() as fourth:
+        each_one = [*replicas, third, fourth]
+        for each in each_one:
+            each.offer(offered(LLM))
+        async with routing(tmp_path, *each_one) as routed:
+            with routed.dataplane.infer(generation()) as stream:
+                for error in (dead(), unable()):
+                    found, call = await taken(*each_one)
+                    found.fail(call, error)
+                last, call = await taken(*each_one)
+                with routed.dataplane.infer(generation()) as equal:
+                    found, clearing = await taken(*each_one)
+                    found.answer(clearing, "no suspect")
+                    await read(equal, 1)
+                last.fail(call, dead())
+                assert await failure(stream) == dead().message
 
 
 @pytest.mark.parametrize("error", [dead(), unable()], ids=["executed", "refused"])
@@ -200,7 +243,7 @@ async def test_a_replica_says_that_its_model_has_no_instance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object, **__: object) -> ResponseStream:
-        raise dead(0)
+        raise no_instance("model 'text' is unavailable: it is being restarted")
 
     async with listening_port() as replica:
         monkeypatch.setattr(replica.port._dataplane, "infer", refuse)  # noqa: SLF001
@@ -212,7 +255,7 @@ async def test_a_replica_says_that_its_model_has_no_instance(
             with pytest.raises(RefusedError) as caught:
                 call.take()
             call.leave()
-    assert caught.value.dead_instance == 0
+    assert caught.value.lacks_instance
 
 
 async def test_requests_at_an_instance_that_is_ended_are_answered_by_another_replica(

@@ -98,6 +98,26 @@ async def test_a_request_that_waits_in_a_retired_instance_fails_with_it(serve: S
     await soon(leaving.closed.wait())
 
 
+async def test_a_request_at_a_retired_instance_was_executed_though_the_model_is_given_up(
+    serve: Serve,
+) -> None:
+    leaving, staying = ScriptedInstance(1), ScriptedInstance(1)
+    config = replace(TEXT, parameters={"restart_tries": "0"})
+    model = serve(leaving, staying, config=config)
+    streams = [model.submit(text_request(text)) for text in "abc"]
+    await leaving.begun()
+    await staying.begun()
+    dismiss(model, leaving)
+    staying.die("its worker has died")
+    errors = []
+    for stream in streams:
+        with pytest.raises(InferenceError, match="its worker has died") as caught:
+            await soon(read_all(stream))
+        errors.append(caught.value)
+    assert [each.lacks_instance for each in errors] == [False, False, True]
+    assert [each.dead_instance for each in errors] == [None, staying.number, None]
+
+
 async def test_an_instance_that_lives_is_closed_once_its_sequences_have_ended(
     serve: Serve,
 ) -> None:

@@ -170,13 +170,14 @@ async def test_restarts_are_tried_again_and_then_given_up(
         assert executed.value.dead_instance == instance.number
         with pytest.raises(InferenceError) as caught:
             await soon(read_all(queued))
-        assert (caught.value.code, caught.value.dead_instance) == (Code.UNAVAILABLE, 0)
+        assert (caught.value.code, caught.value.dead_instance) == (Code.UNAVAILABLE, None)
+        assert caught.value.lacks_instance
         assert "its engine has stopped; given up after 2 restarts" in caught.value.message
     assert spares.loads == 2
     assert model.trouble == "its engine has stopped; given up after 2 restarts"
     with pytest.raises(InferenceError, match="given up after 2 restarts") as caught:
         model.submit(text_request())
-    assert caught.value.dead_instance == 0
+    assert caught.value.lacks_instance
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert "model given up" in told
 

@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, RetryLater, died
+from gateway.errors import (
+    AnsweredError,
+    Code,
+    InferenceError,
+    RefusedError,
+    RetryLater,
+    died,
+    no_instance,
+)
 from gateway.messages import (
     InferRequest,
     InferResponse,
@@ -198,6 +206,7 @@ def test_a_prompt_with_foreign_keys_is_refused(keys: tuple[bytes, ...]) -> None:
 ERRORS = [
     InferenceError(Code.NOT_FOUND, "gone"),
     died("it has ended", 3),
+    no_instance("it is being restarted"),
     AnsweredError(Code.UNKNOWN, "the model's own"),
     RefusedError(Code.UNAVAILABLE, "full"),
     RetryLater("one is being started", 40),
