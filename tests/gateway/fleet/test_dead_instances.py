@@ -239,6 +239,18 @@ async def test_a_replica_whose_instances_die_again_and_again_is_left_out(
     assert routed.router.connections[0].loads[KEY].refused_until > 0
 
 
+async def test_a_replica_that_has_no_instance_for_requests_has_not_failed(
+    routed: Routed, replicas: list[FakeReplica]
+) -> None:
+    first = await only_first(routed, replicas)
+    for _ in range(3):
+        with routed.dataplane.infer(generation()) as stream:
+            _, call = await taken(first)
+            first.fail(call, no_instance("model 'text' failed: given up"))
+            await failure(stream)
+    assert routed.router.connections[0].loads[KEY].refused_until < 0
+
+
 async def test_a_replica_says_that_its_model_has_no_instance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

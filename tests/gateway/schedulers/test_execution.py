@@ -67,6 +67,18 @@ async def test_the_error_of_an_instance_that_has_died_has_its_number(
     assert caught.value.dead_instance == instance.number != ScriptedInstance().number
 
 
+async def test_a_request_for_an_instance_that_has_died_before_is_not_executed(
+    instance: ScriptedInstance, execute: Execute
+) -> None:
+    instance.die("its worker has ended")
+    (stream,) = execute("first").streams
+    with pytest.raises(InferenceError) as caught:
+        await soon(read_all(stream))
+    assert caught.value.lacks_instance
+    assert caught.value.dead_instance is None
+    assert instance.asked == []
+
+
 async def test_the_error_of_one_request_does_not_affect_its_batch(
     instance: ScriptedInstance, execute: Execute
 ) -> None:
