@@ -39,6 +39,9 @@ class SharedSuspect(msgspec.Struct, array_like=True, frozen=True):
 _write = msgspec.msgpack.Encoder().encode
 _read = msgspec.msgpack.Decoder(list[SharedSuspect]).decode
 
+_Unsent = list[tuple[Channel | None, msgspec.Raw]]
+"""The suspects of a turn, each with the end that it was heard from."""
+
 
 class SharedSuspects:
     """The suspects of one end of connections: it sends them to the other ends that have joined.
@@ -50,21 +53,26 @@ class SharedSuspects:
     def __init__(self, *, relays: bool) -> None:
         self.known = Suspects()
         self._relays = relays
-        self._unsent: dict[Channel, list[msgspec.Raw]] = {}
+        self._channels: set[Channel] = set()
+        self._unsent: _Unsent = []
 
     def join(self, channel: Channel) -> None:
         """Send all suspects to another end, and later ones until it leaves."""
-        self._unsent[channel] = []
+        self._channels.add(channel)
+        self._unsent = []  # those that are not sent yet are among all
+        every: list[msgspec.Raw] = []
         for suspect in self.known.found.values():
             age_secs = int(self.known.age_secs(suspect))
             if age_secs < KEPT_SECS:
                 for process in suspect.ended:
                     found = SharedSuspect(suspect.key, suspect.size, str(process), age_secs)
-                    self._add(channel, msgspec.Raw(_write(found)))
+                    every.append(msgspec.Raw(_write(found)))
+        if every:
+            channel.send(FleetKind.SUSPECTS, NO_CALL, _write(every))
 
     def leave(self, channel: Channel) -> None:
         """Send no more to another end."""
-        self._unsent.pop(channel, None)
+        self._channels.discard(channel)
 
     def hear(self, channel: Channel, payload: bytes) -> None:
         """Take suspects and answers of another end; DecodeError if they are malformed."""
@@ -95,22 +103,18 @@ class SharedSuspects:
         return True
 
     def _send(self, suspect: SharedSuspect, heard_from: Channel | None = None) -> None:
-        written = msgspec.Raw(_write(suspect))
-        for each in self._unsent:
-            if each is not heard_from:
-                self._add(each, written)
-
-    def _add(self, channel: Channel, written: msgspec.Raw) -> None:
-        unsent = self._unsent[channel]
-        unsent.append(written)
+        unsent = self._unsent
+        unsent.append((heard_from, msgspec.Raw(_write(suspect))))
         if len(unsent) == 1:
-            channel.before_write(partial(self._flush, channel))
+            for each in self._channels:
+                each.before_write(partial(self._flush, each, unsent))
 
-    def _flush(self, channel: Channel) -> None:
-        unsent = self._unsent.get(channel)
-        if unsent:
-            self._unsent[channel] = []
-            channel.send(FleetKind.SUSPECTS, NO_CALL, _write(unsent))
+    def _flush(self, channel: Channel, unsent: _Unsent) -> None:
+        if unsent is self._unsent:
+            self._unsent = []
+        every = [written for heard_from, written in unsent if heard_from is not channel]
+        if every:
+            channel.send(FleetKind.SUSPECTS, NO_CALL, _write(every))
 
 
 class ModelSuspects:

@@ -108,7 +108,7 @@ def test_the_suspects_of_a_turn_are_one_frame_for_each_end() -> None:
     router, replicas = End(), [End(relays=True) for _ in range(2)]
     for each in replicas:
         router.connect(each)
-    wires: list[Any] = list(router._unsent)  # noqa: SLF001 - the channels that it has
+    wires: list[Any] = list(router._channels)  # noqa: SLF001 - the channels that it has
     for turn in (1, 2):
         for wire in wires:
             wire.due = []
@@ -119,6 +119,19 @@ def test_the_suspects_of_a_turn_are_one_frame_for_each_end() -> None:
             wire.turn()
         assert router.sent == turn * len(replicas)
         assert [len(each.known.found) for each in replicas] == [8 * turn] * 2
+
+
+def test_an_end_that_joins_in_a_turn_gets_the_suspects_before_and_after() -> None:
+    router, replica, later = End(), End(relays=True), End(relays=True)
+    router.connect(replica)
+    wires: list[Any] = list(router._channels)  # noqa: SLF001 - the channels that it has
+    wires[0].due = []
+    router.add(text_request("before"), LOAD, "one")
+    router.connect(later)
+    router.add(text_request("after"), LOAD, "one")
+    wires[0].turn()
+    for each in (replica, later):
+        assert len(each.known.found) == 2
 
 
 def test_an_old_suspect_of_a_replica_does_not_hide_a_new_loss() -> None:
@@ -229,7 +242,7 @@ async def test_a_port_of_a_replica_passes_suspects_on_and_keeps_them_for_later_r
         assert replica.port.suspects.known.found.keys() == first.suspects.known.found.keys()
         await until(lambda: not replica.port.links)
         for each in (first.suspects, replica.port.suspects):
-            assert not each._unsent  # noqa: SLF001 - a lost one stays with those that it has
+            assert not each._channels  # noqa: SLF001 - a lost one stays with those that it has
 
 
 async def dying(routed: Routed, replicas: list[Replica], instance: int) -> str:
