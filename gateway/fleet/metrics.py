@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.backend import MetricReading
 from gateway.observability.metrics import histogram_samples
@@ -72,22 +72,21 @@ class ReplicaCounts:
     losses: int = 0
     copies_dropped: int = 0
     hop_secs: float | None = None
-    _pinged_at: float | None = None
+    _pinged_at: deque[float] = field(default_factory=deque)
 
     def lost(self) -> None:
         """Count a lost connection."""
         self.losses += 1
-        self._pinged_at = None
+        self._pinged_at.clear()
 
     def pinged(self, now: float) -> None:
-        """Note the time of a ping, unless an earlier one has no answer yet."""
-        if self._pinged_at is None:
-            self._pinged_at = now
+        """Note the time of a ping."""
+        self._pinged_at.append(now)
 
     def ponged(self, now: float) -> None:
-        """Note the answer to a ping."""
-        if self._pinged_at is not None:
-            self.hop_secs, self._pinged_at = now - self._pinged_at, None
+        """Note the answer to the earliest ping without one."""
+        if self._pinged_at:
+            self.hop_secs = now - self._pinged_at.popleft()
 
 
 class ModelCounts:
