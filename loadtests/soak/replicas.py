@@ -2,13 +2,13 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 from loadtests.support.servers import ServerFailed, free_ports, tail
@@ -18,7 +18,8 @@ FLAGS = ("--rate-limit=execution_count", "--model-load-thread-count=8", "--exit-
 START_SECS = 120.0
 STOP_SECS = 40.0
 POLL_SECS = 0.05
-LISTENING = "listening for=fleet "
+READY = re.compile(r"^\s+fleet\s+\S+:\d+\s*$", re.MULTILINE)
+"""The line of a log after all models are ready."""
 
 
 class Replicas:
@@ -27,10 +28,11 @@ class Replicas:
     def __init__(self, folder: Path, repository: Path) -> None:
         self._folder = folder
         self._repository = repository
-        self._numbers = count(1)
         ports = free_ports()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._logs: dict[int, Path] = {}
+        self._killed: list[str] = []
+        """The lines that killed replicas have logged before."""
         for port in (ports.http, ports.grpc):
             self._start(port)
 
@@ -39,19 +41,39 @@ class Replicas:
         """The flags of their router."""
         return ["--fleet=static:" + ",".join(f"127.0.0.1:{port}" for port in self._processes)]
 
+    @property
+    def processes(self) -> Mapping[int, subprocess.Popen[bytes]]:
+        """The running ones by port."""
+        return self._processes
+
+    @property
+    def are_ready(self) -> bool:
+        """Each has every model."""
+        return all(READY.search(_text(log)) for log in self._logs.values())
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The lines of all logs until now, those of killed replicas until their kill."""
+        return [*self._killed, *(line for log in self._logs.values() for line in _lines(log))]
+
+    def dump(self, port: int) -> Path:
+        """The file for the dump of one."""
+        return self._folder / f"dump-{port}"
+
     def wait_ready(self) -> None:
-        """Wait until routers can connect; ServerFailed if one has ended."""
+        """Wait until each has every model; ServerFailed if one has ended."""
         deadline = time.monotonic() + START_SECS
-        for port, process in self._processes.items():
-            log = self._logs[port]
-            while LISTENING not in log.read_text(errors="replace"):
+        while not self.are_ready:
+            for port, process in self._processes.items():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise ServerFailed(f"the replica at port {port} does not start\n{tail(log)}")
-                time.sleep(POLL_SECS)
+                    log = tail(self._logs[port])
+                    raise ServerFailed(f"the replica at port {port} does not start\n{log}")
+            time.sleep(POLL_SECS)
 
     def restart_one(self, chance: random.Random) -> None:
         """Kill a replica, and start another one at its port."""
         port = chance.choice(list(self._processes))
+        self._killed += _lines(self._logs[port])
         self._kill(port)
         self._start(port)
 
@@ -87,10 +109,11 @@ class Replicas:
         temporary = self._folder / f"temporary-{port}"
         temporary.mkdir(exist_ok=True)
         command = [
-            *(sys.executable, "-m", "gateway", "replica", "*", *FLAGS),
+            *(sys.executable, "-m", "loadtests.soak.server", str(self.dump(port))),
+            *("replica", "*", *FLAGS),
             *(f"--model-repository={self._repository}", f"--fleet-port={port}"),
         ]
-        self._logs[port] = self._folder / f"replica-{next(self._numbers)}.log"
+        self._logs[port] = self._folder / f"replica-{port}.log"
         with self._logs[port].open("wb") as log:
             self._processes[port] = subprocess.Popen(
                 command,
@@ -101,3 +124,11 @@ class Replicas:
                 env=os.environ | {"TMPDIR": str(temporary)},
                 start_new_session=True,
             )
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace")
+
+
+def _lines(log: Path) -> Sequence[str]:
+    return _text(log).splitlines()

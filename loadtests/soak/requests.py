@@ -1,6 +1,8 @@
 """Requests of the soak's models on each wire, checks of their answers, and counts."""
 
+import math
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,8 +236,13 @@ DROPPED = "--resumable-buffer-size"
 EXPIRED = "no such stream to go on with"
 """A client whose frontend was killed may resume late."""
 
-LOST = re.compile(r"\breplicas?\b|disconnected|conversation")
-"""Refusals of a router whose replica was killed; a conversation may have been there."""
+LOST = re.compile(
+    r"replica [0-9a-f]{16} was lost (while it executed the request; it may have had effects|after )"
+)
+"""Requests at a replica that was killed, unless another one executes or continues them."""
+
+LOSS_SECS = 5.0
+"""Clients have read the refusals of a killed replica's requests after this time."""
 
 SEQUENCE = re.compile("sequence|correlation|Request was cancelled", re.IGNORECASE)
 """Requests of a sequence end with the one before them."""
@@ -266,8 +273,8 @@ class Tally:
     cuts: bool = False
     """Connections may end any time: frontends were killed, or the server stops."""
 
-    losses: bool = False
-    """Replicas of the server were killed, and their requests may end."""
+    lost_at: float = -math.inf
+    """The time when a replica of the server was last killed: its requests may end."""
 
     def ask(self, question: Question) -> None:
         """Count a request, of which a part at least was sent."""
@@ -284,7 +291,7 @@ class Tally:
         self.refusals[f"{refusal.code} {NUMBERS.sub('N', refusal.text)[:100]}"] += 1
         cut = self.cuts and (refusal.code == "UNAVAILABLE" or EXPIRED in refusal.text)
         asked_for = stopped and CANCELLED.search(refusal.text)
-        lost = self.losses and LOST.search(refusal.text)
+        lost = time.monotonic() < self.lost_at + LOSS_SECS and LOST.search(refusal.text)
         if not (cut or asked_for or lost or explained(model, refusal)):
             self.surprise(f"{model.name}: {refusal}")
 

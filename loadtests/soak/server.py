@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,10 @@ READY = re.compile(r"^\s+grpc\s+\S+:\d+\s*$", re.MULTILINE)
 SAMPLE = re.compile(r'^(\w+)\{.*?model="([^"]+)".*\} (\S+)$')
 ERROR = re.compile(r"^E\d{4} |^Traceback ")
 KILLED = "|".join(model.name for model in MODELS if Trouble.KILLED in model.troubles)
-EXPLAINED = re.compile(
+FRONTEND_KILLED = re.compile(r"frontend \d+ ended status=-9 ")
+WORKER_KILLED = re.compile(
     rf"(instance died|restart failed|request quarantined) model=({KILLED}) "
     rf"|finalize failed model=({KILLED}) .* it was ended by SIGKILL"
-    r"|frontend \d+ ended status=-9 "
 )
 
 
@@ -66,6 +66,8 @@ POOLED = {"/memfd": 64}
 
 FOLLOWING = {"cr": "cr_await", "ag": "ag_await", "gi": "gi_yieldfrom"}
 """The attribute with the awaited object, by the prefix of the attributes of its kind."""
+
+AT_REPLICA = " at replica "
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Census:
             found += [
                 f"{noun}: {count} of {kind}, {then.get(kind, 0)} before"
                 for kind, count in now.items()
-                if count > max(then.get(kind, 0), POOLED.get(kind, 0))
+                if count > max(then.get(kind, 0), POOLED.get(kind.partition(AT_REPLICA)[0], 0))
             ]
         return found
 
@@ -97,6 +99,15 @@ class Census:
             for kind, count in before.processes.items()
             if count > self.processes.get(kind, 0)
         ]
+
+    def with_replica(self, port: int, found: "Census") -> "Census":
+        """This and that of a replica, without its files: those of killed ones remain."""
+        counts = {
+            noun: getattr(self, noun)
+            | {f"{kind}{AT_REPLICA}{port}": count for kind, count in getattr(found, noun).items()}
+            for noun in ("processes", "descriptors", "tasks")
+        }
+        return replace(self, **counts)
 
 
 @dataclass(slots=True)
@@ -134,9 +145,14 @@ class SoakServer:
         return (self.folder / "log").read_text(errors="replace")
 
     def errors(self) -> Sequence[str]:
-        """The lines of the log with an error that no act explains."""
-        lines = self.log.splitlines()
-        return [line for line in lines if ERROR.match(line) and not EXPLAINED.search(line)]
+        """The lines of its log, and of those of its replicas, with an error no act explains."""
+        killed, lines = [FRONTEND_KILLED], self.log.splitlines()
+        if self.replicas is None:
+            killed.append(WORKER_KILLED)
+        else:
+            lines += self.replicas.lines
+        errors = filter(ERROR.match, lines)
+        return [line for line in errors if not any(each.search(line) for each in killed)]
 
     def metrics(self) -> Mapping[tuple[str, str], float]:
         """Samples by metric and model; those of several labels are added."""
@@ -149,19 +165,18 @@ class SoakServer:
 
     def dump(self) -> Sequence[str]:
         """A line for each task of its event loop; none if the loop is blocked."""
-        path = self.folder / "dump"
-        path.unlink(missing_ok=True)
-        self.process.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + DUMP_SECS
-        while not path.exists():
-            if time.monotonic() > deadline:
-                return []
-            time.sleep(POLL_SECS)
-        return path.read_text().splitlines()
+        return _dump(self.process, self.folder / "dump")
 
     def take_census(self) -> Census:
-        """All that it holds at this moment."""
-        return take(self.pid, self.folder / "temporary", self.dump())
+        """All that it, and its replicas once they are ready, hold at this moment."""
+        temporary = self.folder / "temporary"
+        found = take(self.pid, temporary, self.dump())
+        if self.replicas is not None:
+            self.replicas.wait_ready()
+            for port, process in self.replicas.processes.items():
+                tasks = _dump(process, self.replicas.dump(port))
+                found = found.with_replica(port, take(process.pid, temporary, tasks))
+        return found
 
     def begin_stop(self) -> None:
         """Send SIGTERM without waiting."""
@@ -224,6 +239,17 @@ def _started(folder: Path, flags: Sequence[str], replicas: Replicas | None) -> S
         )
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
     return SoakServer(folder, process, flags, replicas)
+
+
+def _dump(process: subprocess.Popen[bytes], path: Path) -> Sequence[str]:
+    path.unlink(missing_ok=True)
+    process.send_signal(signal.SIGUSR1)
+    deadline = time.monotonic() + DUMP_SECS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return []
+        time.sleep(POLL_SECS)
+    return path.read_text().splitlines()
 
 
 def _end(server: SoakServer) -> None:

@@ -81,8 +81,8 @@ class Report:
 
     @property
     def late(self) -> str:
-        """The failure of the probes in words, unless processes were killed, and started again."""
-        if self.probes.good or self.tally.cuts or self.tally.losses:
+        """The failure of the probes in words, unless frontends were killed, and started again."""
+        if self.probes.good or self.tally.cuts:
             return ""
         worst = self.probes.worst.unexplained
         return f"late: the server held {self.probes.held} probes, one for {worst:.2f} s"

@@ -27,7 +27,7 @@ FRONTEND_START_SECS = 20.0
 
 REPLICA = "replica"
 REPLICA_PAUSE_SECS = 20.0
-"""Replicas are killed after this time: one of the two has every model by then."""
+"""A replica is killed at most this often."""
 
 LATELY_SECS = 90.0
 RELOADED = [
@@ -125,13 +125,14 @@ class Disturbances:
             self._kill(frontends(self.server.pid))
 
     async def kill_replica(self) -> None:
-        """Kill a replica of the router; another one starts at its port."""
+        """Kill a replica of the router while all have every model; another starts at its port."""
         now, last = time.monotonic(), self.kills.get(REPLICA, [-REPLICA_PAUSE_SECS])[-1]
-        if self.server.replicas is not None and now > last + REPLICA_PAUSE_SECS:
+        replicas = self.server.replicas
+        if replicas is not None and now > last + REPLICA_PAUSE_SECS and replicas.are_ready:
             self.kills[REPLICA] = [now]
-            self.tally.losses = True
+            self.tally.lost_at = now
             self.tally.acts["kill of a replica"] += 1
-            await asyncio.to_thread(self.server.replicas.restart_one, self.random)
+            await asyncio.to_thread(replicas.restart_one, self.random)
 
     def _kill(self, processes: Sequence[int]) -> None:
         if processes:

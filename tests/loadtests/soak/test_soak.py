@@ -1,12 +1,16 @@
 """The soak notices what it looks for: leaks, false counters, exchanged answers, late probes."""
 
 import json
+import math
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -14,11 +18,22 @@ from tritonclient.grpc import service_pb2
 from loadtests.soak import requests
 from loadtests.soak.models import BY_NAME
 from loadtests.soak.probe import Probes, Sample
-from loadtests.soak.requests import Question, Refused, Route, Tally, Wrong, explained
-from loadtests.soak.server import Census
-from loadtests.soak.soak import accounts
+from loadtests.soak.replicas import Replicas
+from loadtests.soak.requests import LOSS_SECS, Question, Refused, Route, Tally, Wrong, explained
+from loadtests.soak.server import Census, SoakServer
+from loadtests.soak.soak import Options, Report, accounts
+from loadtests.soak.storm import Disturbances
 from tests.serving import ROOT, wait_until
 
+ERROR = "E1129 12:00:01.000000 1 server.py:1] instance died model=killed "
+REPLICA = f"""#!/bin/sh
+echo "I1129 12:00:00.000000 1 accepting.py:213] listening for=fleet port=1"
+for port; do :; done
+until [ -e "$0$port" ]; do sleep 0.01; done
+echo "{ERROR}"
+echo "   fleet  localhost:1"
+exec sleep 60
+"""
 NOTHING = Census(processes={}, descriptors={}, tasks={}, files={}, memory_bytes=0)
 WAITING = """
 import asyncio, sys
@@ -45,6 +60,15 @@ def test_more_of_anything_is_a_leak(noun: str) -> None:
     after = replace(NOTHING, **{noun: {"kind": 3}})
     assert after.grown(before) == [f"{noun}: 3 of kind, 2 before"]
     assert before.grown(after) == []
+
+
+def test_more_of_anything_at_a_replica_is_a_leak() -> None:
+    before = NOTHING.with_replica(1, replace(NOTHING, descriptors={"/memfd": 1, "socket": 2}))
+    found = replace(NOTHING, descriptors={"/memfd": 64, "socket": 3}, tasks={"read": 1})
+    assert NOTHING.with_replica(1, found).grown(before) == [
+        "descriptors: 3 of socket at replica 1, 2 before",
+        "tasks: 1 of read at replica 1, 0 before",
+    ]
 
 
 def test_a_process_that_is_not_started_again_is_noticed() -> None:
@@ -152,11 +176,70 @@ def test_a_dump_names_the_line_where_a_task_waits(tmp_path: Path) -> None:
     assert path.read_text().startswith("read < <string>:12 read < <string>:8 events < locks.py:")
 
 
-def test_refusals_for_a_lost_replica_are_explained_after_its_kill_only() -> None:
-    question = Question(model=BY_NAME["direct"], number=1)
-    texts = ("replica 1 was lost before its first response", "an answer of another model")
-    for losses in (False, True):
-        tally = Tally(losses=losses)
-        for text in texts:
-            tally.refuse(question, Refused("503", text))
-        assert tally.surprises == [f"direct: 503 {text}" for text in texts[losses:]]
+@pytest.mark.parametrize(
+    ("text", "ago_secs", "is_explained"),
+    [
+        ("while it executed the request; it may have had effects", 0.0, True),
+        ("after 3 tokens; not continued: its model is no engine", 0.0, True),
+        ("after its first response", 2 * LOSS_SECS, False),
+        ("after its first response", math.inf, False),
+        ("while it executed the request", 0.0, False),
+    ],
+)
+def test_refusals_for_a_lost_replica_are_explained_after_its_kill_only(
+    text: str, ago_secs: float, is_explained: bool
+) -> None:
+    tally = Tally(lost_at=time.monotonic() - ago_secs)
+    refusal = Refused("503", f"model 'direct': replica 0123456789abcdef was lost {text}")
+    tally.refuse(Question(model=BY_NAME["direct"], number=1), refusal)
+    assert bool(tally.surprises) is not is_explained
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model 'direct' version 1 has no replica that takes requests (it is draining)",
+        "conversation 1 of model 'direct' is not open",
+        "client disconnected before the request body was complete",
+    ],
+)
+def test_other_refusals_of_a_router_are_not_explained_by_a_kill(text: str) -> None:
+    tally = Tally(lost_at=time.monotonic())
+    tally.refuse(Question(model=BY_NAME["direct"], number=1), Refused("503", text))
+    assert tally.surprises == [f"direct: 503 {text}"]
+
+
+def test_late_probes_of_a_router_are_judged_although_replicas_were_killed() -> None:
+    tally, late = Tally(lost_at=time.monotonic()), Probes([Sample(3.0, 0.0, 0.0)])
+    options = Options(1.0, 1, is_router=True)
+    assert Report(options, tally, late).late == "late: the server held 1 probes, one for 3.00 s"
+    tally.cuts = True
+    assert Report(options, tally, late).late == ""
+
+
+async def test_a_replica_is_killed_once_each_has_every_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(REPLICA)
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    replicas = Replicas(tmp_path, tmp_path)
+    try:
+        server = SoakServer(tmp_path, Mock(), replicas=replicas)
+        disturbances = Disturbances(server, Tally(), random.Random(1))
+        first, second = (tmp_path / f"program--fleet-port={port}" for port in replicas.processes)
+        first.touch()
+        wait_until(lambda: len(replicas.lines) == 4, "the first replica is ready")
+        await disturbances.kill_replica()
+        assert not disturbances.tally.acts
+        second.touch()
+        replicas.wait_ready()
+        await disturbances.kill_replica()
+        replicas.wait_ready()
+        await disturbances.kill_replica()
+        assert disturbances.tally.acts == {"kill of a replica": 1}
+        (tmp_path / "log").write_text("")
+        assert server.errors() == [ERROR] * 3
+    finally:
+        replicas.kill()
