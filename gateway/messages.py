@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -281,9 +282,7 @@ def response_of_text(
     name: str, text: bytes, tokens: int | None, shape: tuple[int, ...] = (1,)
 ) -> InferResponse:
     """A response with one output of one element of BYTES, and the number of its tokens if any."""
-    outputs = (Tensor(name, Datatype.BYTES, shape, (text,)),)
-    usage = None if tokens is None else Usage(completion_tokens=tokens)
-    return InferResponse(outputs=outputs, parameters=NO_PARAMETERS, usage=usage)
+    return responses_of_texts(name, (text,), (tokens,), shape)[0]
 
 
 def responses_of_texts(
@@ -293,4 +292,16 @@ def responses_of_texts(
     shape: tuple[int, ...] = (1,),
 ) -> list[InferResponse]:
     """The `response_of_text` of each."""
-    return [response_of_text(name, *each, shape) for each in zip(texts, tokens, strict=True)]
+    return [
+        InferResponse(
+            outputs=(Tensor(name, Datatype.BYTES, shape, (text,)),),
+            parameters=NO_PARAMETERS,
+            usage=None if count is None else _usage(count),
+        )
+        for text, count in zip(texts, tokens, strict=True)
+    ]
+
+
+@lru_cache(1024)
+def _usage(tokens: int) -> Usage:
+    return Usage(completion_tokens=tokens)
