@@ -79,8 +79,8 @@ def main(port: int) -> None:
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port, "access_log": False})
     serve.run(Front.bind(Behind.bind()))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.pause()
     except KeyboardInterrupt:
         serve.shutdown()

@@ -16,7 +16,7 @@ from gateway.models.replicas import ReplicaRules
 log = logging.getLogger("sluice.fleet")
 
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 1.0, 60.0
-"""Pause before a replica in place of one that ended before it was ready; doubled each time."""
+"""Pause before a replica in place of one that routers did not reach; doubled each time."""
 
 
 WORKING = {ReplicaPhase.READY, ReplicaPhase.SILENT}
@@ -82,13 +82,13 @@ class _Tended:
         self.trouble = ""
 
     def fail(self, reason: str, now: float) -> None:
-        """Count a replica that ended before it was ready; the next one waits."""
+        """Count a replica that ended before routers reached it; the next one waits."""
         self.again_at = now + min(LONGEST_PAUSE_SECS, FIRST_PAUSE_SECS * 2**self.failures)
         self.failures += 1
         self.trouble = reason
 
     def succeed(self) -> None:
-        """Forget failures: a replica is ready."""
+        """Forget failures: routers have reached a replica."""
         self.failures, self.again_at, self.trouble = 0, 0.0, ""
 
 
@@ -110,6 +110,7 @@ class Controller:
         self._clock = clock
         self._tended: dict[str, _Tended] = {}
         self._ready_since: dict[str, float] = {}
+        self._reached: set[str] = set()
         self._models: list[ModelStatus] = []
 
     def status(self) -> Sequence[ModelStatus]:
@@ -134,22 +135,24 @@ class Controller:
         self._ready_since = {
             name: since for name, since in self._ready_since.items() if name in names
         }
+        self._reached &= names
         self._models = [
             self._tend(model, rules.get(model), [r for r in left if r.model == model], leaving)
             for model in sorted(rules.keys() | {each.model for each in left})
         ]
 
     def _notice(self, replica: ReplicaView) -> None:
-        """Remove a replica that has ended; remember whether it was ready."""
+        """Remove a replica that has ended; remember whether routers have reached it."""
         tended = self._tended[replica.model]
         if replica.phase is ReplicaPhase.READY:
-            if replica.name not in self._ready_since:
+            since = self._ready_since.setdefault(replica.name, self._clock())
+            if replica.name not in self._reached and self._clock() - since >= REACHED_SECS:
+                self._reached.add(replica.name)
                 tended.succeed()
-            self._ready_since.setdefault(replica.name, self._clock())
         elif replica.phase is ReplicaPhase.ENDED:
             about = {"model": replica.model, "replica": replica.name, "reason": replica.reason}
             log.info("replica ended", extra=about)
-            if replica.name not in self._ready_since and replica.reason:
+            if replica.name not in self._reached and replica.reason:
                 tended.fail(replica.reason, self._clock())
             self._cluster.remove(replica.name)
 
@@ -214,7 +217,8 @@ class Controller:
             log.info("model changed", extra=about)
         if not wanted:
             tended.succeed()
-        reached = [each for each in staying if self._is_reached(each)]
+        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
+        reached = [each for each in ready if each.name in self._reached]
         is_rolling = any(each.description != rules.description for each in staying)
         if is_rolling:
             drains = len(working) < len(replicas)
@@ -225,16 +229,9 @@ class Controller:
             self._change(tended, rules, staying)
         if len(reached) >= wanted:
             self._end([each for each in working if each.is_on(leaving)])
-        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
         if len(ready) >= wanted and not is_rolling:
             return ""
         return tended.trouble or _lack(rules, {each.phase for each in staying})
-
-    def _is_reached(self, replica: ReplicaView) -> bool:
-        """Whether a replica is ready, and routers have had the time to connect to it."""
-        if replica.phase is not ReplicaPhase.READY:
-            return False
-        return self._clock() - self._ready_since[replica.name] >= REACHED_SECS
 
     def _change(self, tended: _Tended, rules: ReplicaRules, staying: Sequence[ReplicaView]) -> None:
         """Make the replicas that lack, or end those of which there are too many."""

@@ -42,7 +42,9 @@ class Repository:
 
     def rules(self) -> Mapping[str, ReplicaRules | str]:
         """The rules of each model with its description, or the reason why they cannot be read."""
-        return {name: self._rules(name) for name in self._repository.names()}
+        names = self._repository.names()
+        self._parsed = {name: self._parsed[name] for name in names if name in self._parsed}
+        return {name: self._rules(name) for name in names}
 
     def _rules(self, name: str) -> ReplicaRules | str:
         try:

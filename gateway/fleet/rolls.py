@@ -10,6 +10,8 @@ log = logging.getLogger("sluice.fleet")
 
 PLACE_SECS = 10.0
 """A new replica without a place for this time gets that of an old one."""
+MOST_DESCRIPTIONS = 16
+"""The last descriptions whose order is known."""
 
 
 class RollStep(NamedTuple):
@@ -23,22 +25,21 @@ class Roll:
     """The roll of one model, one replica at a time; what it remembers only delays and orders.
 
     A new replica comes before an old one ends. If no node has a place for it, an old one ends
-    first; the next one that ends for its place waits until a further new one is ready.
+    first, unless fewer replicas than the wanted number are ready.
     """
 
     def __init__(self) -> None:
         self._wanted: list[str] = []
         self._placeless_since: float | None = None
-        self._ready_at_drain = -1
 
     def want(self, description: str) -> bool:
         """Whether another description was wanted before."""
-        before, self._wanted = self._wanted, [each for each in self._wanted if each != description]
-        self._wanted.append(description)
+        before = self._wanted
+        others = [each for each in before if each != description]
+        self._wanted = [*others[-MOST_DESCRIPTIONS:], description]
         if before[-1:] in ([], [description]):
             return False
         self._placeless_since = None
-        self._ready_at_drain = -1
         return True
 
     def step(
@@ -58,7 +59,9 @@ class Roll:
         new = [each for each in staying if each.description == description]
         old = [each for each in staying if each.description != description]
         end = self._ready_in_order(old)[: max(0, len(reached) - wanted)]
-        if not end and not drains and self._lacks_place(new, now):
+        if end or drains:
+            self._placeless_since = None
+        elif self._lacks_place(new, now) and _ready(staying) >= wanted:
             end = self._give_place(old, new)
         starting = [each for each in old if each.phase in NOT_READY]
         ending = [*starting, *end]
@@ -80,8 +83,7 @@ class Roll:
             return False
         if self._placeless_since is None:
             self._placeless_since = now
-        is_late = now - self._placeless_since >= PLACE_SECS
-        return is_late and _ready(new) > self._ready_at_drain
+        return now - self._placeless_since >= PLACE_SECS
 
     def _give_place(
         self, old: Sequence[ReplicaView], new: Sequence[ReplicaView]
@@ -89,7 +91,6 @@ class Roll:
         """One replica that ends before a new one is ready."""
         found = self._ready_in_order(old)[:1]
         for each in found:
-            self._ready_at_drain = _ready(new)
             extra = {"model": each.model, "replica": each.name}
             if _ready(old) + _ready(new) == 1:
                 log.warning("no replica until a new one is ready", extra=extra)

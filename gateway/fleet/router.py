@@ -40,7 +40,7 @@ log = logging.getLogger("sluice.fleet")
 
 
 MOST_REFUSED = 10_000
-"""Offers that are refused without a further line."""
+"""Offers that are refused without a further line, and those whose reason is kept."""
 FIRST_ANSWER_SECS = 5.0
 """A router whose directory does not answer for this time serves without replicas."""
 MOST_ABSENT = 2
@@ -168,8 +168,10 @@ class Router:
                 kept.task.cancel()
                 about = {"address": kept.connection.address}
                 log.info("replica dropped by the directory", extra=about)
-        if listing.outdated != self._outdated:
-            self._outdated = listing.outdated
+        # A silent replica of an earlier description has no address in the table.
+        absent = {each for each in self._outdated if each in self._kept and each not in addresses}
+        if listing.outdated | absent != self._outdated:
+            self._outdated = listing.outdated | absent
             self._place()
 
     def take_news(self, models: Mapping[str, ModelNews], offers: OffersByModel) -> None:
@@ -343,6 +345,8 @@ class Router:
             reason = "it cannot be used"
         else:
             return True
+        if len(self._unusable) >= MOST_REFUSED:
+            del self._unusable[next(iter(self._unusable))]
         self._unusable[offer.key, offer.digests.whole] = reason
         self._refuse(replica, offer, reason)
         return False

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ENGINE_SECS = 120.0
@@ -80,13 +79,13 @@ def engine(file: Path, group: str) -> None:
         .remote()
         for number in range(2)
     ]
-    record = SimpleNamespace(
-        group=found.id.hex(),
-        bundles=found.bundle_specs,
-        nodes=ray.get(workers),
-    )
+    record = {
+        "group": found.id.hex(),
+        "bundles": found.bundle_specs,
+        "nodes": ray.get(workers),
+    }
     written = file.with_suffix(".new")
-    written.write_text(json.dumps(vars(record)))
+    written.write_text(json.dumps(record))
     written.rename(file)
 
 

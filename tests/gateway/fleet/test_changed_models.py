@@ -44,9 +44,7 @@ async def used(routed: Routed, replicas: Sequence[FakeReplica]) -> set[FakeRepli
 
 async def taken(routed: Routed, place: int, config: ModelConfig) -> None:
     """Wait until the router has the offer of a replica."""
-    (connection,) = [
-        each for number, each in enumerate(routed.router.connections) if number == place
-    ]
+    connection = routed.router.connections[place]
     expected = offered(config).config
     await until(lambda: KEY in connection.models and connection.models[KEY].config == expected)
 
@@ -104,6 +102,10 @@ async def test_of_different_models_the_wanted_one_is_used_once_a_replica_of_it_i
         assert await used(routed, (first, second)) == {first, second}
         new.offer(offered(CHANGED))
         await until(lambda: routed.config == CHANGED)
+        assert await used(routed, (first, second, new)) == {new}
+        # The first one is silent: it has no address in the table, and its connection is kept.
+        tables.put_nowait(Listing(places[1:], frozenset(places[1:2])))
+        await until(tables.empty)
         assert await used(routed, (first, second, new)) == {new}
         tables.put_nowait(Listing(places, frozenset(places[2:])))
         await until(lambda: routed.config == TEXT)

@@ -69,11 +69,11 @@ class FakeCluster:
         return {name: each.phase for name, each in self.views.items()}
 
     def start(self) -> "FakeCluster":
-        """Make the replicas, which are then ready."""
+        """Make the replicas, which routers have then reached."""
         self.decide()
         for name in self.views:
             self.change(name, phase=READY)
-        self.decide()
+        self.decide(REACHED_TICKS)
         return self
 
     @property
@@ -116,13 +116,13 @@ def test_a_replica_that_does_not_start_is_replaced_after_longer_and_longer_pause
     assert cluster.troubles == {"a": "no such file"}
 
 
-def test_the_pause_is_over_once_a_replica_is_ready() -> None:
+def test_the_pause_is_over_once_routers_have_reached_a_replica() -> None:
     cluster = FakeCluster(a=replace(TWO, least=1, most=1))
     cluster.decide()
     cluster.change("a:1", phase=ENDED, reason="no such file")
     cluster.decide(3)
     cluster.change("a:2", phase=READY)
-    cluster.decide()
+    cluster.decide(REACHED_TICKS)
     assert cluster.troubles == {}
     cluster.change("a:2", phase=ENDED, reason="killed")
     assert cluster.decide() == {"a:3": STARTING}

@@ -74,13 +74,19 @@ def test_no_old_replica_drains_while_the_first_new_one_starts() -> None:
     assert shown(cluster) == [("a", READY), ("a", READY), ("b", STARTING)]
 
 
-def test_a_new_description_that_does_not_load_changes_nothing_and_has_the_reason() -> None:
+@pytest.mark.parametrize("is_ready_before", [False, True])
+def test_a_new_description_that_does_not_load_changes_nothing_and_has_the_reason(
+    is_ready_before: bool,
+) -> None:
     cluster = started(TWO)
     made = 0
     for _ in range(40):
         cluster.decide()
         made += len(those(cluster, STARTING))
         for each in those(cluster, STARTING):
+            if is_ready_before:
+                cluster.change(each.name, phase=READY)
+                cluster.decide(REACHED_TICKS - 2)
             cluster.change(each.name, phase=ENDED, reason=LOAD_FAILS)
     assert 3 < made < 8
     assert shown(cluster)[:2] == [("a", READY), ("a", READY)]
@@ -104,7 +110,7 @@ def test_the_first_start_of_a_controller_does_not_end_the_pause_after_a_failure(
     cluster = FakeCluster(m=ONE)
     cluster.decide()
     cluster.change("m:1", phase=ENDED, reason=LOAD_FAILS)
-    cluster.controller = Controller(cluster, lambda: cluster.rules, lambda: cluster.now)
+    restarted(cluster)
     cluster.decide()
     assert cluster.troubles == {"m": LOAD_FAILS}
 
@@ -131,6 +137,32 @@ def test_an_old_replica_gives_its_place_if_the_new_one_has_none_for_ten_seconds(
     assert "no replica until" not in caplog.text
 
 
+def restarted(cluster: FakeCluster) -> None:
+    cluster.controller = Controller(cluster, lambda: cluster.rules, lambda: cluster.now)
+
+
+def changed_again(cluster: FakeCluster) -> None:
+    change(cluster, description="c")
+    cluster.decide()
+    for each in those(cluster, STARTING):
+        cluster.change(each.name, phase=PENDING)
+
+
+@pytest.mark.parametrize("happens", [restarted, changed_again])
+def test_no_second_replica_gives_its_place_before_a_new_one_is_ready(
+    happens: Callable[[FakeCluster], None],
+) -> None:
+    cluster = started(TWO)
+    cluster.decide()
+    cluster.change("m:3", phase=PENDING)
+    cluster.decide(PLACE_TICKS)
+    ended(cluster)
+    cluster.decide()
+    happens(cluster)
+    cluster.decide(3 * PLACE_TICKS)
+    assert {phase for _, phase in shown(cluster)} == {READY, PENDING}
+
+
 def test_a_new_replica_waits_for_the_place_of_one_that_drains_already() -> None:
     cluster = started(TWO)
     cluster.decide()
@@ -139,6 +171,22 @@ def test_a_new_replica_waits_for_the_place_of_one_that_drains_already() -> None:
     cluster.change("m:4", phase=PENDING)
     cluster.decide(3 * PLACE_TICKS)
     assert [phase for _, phase in shown(cluster)] == [DRAINING, READY, READY, PENDING]
+
+
+def test_the_next_new_replica_waits_for_ten_seconds_from_the_end_of_one_that_drained() -> None:
+    cluster = started(TWO)
+    cluster.decide()
+    cluster.change("m:3", phase=PENDING)
+    cluster.decide(PLACE_TICKS)
+    cluster.change("m:3", phase=READY)
+    cluster.decide(REACHED_TICKS)
+    cluster.change("m:4", phase=PENDING)
+    cluster.decide()
+    ended(cluster)
+    cluster.decide(PLACE_TICKS - 1)
+    assert [phase for _, phase in shown(cluster)] == [READY, READY, PENDING]
+    cluster.decide()
+    assert [phase for _, phase in shown(cluster)] == [DRAINING, READY, PENDING]
 
 
 def test_the_log_has_a_warning_before_the_only_replica_gives_its_place(
@@ -187,7 +235,7 @@ def test_a_second_change_ends_the_replicas_of_the_middle_description_first() -> 
 def test_a_restarted_controller_continues_a_roll() -> None:
     cluster = started(TWO)
     cluster.decide()
-    cluster.controller = Controller(cluster, lambda: cluster.rules, lambda: cluster.now)
+    restarted(cluster)
     cluster.decide()
     assert shown(cluster) == [("a", READY), ("a", READY), ("b", STARTING)]
     cluster.change("m:3", phase=READY)
