@@ -46,6 +46,8 @@ OF_REPLICAS = (
 OF_ROUTERS = ("continue_tries", "openai_names", "replay")
 """Parameters on which some depends; others are for backends and replicas."""
 NO_CONFIG = ModelConfig()
+MOST_INTERFACES = 4096
+"""Configurations whose interfaces are kept: each takes half a millisecond of the event loop."""
 
 
 class OfferDigests(NamedTuple):
@@ -133,7 +135,7 @@ def _digest(described: object) -> bytes:
     return blake2b(_encode(described), digest_size=16).digest()
 
 
-@lru_cache
+@lru_cache(MOST_INTERFACES)
 def _interface(text: str) -> str:
     """The configuration without the parts that only replicas read."""
     try:

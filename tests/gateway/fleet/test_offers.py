@@ -16,6 +16,7 @@ from gateway.config import (
     TransactionPolicy,
 )
 from gateway.config.pbtxt import to_text
+from gateway.fleet import offers
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.keys import PrefixScope
 from gateway.fleet.offers import (
@@ -46,8 +47,8 @@ def model() -> Model:
 
 
 def test_offers_and_loads_are_read_as_written() -> None:
-    offers = Offers(ReplicaState.DRAINING, (OFFER,))
-    assert read_offers(write_offers(offers)) == offers
+    written = Offers(ReplicaState.DRAINING, (OFFER,))
+    assert read_offers(write_offers(written)) == written
     load = replace(first_load(OFFER), seen=7, queued=2, step_secs=0.5)
     assert read_load(write_load(KEY, load)) == (KEY, load)
 
@@ -110,12 +111,28 @@ def test_the_interface_of_an_offer_is_that_which_requests_and_routers_depend_on(
     assert wholes[0] != wholes[1]
 
 
+def test_offers_of_many_models_that_come_again_are_not_parsed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed = []
+
+    def parse(text: str, source: str) -> ModelConfig:
+        parsed.append(text)
+        return TEXT
+
+    monkeypatch.setattr(offers, "parse", parse)
+    many = [msgspec.structs.replace(OFFER, config=f"# {number}") for number in range(1000)]
+    for _ in range(2):
+        assert len({each.digests.whole for each in many}) == len(many)
+    assert len(parsed) == len(many)
+
+
 def test_offers_of_other_labels_or_of_a_text_that_is_no_configuration_have_other_interfaces() -> (
     None
 ):
-    offers = [OFFER, msgspec.structs.replace(OFFER, labels={"y": ("a", "c")})]
-    offers += [msgspec.structs.replace(OFFER, config=config) for config in ("{", "}")]
-    assert len({each.digests.interface for each in offers}) == len(offers)
+    found = [OFFER, msgspec.structs.replace(OFFER, labels={"y": ("a", "c")})]
+    found += [msgspec.structs.replace(OFFER, config=config) for config in ("{", "}")]
+    assert len({each.digests.interface for each in found}) == len(found)
 
 
 def test_prefixes_are_read_as_written() -> None:
