@@ -1,6 +1,7 @@
 """The GPUs of an engine of vLLM, as the `model.json` of its version folder spreads it."""
 
 import math
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,36 @@ from gateway.models.repository import ModelEntry
 BACKEND, FILE = "vllm", "model.json"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 EXECUTOR, RAY = "distributed_executor_backend", "ray"
+ENGINES = "data_parallel_size"
 
 
 def engine_spread(config: ModelConfig, entry: ModelEntry) -> EngineSpread:
     """The GPUs of the engines of a model, one for each version that its policy picks.
 
     A file that is missing spreads nothing: the load has an error. INVALID_ARG for one that is no
-    JSON object, and for several versions if Ray has the workers of one.
+    JSON object, and for several versions or engines if Ray has the workers of one.
     """
     if config.backend != BACKEND:
         return EngineSpread()
     versions = entry.versions(config.version_policy)
     found = [_arguments(entry, version) for version in versions]
     sizes = [math.prod(map(_size, map(each.get, SIZES))) for each in found]
+    engines = [_size(each.get(ENGINES)) for each in found]
     if all(each.get(EXECUTOR) != RAY for each in found):
-        return EngineSpread(sum(size for size in sizes if size > 1))
+        gpus = list(map(mul, sizes, engines))
+        return EngineSpread(sum(gpus) if any(each > 1 for each in gpus) else 0)
     if len(found) > 1:
         text = (
             f"model '{entry.name}': its policy picks {len(found)} versions, expected one, because "
             f"its {FILE} has '{EXECUTOR}' '{RAY}': a replica has the GPUs of one engine"
         )
         raise InferenceError(Code.INVALID_ARG, text)
+    if engines[0] > 1:
+        reason = (
+            f"has '{ENGINES}' {engines[0]}, expected 1 with '{EXECUTOR}' '{RAY}', because a "
+            "replica has one engine: set `replicas` to more"
+        )
+        raise _invalid(entry, Path(str(versions[0])) / FILE, reason)
     return EngineSpread(sizes[0], by_ray=True)
 
 

@@ -42,10 +42,11 @@ def spread_of(folder: Path, config: ModelConfig, *files: object) -> EngineSpread
         (None, EngineSpread()),
         ({}, EngineSpread()),
         (FOUR, EngineSpread(4)),
+        (FOUR | {"data_parallel_size": 3}, EngineSpread(12)),
         (FOUR | RAY | {"prefill_context_parallel_size": 2}, EngineSpread(8, by_ray=True)),
         (RAY | {"tensor_parallel_size": "two"}, EngineSpread(1, by_ray=True)),
     ],
-    ids=["no-file", "no-sizes", "one-node", "ray", "wrong-size"],
+    ids=["no-file", "no-sizes", "one-node", "engines", "ray", "wrong-size"],
 )
 def test_an_engine_of_vllm_has_as_many_gpus_as_its_file_says(
     tmp_path: Path, content: object, found: EngineSpread
@@ -59,7 +60,8 @@ def test_other_backends_read_no_file_of_vllm(tmp_path: Path) -> None:
 
 def test_the_engines_of_several_versions_have_gpus_of_their_own(tmp_path: Path) -> None:
     every = config_of('backend: "vllm" version_policy { all { } }')
-    assert spread_of(tmp_path, every, FOUR, {}, FOUR) == EngineSpread(8)
+    assert spread_of(tmp_path / "some", every, FOUR, {}, FOUR) == EngineSpread(9)
+    assert spread_of(tmp_path / "none", every, {}, {}) == EngineSpread()
 
 
 @pytest.mark.parametrize(
@@ -68,12 +70,17 @@ def test_the_engines_of_several_versions_have_gpus_of_their_own(tmp_path: Path) 
         (["{"], "its 1/model.json is not valid JSON"),
         (["[]"], "its 1/model.json must be a JSON object"),
         (
+            [RAY | {"data_parallel_size": 2}],
+            "its 1/model.json has 'data_parallel_size' 2, expected 1 with "
+            "'distributed_executor_backend' 'ray', because a replica has one engine",
+        ),
+        (
             [RAY, RAY],
             "its policy picks 2 versions, expected one, because its model.json has "
             "'distributed_executor_backend' 'ray': a replica has the GPUs of one engine",
         ),
     ],
-    ids=["no-json", "no-object", "two-versions"],
+    ids=["no-json", "no-object", "two-engines", "two-versions"],
 )
 def test_a_file_that_cannot_be_used_is_refused(
     tmp_path: Path, files: list[object], reason: str
