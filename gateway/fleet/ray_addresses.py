@@ -89,7 +89,6 @@ class Correspondent(Protocol):
 
 read_table = msgspec.json.Decoder(RayTable).decode
 read_question = msgspec.json.Decoder(RayQuestion).decode
-read_news = msgspec.json.Decoder(RouterNews).decode
 encode = msgspec.json.Encoder().encode
 
 
@@ -149,7 +148,10 @@ async def _tables(
         async for line in child.stdout:
             if not line.endswith(b"\n"):
                 break  # The child ended within it.
-            table = read_table(line)
+            try:
+                table = read_table(line)
+            except msgspec.DecodeError as error:
+                table = RayTable(reason=f"the table of {module} cannot be read: {error}")
             reason = table.reason
             yield table
         status = await child.wait()

@@ -5,12 +5,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import msgspec
 import ray
 from ray._raylet import GcsClient
 from ray.exceptions import RayError
@@ -25,12 +27,12 @@ from ray.util import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.ray_addresses import RayFleet
-from gateway.fleet.ray_controller import Controller, ModelStatus
-from gateway.fleet.ray_news import OffersByModel, RouterNews
+from gateway.fleet.ray_addresses import RayFleet, encode
+from gateway.fleet.ray_controller import Controller, ModelStatus, read_status
+from gateway.fleet.ray_news import OffersByModel, read_known, read_news
 from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
 from gateway.fleet.ray_repository import Repository, refusal
-from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView, read_view
 from gateway.models.replicas import CPU, GPU, ReplicaRules
 
 log = logging.getLogger("sluice.fleet")
@@ -44,6 +46,9 @@ POLL_SECS = 0.1
 WITH_REQUESTS = (ReplicaPhase.READY, ReplicaPhase.SILENT, ReplicaPhase.DRAINING)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 GROUP_OPTION = "--backend-config=vllm,placement-group"
+UNREADABLE = (msgspec.DecodeError, TypeError)
+"""Errors of an answer of another release."""
+Found = TypeVar("Found")
 MEMORY = "memory"
 """The resource of a node that is an option of its own of actors."""
 
@@ -73,7 +78,7 @@ class ReplicaActor:
             # Ray hides the GPUs of other replicas only from those that have some.
             environment["CUDA_VISIBLE_DEVICES"] = ""
         model, description = described(fleet.name, name)
-        self._view = ReplicaView(
+        view = ReplicaView(
             name=name,
             model=model,
             phase=ReplicaPhase.STARTING,
@@ -81,21 +86,16 @@ class ReplicaActor:
             node=node,
             host=host,
         )
-        reason = refusal(*_repositories(fleet), model, description)
-        self._process: ReplicaProcess | None = None
-        if reason:
-            self._view = replace(self._view, phase=ReplicaPhase.ENDED, reason=reason)
-        else:
-            self._process = ReplicaProcess(self._view, options, environment)
+        refuses = partial(refusal, *_repositories(fleet), model, description)
+        self._process = ReplicaProcess(view, options, environment, refuses)
 
-    def view(self) -> ReplicaView:
+    def view(self) -> bytes:
         """The present view of the replica."""
-        return self._view if self._process is None else self._process.view()
+        return encode(self._process.view())
 
     def drain(self) -> None:
         """Let the replica complete its requests and end."""
-        if self._process is not None:
-            self._process.drain()
+        self._process.drain()
 
 
 class ControllerActor:
@@ -119,19 +119,19 @@ class ControllerActor:
                 decided.set()
             await asyncio.sleep(DECISION_SECS)
 
-    async def next_status(self) -> Sequence[ModelStatus]:
+    async def next_status(self) -> bytes:
         """The models and their replicas after the next decision."""
         await self._decided.wait()
-        return self._controller.status()
+        return encode(self._controller.status())
 
-    async def report(self, router: str, news: RouterNews) -> None:
+    async def report(self, router: str, news: bytes) -> None:
         """Take the news of a router."""
-        self._controller.heard.take(router, news)
+        self._controller.heard.take(router, read_news(news))
 
-    async def offers(self, models: Sequence[str]) -> OffersByModel:
+    async def offers(self, models: Sequence[str]) -> bytes:
         """The offers of some models that are known."""
         known = self._controller.heard.offers
-        return {name: known[name] for name in models if name in known}
+        return encode({name: known[name] for name in models if name in known})
 
 
 class RayCluster:
@@ -227,8 +227,9 @@ class RayCluster:
         self._asked = {name: each for name, each in asked.items() if each not in done}
         found = {}
         for name in asked.keys() - self._asked.keys():
-            with suppress(RayError):
-                found[name] = ray.get(asked[name])
+            # A view that another release writes in another way is none.
+            with suppress(RayError, *UNREADABLE):
+                found[name] = read_view(ray.get(asked[name]))
         return found
 
     def _unanswered(self, name: str, group: Mapping[str, Any], has_actor: bool) -> ReplicaView:
@@ -290,17 +291,27 @@ def next_status(fleet: str) -> Sequence[ModelStatus]:
 
     NOT_FOUND if there is none.
     """
-    found: Sequence[ModelStatus] = _asked(fleet, "next_status")
-    return found
+    return _read(fleet, read_status, _asked(fleet, "next_status"))
 
 
 def offers(fleet: str, models: Sequence[str]) -> OffersByModel:
     """The offers of some models; raises as `next_status`."""
-    found: OffersByModel = _asked(fleet, "offers", models)
-    return found
+    return _read(fleet, read_known, _asked(fleet, "offers", models))
 
 
-def report(fleet: str, router: str, news: RouterNews) -> None:
+def _read(fleet: str, reader: Callable[[bytes], Found], answer: bytes) -> Found:
+    """The content of an answer of the controller, which may be of another release."""
+    try:
+        return reader(answer)
+    except UNREADABLE as error:
+        text = (
+            f"the controller of fleet '{fleet}' is of another release, whose answer cannot be "
+            f"read: {error}; end it with `sluice fleet down`"
+        )
+        raise InferenceError(Code.UNAVAILABLE, text) from None
+
+
+def report(fleet: str, router: str, news: bytes) -> None:
     """Report the news of a router to the controller; raises as `next_status`."""
     _asked(fleet, "report", router, news)
 

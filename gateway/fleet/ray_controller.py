@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from gateway.errors import InferenceError
 from gateway.fleet.ray_news import HeardNews
 from gateway.fleet.ray_views import NOT_READY, PHASES, ReplicaPhase, ReplicaView
@@ -46,6 +48,7 @@ class ModelStatus:
         return [each for each in self.replicas if wanted and each.description != wanted]
 
 
+read_status = msgspec.json.Decoder(tuple[ModelStatus, ...]).decode
 REACHED_SECS = 5.0
 """A replica that is ready for this time has been found by routers: it replaces others."""
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet import ray_cluster
-from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_news, read_question
+from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
 from gateway.fleet.ray_controller import ModelStatus
 from gateway.fleet.ray_news import ModelNews, OffersByModel
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
@@ -56,9 +56,10 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
             yield table(models, cluster, ray_cluster.offers(fleet, new) if new else {})
             written.update(known)
         except InferenceError as error:
-            is_ended = error.code is Code.NOT_FOUND
+            was_restarted = ray_cluster.was_restarted(cluster)
+            is_ended = error.code is Code.NOT_FOUND and not was_restarted
             yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
-            if ray_cluster.was_restarted(cluster):
+            if was_restarted:
                 return  # Ray's library in this process stays with the old one.
             time.sleep(PAUSE_SECS)
 
@@ -75,7 +76,7 @@ def _report(fleet: str, lines: "queue.SimpleQueue[bytes]") -> None:
     router = secrets.token_hex(8)
     while True:
         with suppress(InferenceError):
-            ray_cluster.report(fleet, router, read_news(lines.get()))
+            ray_cluster.report(fleet, router, lines.get())
 
 
 def table(models: Sequence[ModelStatus], cluster: str, offers: OffersByModel) -> RayTable:

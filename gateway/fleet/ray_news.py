@@ -32,6 +32,10 @@ class RouterNews(msgspec.Struct, frozen=True):
     offers: OffersByModel = {}
 
 
+read_news = msgspec.json.Decoder(RouterNews).decode
+read_known = msgspec.json.Decoder(OffersByModel).decode
+
+
 def described(offers: Sequence[ModelOffer]) -> str:
     """The digest of the offers of a model."""
     found = blake2b(digest_size=16)

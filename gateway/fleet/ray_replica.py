@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http.client import HTTPException
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 from urllib.request import ProxyHandler, build_opener
 
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
@@ -71,20 +71,37 @@ class NeedPage:
 class ReplicaProcess:
     """`sluice replica MODEL` as a child process, which ends with this process.
 
-    It listens at `host` on free ports; its metrics page is for this machine.
+    It listens at `host` on free ports; its metrics page is for this machine. It does not begin,
+    or has ended, if `refusal` has a reason before, or once it has loaded its files.
     """
 
     def __init__(
-        self, view: ReplicaView, options: Sequence[str], environment: Mapping[str, str]
+        self,
+        view: ReplicaView,
+        options: Sequence[str],
+        environment: Mapping[str, str],
+        refusal: Callable[[], str],
     ) -> None:
         self._view = view
+        self._refusal = refusal
+        self._refused = refusal()
+        self._has_read = False
         self._page = NeedPage(view.model)
         self._ports: dict[str, int] = {}
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_draining = False
+        self._child: subprocess.Popen[str] | None = None
+        if not self._refused:
+            self._child = self._begin(options, environment)
+            threading.Thread(target=self._read, args=(self._child.stderr,), daemon=True).start()
+
+    def _begin(
+        self, options: Sequence[str], environment: Mapping[str, str]
+    ) -> "subprocess.Popen[str]":
+        view = self._view
         own = [f"--fleet-address={view.host}", "--fleet-port=0", "--allow-metrics=true"]
         metrics = [f"--metrics-address={THIS_MACHINE}", "--metrics-port=0"]
-        self._child = subprocess.Popen(
+        return subprocess.Popen(
             module_command(MODULE, "replica", view.model, *options, *own, *metrics),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,12 +109,15 @@ class ReplicaProcess:
             errors="replace",
             env={**os.environ, **environment},
         )
-        threading.Thread(target=self._read, daemon=True).start()
 
     def view(self) -> ReplicaView:
         """The present view of it."""
         known = self._view
         phase, need = self._phase(), 0.0
+        if phase is ReplicaPhase.READY and not self._has_read:
+            # The controller ends the actor of a replica that has ended, and the child ends with it.
+            self._has_read, self._refused = True, self._refusal()
+            phase = self._phase()
         if phase is ReplicaPhase.READY:
             need = self._page.need(self._ports["metrics"])
         return replace(
@@ -111,24 +131,27 @@ class ReplicaProcess:
     def drain(self) -> None:
         """Let it complete its requests and end."""
         self._is_draining = True
-        self._child.send_signal(signal.SIGTERM)
+        if self._child is not None:
+            self._child.send_signal(signal.SIGTERM)
 
     def _phase(self) -> ReplicaPhase:
-        if self._child.poll() is not None:
+        if self._refused or self._child is None or self._child.poll() is not None:
             return ReplicaPhase.ENDED
         if self._is_draining:
             return ReplicaPhase.DRAINING
         return ReplicaPhase.READY if len(self._ports) == 2 else ReplicaPhase.STARTING
 
     def _reason(self) -> str:
+        if self._refused or self._child is None:
+            return self._refused
         status = self._child.returncode
         if self._is_draining and not status:
             return ""
         return f"it ended with status {status}: " + "\n".join(self._lines)
 
-    def _read(self) -> None:
+    def _read(self, written: TextIO) -> None:
         """Pass its log on to Ray's log of this process."""
-        for line in self._child.stderr or ():
+        for line in written:
             sys.stderr.write(line)
             if found := ANNOUNCED.match(line):
                 self._ports[found[1]] = int(found[2])

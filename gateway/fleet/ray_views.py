@@ -4,6 +4,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 
 class ReplicaPhase(StrEnum):
     """The phase of a replica, in the order in which replicas are ended when fewer are wanted."""
@@ -43,3 +45,6 @@ class ReplicaView:
     def is_on(self, nodes: Set[str]) -> bool:
         """Whether it, or a worker of its engine, is on one of these nodes."""
         return self.node in nodes or not nodes.isdisjoint(self.further_nodes)
+
+
+read_view = msgspec.json.Decoder(ReplicaView).decode

@@ -28,7 +28,9 @@ def main(file: Path) -> None:
     class Replica:
         """The process of a replica, in which the engine alone runs."""
 
-        def __init__(self, view: object, options: Sequence[str], own: Mapping[str, str]) -> None:
+        def __init__(
+            self, view: object, options: Sequence[str], own: Mapping[str, str], refusal: object
+        ) -> None:
             command = [sys.executable, "-m", "tests.fleet.spread_replica", "engine", *options]
             # By `env`: a driver that is started by a worker of Ray needs its address only.
             subprocess.Popen(["/usr/bin/env", *map("=".join, own.items()), *command])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.ray_addresses import RayFleet
+from gateway.fleet.ray_addresses import RayFleet, RayQuestion, RayTable, encode
 from gateway.fleet.ray_controller import ModelStatus
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
@@ -22,7 +22,7 @@ class FakeRay:
 
     def __init__(self) -> None:
         self.groups: set[str] = set()
-        self.views: dict[str, ReplicaView | None] = {}
+        self.views: dict[str, object] = {}
         self.late: list[str] = []
         self.placed: list[Any] = []
         self.takes_actors = False
@@ -31,7 +31,8 @@ class FakeRay:
     def add(self, name: str, phase: ReplicaPhase | None) -> None:
         """Add a replica that is placed."""
         self.groups.add(name)
-        self.views[name] = phase and ReplicaView(name=name, model="m", phase=phase, node="n")
+        found = phase and ReplicaView(name=name, model="m", phase=phase, node="n")
+        self.views[name] = found and encode(found)
 
     def placement_group_table(self) -> dict[str, Any]:
         placed = {"state": "CREATED", "bundles_to_node_id": self.nodes}
@@ -57,7 +58,8 @@ class FakeRay:
     def get_actor(self, name: str, namespace: str) -> Any:
         if name not in self.views:
             raise ValueError(name)
-        calls = {"view": lambda: name, "drain": lambda: self.drain(name), "name": lambda: name}
+        calls = {"drain": lambda: self.drain(name)}
+        calls |= dict.fromkeys(("view", "next_status", "name"), lambda: name)
         return SimpleNamespace(**{key: SimpleNamespace(remote=call) for key, call in calls.items()})
 
     def drain(self, name: str) -> None:
@@ -73,7 +75,7 @@ class FakeRay:
     def wait(self, asked: list[str], **options: Any) -> tuple[list[str], list[str]]:
         return [name for name in asked if self.views[name]], []
 
-    def get(self, asked: str) -> ReplicaView | None:
+    def get(self, asked: str, timeout: float = 0.0) -> object:
         return self.views[asked]
 
     def remote(self, kind: type) -> Any:
@@ -144,9 +146,81 @@ def test_routers_get_the_addresses_of_replicas_of_earlier_descriptions() -> None
         replica(0, ReplicaPhase.STARTING, "old"),
     ]
     status = ModelStatus(model="m", wanted=2, need=0.0, replicas=replicas, description="new")
-    found = table([status], "cluster")
+    found = table([status], "cluster", {})
     assert found.replicas == (("h", 1), ("h", 2), ("h", 3))
     assert found.outdated == (("h", 2), ("h", 3))
+
+
+@pytest.mark.parametrize(("is_restarted", "ends"), [(True, False), (False, True)])
+def test_a_fleet_without_a_controller_has_ended_unless_its_cluster_was_restarted(
+    monkeypatch: pytest.MonkeyPatch, is_restarted: bool, ends: bool
+) -> None:
+    from gateway.fleet import ray_cluster, ray_directory
+
+    def missing(fleet: str) -> None:
+        raise InferenceError(Code.NOT_FOUND, "no controller")
+
+    class NoThread:
+        def __init__(self, **options: object) -> None:
+            """A thread that a test does without."""
+
+        def start(self) -> None:
+            """Do nothing."""
+
+    monkeypatch.setattr(ray_directory.threading, "Thread", NoThread)
+    for name, answer in (
+        ("connect", lambda: None),
+        ("cluster_id", lambda: "one"),
+        ("make_controller", lambda fleet: None),
+        ("next_status", missing),
+        ("was_restarted", lambda cluster: is_restarted),
+    ):
+        monkeypatch.setattr(ray_cluster, name, answer)
+    tables = ray_directory._tables(RayQuestion(RayFleet("f")))  # noqa: SLF001
+    expected = RayTable(reason="no controller", cluster="one", is_ended=ends)
+    assert next(tables) == expected
+
+
+STATUS = {"model": "m", "wanted": 1, "need": 0.5, "replicas": [{"name": "r", "model": "m"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ([{"of": "the release before"}], "a bytes-like object is required"),
+        (encode([STATUS]), "Object missing required field `phase`"),
+    ],
+    ids=["pickled", "without-a-field"],
+)
+def test_a_controller_that_cannot_be_read_is_a_reason(
+    fake: FakeRay, answer: object, reason: str
+) -> None:
+    from gateway.fleet import ray_cluster
+
+    fake.views["sluice:f"] = answer
+    with pytest.raises(InferenceError) as caught:
+        ray_cluster.next_status("f")
+    start = "the controller of fleet 'f' is of another release, whose answer cannot be read: "
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message.startswith(start + reason)
+
+
+def test_a_controller_of_a_later_release_is_read_by_the_names_of_fields(fake: FakeRay) -> None:
+    from gateway.fleet import ray_cluster
+
+    replica = {"new": 1, "phase": "READY", "model": "m", "name": "r"}
+    fake.views["sluice:f"] = encode([{"new": 1, **STATUS, "replicas": [replica]}])
+    (found,) = ray_cluster.next_status("f")
+    view = ReplicaView(name="r", model="m", phase=ReplicaPhase.READY)
+    assert found == ModelStatus(model="m", wanted=1, need=0.5, replicas=[view])
+
+
+def test_a_replica_whose_view_cannot_be_read_is_silent(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.add(NAME, ReplicaPhase.READY)
+    fake.views[NAME] = encode({"name": NAME})
+    assert [each.phase for each in RayCluster(RayFleet("f")).replicas()] == [ReplicaPhase.SILENT]
 
 
 def test_the_group_of_an_actor_that_ray_refuses_is_removed(fake: FakeRay) -> None:

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_news, read_question
-from gateway.fleet.ray_news import ModelNews
+from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
+from gateway.fleet.ray_news import ModelNews, read_news
 
 
 def cluster_of(question: RayQuestion) -> str:
@@ -33,5 +33,7 @@ if __name__ == "__main__":
         news = read_news(sys.stdin.buffer.readline())
         models = {name: ModelNews(f"needs {need}") for name, need in news.needs.items()}
         sys.stdout.buffer.write(encode(RayTable(models=models, offers=news.offers)) + b"\n")
+    if question.fleet.values("--garbles"):
+        sys.stdout.buffer.write(b'{"replicas": [["r", "READY"]]}\n')
     if question.fleet.values("--ends"):
         sys.stdout.buffer.write(encode(tables[0])[:20])

@@ -103,6 +103,16 @@ async def test_a_child_process_that_ends_within_a_line_is_restarted(
     assert [vars(each)["reason"] for each in caplog.records] == [f"{CHILD} ended with status 0"]
 
 
+async def test_a_table_that_cannot_be_read_is_a_reason_and_the_last_one_holds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        found = await taken(from_ray(RayFleet("f", ("--garbles=yes",)), Router(), CHILD), 3)
+    assert found[2] == (("found", 1),)
+    (reason,) = [vars(each)["reason"] for each in caplog.records]
+    assert reason.startswith(f"the table of {CHILD} cannot be read: Expected `int`, got `str`")
+
+
 async def test_the_controller_is_made_again_in_a_restarted_cluster(tmp_path: Path) -> None:
     file = tmp_path / "clusters"
     file.write_text("one\ntwo")

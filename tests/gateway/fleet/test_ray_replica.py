@@ -12,10 +12,11 @@ from threading import Thread
 import pytest
 
 from gateway.fleet import ray_replica
-from gateway.fleet.ray_replica import KEPT_SECS, MODULE, NeedPage
+from gateway.fleet.ray_replica import KEPT_SECS, MODULE, NeedPage, ReplicaProcess
+from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.processes.module_commands import module_command, module_environment
 from tests.conformance.models import REPEAT
-from tests.serving import WAIT_SECS, write_model
+from tests.serving import WAIT_SECS, wait_until, write_model
 
 PAGE = """# TYPE gateway_fleet_need gauge
 gateway_fleet_need{model="a",version="1"} 0.25
@@ -91,6 +92,39 @@ def test_a_replica_that_is_too_busy_to_answer_is_fully_used(
     monkeypatch.setattr(ray_replica, "METRICS_SECS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         assert NeedPage("m").need(busy.getsockname()[1]) == 1.0
+
+
+class LoadedChild:
+    """A child process that is ready."""
+
+    def __init__(self, *command: object, **options: object) -> None:
+        self.stderr = ["   fleet 127.0.0.1:7\n", "metrics 127.0.0.1:9\n"]
+
+    def poll(self) -> None:
+        """It has not ended."""
+
+
+@pytest.mark.parametrize(
+    ("refusals", "phases"),
+    [
+        (["", ""], [ReplicaPhase.READY] * 2),
+        (["", "other files"], [ReplicaPhase.ENDED] * 2),
+        (["other files"], [ReplicaPhase.ENDED] * 2),
+    ],
+    ids=["equal", "changed", "other"],
+)
+def test_a_replica_ends_if_its_files_are_others_before_it_begins_or_once_it_is_ready(
+    monkeypatch: pytest.MonkeyPatch, refusals: list[str], phases: list[ReplicaPhase]
+) -> None:
+    monkeypatch.setattr(ray_replica.subprocess, "Popen", LoadedChild)
+    view = ReplicaView(name="r", model="m", phase=ReplicaPhase.STARTING, host="127.0.0.1")
+    last = refusals[-1]
+    replica = ReplicaProcess(view, (), {}, lambda: refusals.pop(0))
+    wait_until(lambda: replica.view().phase is not ReplicaPhase.STARTING, "it is ready")
+    found = [replica.view() for _ in phases]
+    assert [each.phase for each in found] == phases
+    assert [each.reason for each in found] == [last] * len(found)
+    assert refusals == []
 
 
 def test_a_replica_ends_with_its_actor(tmp_path: Path) -> None:
