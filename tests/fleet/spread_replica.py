@@ -48,7 +48,8 @@ def main(file: Path) -> None:
     ray_cluster.ReplicaActor = Actor  # type: ignore[assignment, misc]
     cluster = ray_cluster.RayCluster(RayFleet("spread", (f"--file={file}",)))
     cluster.make("m", ReplicaRules(bundles=BUNDLES))
-    (name,) = [each["name"] for each in placement_group_table().values()]
+    named = [each["name"] for each in placement_group_table().values()]
+    (name,) = [each for each in named if each.startswith("sluice:spread:")]
     ends_at = time.monotonic() + ENGINE_SECS
     while not file.exists() and time.monotonic() < ends_at:
         time.sleep(0.1)
