@@ -170,19 +170,23 @@ class RoutedRequest:
         self._cut: InferenceError | None = None
         self._waits = False
 
-    def begin(self) -> None:
+    def begin(self, *, may_wait: bool = True) -> None:
         """Send the request, or let it wait for a replica; an error goes to the reader."""
         try:
             self._instance.suspects.check(self.request)
-            if not self._instance.room.takes(self):
+            if not (may_wait and self._instance.room.takes(self)):
                 self._send(self.request)
         except InferenceError as error:
             self._end(error)
 
+    @property
+    def is_held(self) -> bool:
+        """See `Waiter`."""
+        return self._instance.placement.holds(self.request)
+
     def join(self, instance: FleetInstance) -> None:
-        """Begin at another instance of the model."""
+        """Belong to another instance of the model, whose room takes it over."""
         self._instance = instance
-        self.begin()
 
     def refuse(self, error: InferenceError) -> None:
         """See `Waiter`."""
@@ -342,6 +346,9 @@ class RoutedRequest:
             error = self._instance.lost(replica, f"while it executed the request{effects}", error)
         if not may_repeat:
             raise error
+        if not is_lost and error.dead_instance is None and self._instance.room.takes(self):
+            self.tried.clear()  # the process at its address may be another one by then
+            return
         try:
             self._send(self.request)
         except InferenceError:  # no other replica takes it

@@ -80,6 +80,11 @@ class ReplicaPlacement:
             raise self.nowhere()
         return found
 
+    def holds(self, request: InferRequest) -> bool:
+        """Whether a replica has the sequence of a request, or its copy, and takes it."""
+        sequence = sequence_of(request)
+        return sequence is not None and not sequence.start and bool(self._known(sequence.key))
+
     def connection_of(self, known: KnownReplica) -> ReplicaConnection | None:
         """The connection to a replica; None if it is gone."""
         own = (each for each in self._connections() if each.loads.get(self._key) is known)

@@ -253,7 +253,7 @@ class Router:
         names = {name for name, _ in offered}
         for key in [each for each in self._placed if each not in offered and each[0] in names]:
             room = self._placed.pop(key).instance.room
-            room.refuse_all(f"version {key[1]} has been replaced")
+            room.replace(f"version {key[1]} has been replaced")
             self._indexes.pop(key, None)
             self._control.displace(*key)
         for key, placement in list(self._placed.items()):
@@ -368,8 +368,6 @@ class Router:
         connections = partial(self._with, key, interface)
         instance = FleetInstance(config, offer, connections, counts, prompts, suspects)
         instance.room.coming = self._may_come
-        if before is not None:
-            instance.placement.sequences = before.instance.placement.sequences
 
         async def load() -> FleetInstance:
             return instance
@@ -385,7 +383,8 @@ class Router:
         self._control.place(model)
         self._placed[key] = _Placed(digests, model, instance)
         if before is not None:
-            for waiting in before.instance.room.take_all():
+            instance.placement.sequences = before.instance.placement.sequences
+            for waiting in instance.room.take_over(before.instance.room):
                 waiting.join(instance)
         log.info("model placed", extra={"model": name, "version": version})
 
