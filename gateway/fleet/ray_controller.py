@@ -179,15 +179,16 @@ class Controller:
         # A place may become free, or the cluster may grow; what cannot start is refused.
         phases = {each.phase for each in working}
         cannot_start = tended.trouble or tended.rules is None or ReplicaPhase.INFEASIBLE in phases
+        description = "" if tended.rules is None else tended.rules.description
         return ModelStatus(
             model=model,
             wanted=0 if rules is None else tended.count.target,
             need=sum(each.need for each in replicas) + self.heard.need(model),
             replicas=replicas,
             trouble=trouble,
-            description="" if tended.rules is None else tended.rules.description,
+            description=description,
             refusal=trouble if cannot_start and not phases & WORKING else "",
-            known=self.heard.known(model),
+            known=self.heard.known(model, description),
         )
 
     def _scale(
@@ -207,8 +208,8 @@ class Controller:
         if not any(each.phase in WORKING for each in working):
             # Requests that wait for one start ask for one start.
             need = min(need, 1.0)
-        if not rules.least and self.heard.lacks(tended.model):
-            # No router can know the model before it has had a replica.
+        if not rules.least and self.heard.lacks(tended.model, rules.description):
+            # No router can know a description before it has had a replica.
             need = max(need, LEAST_NEED)
         if any(each.phase is ReplicaPhase.SILENT for each in staying):
             # The need of a silent replica is unknown: none is ended meanwhile.

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _tables(question: RayQuestion) -> Iterator[RayTable]:
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    lines: queue.Queue[bytes] = queue.Queue(1)
     threading.Thread(target=_read, args=(sys.stdin.buffer, lines), daemon=True).start()
     try:
         ray_cluster.connect()
@@ -64,14 +64,16 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
             time.sleep(PAUSE_SECS)
 
 
-def _read(router: BinaryIO, lines: "queue.SimpleQueue[bytes]") -> None:
-    """Take the lines of the router, and end with it."""
+def _read(router: BinaryIO, lines: "queue.Queue[bytes]") -> None:
+    """Take the lines of the router, of which the last one counts, and end with it."""
     for line in router:
+        with suppress(queue.Empty):
+            lines.get_nowait()
         lines.put(line)
     os._exit(1)
 
 
-def _report(fleet: str, lines: "queue.SimpleQueue[bytes]") -> None:
+def _report(fleet: str, lines: "queue.Queue[bytes]") -> None:
     """Pass the news of the router on; what the controller does not get is repeated."""
     router = secrets.token_hex(8)
     while True:
@@ -86,7 +88,9 @@ def table(models: Sequence[ModelStatus], cluster: str, offers: OffersByModel) ->
         troubles={each.model: each.trouble for each in models if each.trouble},
         cluster=cluster,
         outdated=_addresses(each for model in models for each in model.outdated),
-        models={each.model: ModelNews(each.refusal, each.known) for each in models},
+        models={
+            each.model: ModelNews(each.refusal, each.known, each.description) for each in models
+        },
         offers=offers,
     )
 

@@ -26,7 +26,7 @@ from gateway.fleet.placement import ReplicaPlacement
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
-from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews, described
+from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews, router_news
 from gateway.fleet.relays import Relays
 from gateway.fleet.status import router_families, router_status
 from gateway.models.instances import InstanceSlot
@@ -185,24 +185,17 @@ class Router:
     def news(self) -> RouterNews:
         """See `Correspondent`."""
         needs: defaultdict[str, float] = defaultdict(float)
-        found: dict[str, tuple[ModelOffer, ...]] = {}
         for (name, _), placed in self._placed.items():
             needs[name] += placed.instance.room.need
-        for name, model in (self._coming or {}).items():
-            offers = self._offers_of(name)
-            if offers and described(offers) != model.known:
-                found[name] = offers
-        return RouterNews({name: need for name, need in needs.items() if need}, found)
-
-    def _offers_of(self, name: str) -> tuple[ModelOffer, ...]:
-        """The offers of the replicas of a model that are in use, one of each version."""
-        found = {
-            key: offer
-            for replica in self.connections
-            for key, offer in replica.models.items()
-            if key[0] == name and not offer.trouble and not self._refusal(replica, key)
-        }
-        return tuple(found[key] for key in sorted(found))
+        offers = (
+            offer
+            for address, kept in self._kept.items()
+            if address not in self._outdated
+            for key, offer in kept.connection.models.items()
+            if not offer.trouble and not self._refusal(kept.connection, key)
+        )
+        lacking = {name: need for name, need in needs.items() if need}
+        return router_news(lacking, self._coming or {}, offers)
 
     def _may_come(self, name: str) -> str | None:
         """See `Coming`; a directory that knows addresses only leaves it to the model's rules."""

@@ -1,5 +1,8 @@
 """The replicas of a fleet, as calls of Ray have them: the test answers these calls."""
 
+import io
+import os
+import queue
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +224,17 @@ def test_a_replica_whose_view_cannot_be_read_is_silent(fake: FakeRay) -> None:
     fake.add(NAME, ReplicaPhase.READY)
     fake.views[NAME] = encode({"name": NAME})
     assert [each.phase for each in RayCluster(RayFleet("f")).replicas()] == [ReplicaPhase.SILENT]
+
+
+def test_only_the_last_line_of_a_router_waits_for_the_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gateway.fleet import ray_directory
+
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    lines = queue.Queue[bytes](1)
+    ray_directory._read(io.BytesIO(b"1\n2\n3\n"), lines)  # noqa: SLF001 - a pipe of a child process
+    assert [lines.get_nowait(), lines.empty()] == [b"3\n", True]
 
 
 def test_the_group_of_an_actor_that_ray_refuses_is_removed(fake: FakeRay) -> None:

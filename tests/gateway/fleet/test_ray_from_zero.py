@@ -24,10 +24,15 @@ ZERO = replace(QUICK, least=0, to_zero_secs=4)
 OFFERS = {"a": (offered(TEXT),)}
 
 
+def known(description: str = "") -> RouterNews:
+    """The news of a router that has seen a replica of that description."""
+    return RouterNews(offers=OFFERS, descriptions={"a": description})
+
+
 def at_zero() -> FakeCluster:
     """A cluster with a model that has no replicas, and is known."""
     cluster = FakeCluster(a=ZERO)
-    cluster.controller.heard.take("r", RouterNews(offers=OFFERS))
+    cluster.controller.heard.take("r", known())
     cluster.now = KEPT_SECS
     assert cluster.decide(3) == {}
     return cluster
@@ -40,9 +45,35 @@ def test_a_model_that_no_router_knows_has_one_replica_until_one_does() -> None:
     cluster.change("a:1", phase=READY)
     assert cluster.decide(20) == {"a:1": READY}
     assert cluster.controller.status()[0].known == ""
-    cluster.controller.heard.take("r", RouterNews(offers=OFFERS))
+    cluster.controller.heard.take("r", known())
     assert cluster.decide(4) == {"a:1": DRAINING}
     assert cluster.controller.status()[0].known == described(OFFERS["a"])
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_model_that_changes_at_zero_has_one_replica_until_a_router_knows_the_change(
+    is_added: bool,
+) -> None:
+    cluster = at_zero()
+    cluster.rules = {} if is_added else cluster.rules
+    cluster.decide()
+    cluster.rules = {"a": replace(ZERO, description="new")}
+    assert cluster.decide() == {"a:1": STARTING}
+    assert cluster.controller.status()[0].known == ""
+    cluster.controller.heard.take("r", known())  # of a router that has not heard of the change
+    cluster.change("a:1", phase=READY)
+    assert cluster.decide(20) == {"a:1": READY}
+    cluster.controller.heard.take("r", known("new"))
+    assert cluster.decide(4) == {"a:1": DRAINING}
+    assert cluster.controller.status()[0].known == described(OFFERS["a"])
+
+
+def test_a_model_that_is_removed_and_added_without_a_change_stays_known() -> None:
+    cluster = at_zero()
+    cluster.rules, before = {}, cluster.rules
+    cluster.decide()
+    cluster.rules = before
+    assert cluster.decide(10) == {}
 
 
 def test_the_needs_of_routers_ask_for_one_start_and_hold_for_some_seconds() -> None:

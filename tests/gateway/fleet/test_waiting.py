@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -25,7 +24,7 @@ from tests.gateway.fleet.fake_replica import offered, until
 from tests.gateway.fleet.in_one_loop import SETTINGS, metrics
 from tests.gateway.fleet.routing import text
 from tests.gateway.fleet.test_status import OF_TEXT
-from tests.gateway.fleet.waiting_fleet import ZERO, Clock, Fleet, refused
+from tests.gateway.fleet.waiting_fleet import CHANGED, Clock, Fleet, refused
 
 pytestmark = pytest.mark.usefixtures("short_times")
 
@@ -262,29 +261,27 @@ async def test_the_router_needs_a_replica_while_a_request_waits(
 
 
 async def test_requests_wait_on_when_the_configuration_changes(fleet: Fleet) -> None:
-    changed = replace(ZERO, parameters={**ZERO.parameters, "number": "2"})
     with fleet.infer() as stream:
-        fleet.replica.offer(offered(changed))
+        fleet.replica.offer(offered(CHANGED))
         assert await fleet.answer() == ["hello"]
         assert text(await soon(stream.only())) == b"hello"
-    assert fleet.dataplane.model("text").config == changed
+    assert fleet.dataplane.model("text").config == CHANGED
 
 
 async def test_a_change_of_the_configuration_begins_no_wait_anew(
     fleet: Fleet, clock: Clock
 ) -> None:
-    changed = replace(ZERO, parameters={**ZERO.parameters, "number": "2"})
     fleet.started(60)
     fleet.room.prefill_rate = 7.0
     with fleet.infer(received_ns=time.perf_counter_ns() - 500 * 10**9) as stream:
         expected_at = stream.replica_at
         clock.now += 40
-        fleet.replica.offer(offered(changed), state=ReplicaState.STARTING)
-        await until(lambda: fleet.dataplane.model("text").config == changed)
+        fleet.replica.offer(offered(CHANGED), state=ReplicaState.STARTING)
+        await until(lambda: fleet.dataplane.model("text").config == CHANGED)
         assert stream.replica_at == expected_at
         assert fleet.timer.when() <= asyncio.get_running_loop().time() + 100
         assert fleet.room.prefill_rate == 7
-        fleet.replica.offer(offered(changed))
+        fleet.replica.offer(offered(CHANGED))
         await fleet.answer()
     assert fleet.room.need == 0.01
     found = await metrics(fleet.dataplane)

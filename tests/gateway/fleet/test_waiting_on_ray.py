@@ -1,16 +1,18 @@
 """Requests for a model without replicas on Ray, where the controller says which may come."""
 
-from dataclasses import replace
+import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.ray_news import ModelNews, RouterNews, described
+from gateway.fleet.directory import Listing
+from gateway.fleet.ray_news import ModelNews, RouterNews, described, router_news
 from tests.builders import settle, soon
 from tests.gateway.fleet.fake_replica import listening, offered, until
 from tests.gateway.fleet.routing import routing, text
-from tests.gateway.fleet.waiting_fleet import ZERO, Fleet, refused
+from tests.gateway.fleet.waiting_fleet import CHANGED, KEY, ZERO, Fleet, refused
 
 pytestmark = pytest.mark.usefixtures("short_times")
 
@@ -64,15 +66,40 @@ async def test_a_router_that_never_saw_a_replica_serves_the_offers_of_the_contro
 async def test_the_newer_offer_of_the_controller_replaces_that_of_a_model_without_replicas(
     fleet: Fleet,
 ) -> None:
-    changed = replace(ZERO, parameters={**ZERO.parameters, "number": "2"})
     fleet.replica.offer()
     await until(lambda: not fleet.router.connections[0].models)
     with fleet.infer() as stream:
-        fleet.router.take_news({"text": ModelNews()}, {"text": (offered(changed),)})
-        assert fleet.dataplane.model("text").config == changed
+        fleet.router.take_news({"text": ModelNews()}, {"text": (offered(CHANGED),)})
+        assert fleet.dataplane.model("text").config == CHANGED
         assert fleet.waiting == 1
         await settle()  # the model runs
-        fleet.router.take_news({"text": ModelNews()}, {"text": (offered(changed, 2),)})
+        fleet.router.take_news({"text": ModelNews()}, {"text": (offered(CHANGED, 2),)})
         assert fleet.dataplane.model("text").version == "2"
         assert "version 1 has been replaced" in (await refused(stream)).message
     await settle()  # the model runs
+
+
+def test_of_several_offers_of_a_version_that_of_the_latest_load_is_reported() -> None:
+    """All routers agree, so that they do not replace the offers of one another again and again."""
+    old, new, other = (
+        msgspec.structs.replace(offered(config, version), loaded_at=at)
+        for config, version, at in ((ZERO, 1, 5.0), (CHANGED, 1, 6.0), (ZERO, 2, 1.0))
+    )
+    model = ModelNews(known=described([old]), description="new")
+    for offers in ([new, other, old], [old, new, other]):
+        found = router_news({}, {"text": model}, offers)
+        assert found.offers == {"text": (new, other)}
+        assert found.descriptions == {"text": "new"}
+        known = ModelNews(known=described([new, other]))
+        assert router_news({}, {"text": known}, offers) == RouterNews()
+
+
+async def test_offers_of_an_earlier_description_are_not_reported(fleet: Fleet) -> None:
+    fleet.comes()
+    fleet.router.take_news({"text": ModelNews(description="new")}, {})
+    await until(lambda: fleet.router.connections[0].serves(KEY))
+    assert fleet.router.news().descriptions == {"text": "new"}
+    address = ("127.0.0.1", fleet.replica.port)
+    async with asyncio.TaskGroup() as tasks:
+        fleet.router._follow(Listing((address,), frozenset({address})), tasks)  # noqa: SLF001
+    assert fleet.router.news() == RouterNews()

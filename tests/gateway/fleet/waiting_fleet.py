@@ -16,6 +16,7 @@ from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
 from tests.gateway.fleet.routing import Routed
 
 ZERO = replace(TEXT, parameters={"replicas": "0..4", "max_in_flight": "3"})
+CHANGED = replace(ZERO, parameters={**ZERO.parameters, "number": "2"})
 KEY = ("text", 1)
 
 
