@@ -12,6 +12,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_addresses import RayFleet, RayQuestion, RayTable, encode
 from gateway.fleet.ray_controller import ModelStatus
+from gateway.fleet.ray_news import ModelNews
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
 
@@ -152,6 +153,7 @@ def test_routers_get_the_addresses_of_replicas_of_earlier_descriptions() -> None
     found = table([status], "cluster", {})
     assert found.replicas == (("h", 1), ("h", 2), ("h", 3))
     assert found.outdated == (("h", 2), ("h", 3))
+    assert found.models == {"m": ModelNews(description="new")}
 
 
 @pytest.mark.parametrize(("is_restarted", "ends"), [(True, False), (False, True)])
