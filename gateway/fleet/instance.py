@@ -65,7 +65,7 @@ class FleetInstance(Instance):
         random = Random()
         self.placement = ReplicaPlacement(self.key, connections, random)
         self.waiting = WaitingRequests(self.placement.targets, random)
-        self.room = WaitingRoom[RoutedRequest](config, counts, lambda: self.placement.is_ready)
+        self.room = WaitingRoom[RoutedRequest](config, counts, self.placement)
         self.singles = self
 
     def accepts(self, request: InferRequest) -> bool:
@@ -178,11 +178,6 @@ class RoutedRequest:
                 self._send(self.request)
         except InferenceError as error:
             self._end(error)
-
-    @property
-    def is_held(self) -> bool:
-        """See `Waiter`."""
-        return self._instance.placement.holds(self.request)
 
     def join(self, instance: FleetInstance) -> None:
         """Belong to another instance of the model, whose room takes it over."""
@@ -346,7 +341,7 @@ class RoutedRequest:
             error = self._instance.lost(replica, f"while it executed the request{effects}", error)
         if not may_repeat:
             raise error
-        if not is_lost and error.dead_instance is None and self._instance.room.takes(self):
+        if not was_executed and self._instance.room.takes(self):
             self.tried.clear()  # the process at its address may be another one by then
             return
         try:

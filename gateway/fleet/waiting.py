@@ -12,6 +12,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, RetryLater
 from gateway.fleet.choice import Demand
 from gateway.fleet.metrics import ModelCounts
+from gateway.fleet.placement import ReplicaPlacement
 from gateway.fleet.scaling import LEAST_NEED, used_secs
 from gateway.messages import InferRequest
 from gateway.models.limits import Limits
@@ -35,10 +36,6 @@ class Waiter(Protocol):
 
     def demand(self) -> Demand:
         """Its demand now."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether a replica takes it that may take no new requests: that of its sequence."""
 
     def begin(self, *, may_wait: bool) -> None:
         """Send it, or let it wait."""
@@ -68,7 +65,7 @@ class WaitingRoom(Generic[W]):
     """
 
     def __init__(
-        self, config: ModelConfig, counts: ModelCounts, is_ready: Callable[[], bool]
+        self, config: ModelConfig, counts: ModelCounts, placement: ReplicaPlacement
     ) -> None:
         self.prefill_rate = 0.0
         self._name = config.name
@@ -76,7 +73,7 @@ class WaitingRoom(Generic[W]):
         self.goes_to_zero = not self._rules.least
         self._most = Limits.read(config).max_in_flight
         self._counts = counts
-        self._is_ready = is_ready
+        self._placement = placement
         self.coming: Coming = lambda name: ""
         self._places: dict[W, _Place] = {}
         self._began_at: float | None = None
@@ -106,9 +103,9 @@ class WaitingRoom(Generic[W]):
         """Whether a request waits here; raises RetryLater if it would wait for too long."""
         if not self.goes_to_zero and not self._places:
             return False
-        if self._is_ready():
+        if self._placement.is_ready:
             return self._takes_behind_others(waiter)
-        if waiter.is_held:
+        if self._placement.holds(waiter.request):
             return False
         reason = self.reason
         if reason is None:
@@ -163,7 +160,7 @@ class WaitingRoom(Generic[W]):
         """Send the requests if a replica is ready, end them if none comes."""
         if self._began_at is None and not self._places:
             return
-        is_ready = self._is_ready()
+        is_ready = self._placement.is_ready
         if is_ready and self._began_at is not None:
             self._counts.started(self._now() - self._began_at)
         if is_ready or self.reason:
@@ -179,7 +176,7 @@ class WaitingRoom(Generic[W]):
     def _clear(self) -> None:
         """Send or end the first requests, and the others in later turns."""
         self._turn = None
-        is_ready, reason = self._is_ready(), self.reason
+        is_ready, reason = self._placement.is_ready, self.reason
         if not is_ready and not reason:
             return
         for waiter in list(islice(self._places, MOST_AT_ONCE)):

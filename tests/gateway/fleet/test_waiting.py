@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, RefusedError, RetryLater
+from gateway.errors import Code, InferenceError, RefusedError, RetryLater, no_instance
 from gateway.fleet import connection, waiting
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.offers import Offers
@@ -24,7 +24,7 @@ from tests.gateway.fleet.fake_replica import offered, until
 from tests.gateway.fleet.in_one_loop import SETTINGS, metrics
 from tests.gateway.fleet.routing import text
 from tests.gateway.fleet.test_status import OF_TEXT
-from tests.gateway.fleet.waiting_fleet import CHANGED, Clock, Fleet, refused
+from tests.gateway.fleet.waiting_fleet import CHANGED, ZERO, Clock, Fleet, refused
 
 pytestmark = pytest.mark.usefixtures("short_times")
 
@@ -116,14 +116,22 @@ async def test_a_sequence_continues_at_its_draining_replica_without_a_wait(fleet
         assert fleet.waiting == 1
 
 
-async def test_a_request_that_the_last_replica_refuses_because_it_drains_waits(
-    fleet: Fleet,
+@pytest.mark.parametrize(
+    ("state", "trouble", "error"),
+    [
+        (ReplicaState.DRAINING, "", RefusedError(Code.UNAVAILABLE, "it exits")),
+        (ReplicaState.READY, "its instance has died", no_instance("its instance has died")),
+    ],
+    ids=["drains", "has no instance"],
+)
+async def test_a_request_that_the_last_replica_refuses_waits_for_the_next_one(
+    fleet: Fleet, state: ReplicaState, trouble: str, error: InferenceError
 ) -> None:
     fleet.comes()
     with fleet.infer() as stream:
         await until(lambda: bool(fleet.replica.calls))
-        await fleet.goes()
-        fleet.replica.fail(fleet.replica.calls.pop(), RefusedError(Code.UNAVAILABLE, "it exits"))
+        fleet.replica.offer(offered(ZERO, trouble=trouble), state=state)
+        fleet.replica.fail(fleet.replica.calls.pop(), error)
         await until(lambda: fleet.waiting == 1)
         fleet.comes()
         assert await fleet.answer() == ["hello"]
