@@ -30,7 +30,7 @@ from gateway.fleet.pauses import Pauses
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.prompts import PrefixIndexes
 from gateway.fleet.quarantine import SharedSuspects
-from gateway.fleet.reaching import ReplicaAddress, silence_after_ping
+from gateway.fleet.reaching import FleetAddress, silence_after_ping
 from gateway.fleet.routers import Place, read_table
 from gateway.messages import InferRequest
 from gateway.processes.channel import Channel, Frame, call_numbers
@@ -79,7 +79,7 @@ class ReplicaConnection:
         self.on_copy: Callable[[ConversationCopy], None] = _unused
         self.suspects = SharedSuspects(relays=False)
         self.on_routers: Callable[[Mapping[str, Place]], None] = _unused
-        self._address = ReplicaAddress(host, port, identity, tls)
+        self._address = FleetAddress(host, port, identity, tls)
         self._on_change = on_change
         self._indexes = indexes
         self._numbers = call_numbers()
@@ -242,7 +242,6 @@ class ReplicaConnection:
         self.suspects.leave(channel)
         bulk.abort()
         channel.abort()
-        self.on_routers({})
         self._on_change()
 
     def _on_frame(self, frame: Frame) -> None:

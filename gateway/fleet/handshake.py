@@ -25,6 +25,11 @@ HANDSHAKE_BYTES = 4096
 MESSAGE_BYTES = 256 << 20
 """Longest frame after it: a message without its large tensors."""
 SHOWN_CHARS = 300
+NAME_CHARS = 6
+"""The characters of a router's id with which its tokens begin."""
+
+FleetId = Annotated[str, Meta(min_length=NAME_CHARS, max_length=32)]
+"""The id of a process of a fleet."""
 
 
 class FleetKind(FrameKind):
@@ -78,11 +83,11 @@ class Hello(msgspec.Struct):
     sluice: str
     fleet: str
     role: str
-    id: Annotated[str, Meta(max_length=32)]
+    id: FleetId
     nonce: str
     secret: bool
     link: str = ""
-    port: int = 0
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 0
 
 
 class HandshakeError(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gateway.fleet.connection import GONE_SECS, PING_SECS
 from gateway.fleet.handshake import HandshakeError, Hello, Identity
-from gateway.fleet.reaching import ReplicaAddress, silence_after_ping
+from gateway.fleet.reaching import FleetAddress, silence_after_ping
 from gateway.fleet.routers import Place
 from gateway.processes.channel import Channel, Frame, call_numbers
 from gateway.settings import TlsSettings, netloc
@@ -75,7 +75,7 @@ class PeerRouter:
         def on_agreed(channel: Channel, peer: Hello) -> None:
             agreed.append((channel, peer))
 
-        await ReplicaAddress(*place, self._identity, self._tls).reach(on_agreed, _ignore)
+        await FleetAddress(*place, self._identity, self._tls).reach(on_agreed, _ignore)
         ((channel, peer),) = agreed
         if peer.id != self.id:
             channel.abort()

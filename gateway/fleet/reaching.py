@@ -32,7 +32,7 @@ async def silence_after_ping(channel: Channel, secs: float) -> float:
     return asyncio.get_running_loop().time() - channel.heard_at
 
 
-class ReplicaAddress:
+class FleetAddress:
     """The address of a replica or of another router, and how this router is known to it."""
 
     def __init__(self, host: str, port: int, identity: Identity, tls: TlsSettings | None) -> None:
@@ -41,9 +41,9 @@ class ReplicaAddress:
         self._identity = identity
         self._tls = tls
 
-    def at(self, host: str, port: int) -> "ReplicaAddress":
-        """Another address of the same replica."""
-        return ReplicaAddress(host, port, self._identity, self._tls)
+    def at(self, host: str, port: int) -> "FleetAddress":
+        """Another address of the same process."""
+        return FleetAddress(host, port, self._identity, self._tls)
 
     async def reach(
         self,

@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet.handshake import FleetKind, FleetRole, Identity
+from gateway.fleet.handshake import NAME_CHARS, FleetKind, FleetRole, Identity
 from gateway.fleet.large import sendable
 from gateway.fleet.peers import PeerRouter, RouterAbsent
-from gateway.fleet.routers import NAME_CHARS, Place, RouterTable, owner_of
+from gateway.fleet.routers import Place, RouterTable, owner_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.policy.caller import Caller

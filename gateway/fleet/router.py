@@ -166,6 +166,7 @@ class Router:
             if kept.absent >= MOST_ABSENT and kept.connection.state is None:
                 del self._kept[address]
                 kept.task.cancel()
+                self.relays.table.take(address, {})
                 about = {"address": kept.connection.address}
                 log.info("replica dropped by the directory", extra=about)
         # A silent replica of an earlier description has no address in the table.

@@ -7,19 +7,16 @@ import msgspec
 from msgspec import Meta
 
 from gateway.fleet.accepting import MOST_ROUTERS
-from gateway.fleet.handshake import Hello
+from gateway.fleet.handshake import FleetId, Hello
 from gateway.fleet.keys import rendezvous
 from gateway.policy.caller import is_this_machine
-
-NAME_CHARS = 6
-"""The characters of a router's id with which its tokens begin."""
 
 Place = tuple[str, int]
 """A host and a port."""
 
 
 class _Row(msgspec.Struct, array_like=True):
-    id: Annotated[str, Meta(min_length=NAME_CHARS, max_length=64)]
+    id: FleetId
     host: Annotated[str, Meta(min_length=1, max_length=255)]
     port: Annotated[int, Meta(ge=1, le=65_535)]
 
@@ -58,7 +55,7 @@ class RouterTable:
         self._tables: dict[Hashable, Mapping[str, Place]] = {}
 
     def take(self, replica: Hashable, table: Mapping[str, Place]) -> None:
-        """Replace the table of a replica; that of a lost one is empty."""
+        """Replace the table of a replica; that of a dropped one is empty."""
         if table:
             self._tables[replica] = table
         elif self._tables.pop(replica, None) is None:

@@ -312,8 +312,11 @@ async def test_the_refusal_of_the_second_connection_is_logged(
 
 
 async def test_a_replica_with_two_addresses_has_one_connection(
-    replica: FakeReplica, lines: Callable[[], list[str]]
+    replica: FakeReplica, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A pause of this process itself does not end the first connection.
+    monkeypatch.setattr(connection, "SILENT_SECS", 10.0)
+    monkeypatch.setattr(connection, "GONE_SECS", 10.0)
     indexes = PrefixIndexes(KeyIndex)
     async with AsyncExitStack() as second_owner:
         async with connecting(replica.port, indexes=indexes) as first:

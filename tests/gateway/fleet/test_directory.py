@@ -11,9 +11,12 @@ import pytest
 
 from gateway.fleet import connection, directory, router
 from gateway.fleet.directory import Addresses, by_name, resolved
+from gateway.fleet.handshake import FleetKind
+from gateway.fleet.routers import write_table
 from tests.builders import TEXT, soon
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.routing import Routed, answered, routing
+from tests.gateway.fleet.test_routers import A, hello
 
 AGE = "gateway_fleet_directory_age_seconds"
 
@@ -97,6 +100,24 @@ async def test_a_connected_replica_stays_without_its_address_until_it_is_lost(
     replica.links[-1].abort()
     await until(lambda: len(routed.router.connections) == 1)
     assert routed.router.connections[0].address.endswith(f":{other.port}")
+
+
+async def test_the_routers_of_a_lost_replica_are_known_until_its_address_is_dropped(
+    routed: Routed, replica: FakeReplica, names: Names
+) -> None:
+    def known() -> list[str]:
+        return [each["id"] for each in routed.router.relays.describe()]
+
+    replica.send(FleetKind.ROUTERS, write_table([(hello(A, 8001), "10.0.0.1")]))
+    await until(lambda: known() == [A])
+    replica.links[-1].abort()
+    await until(lambda: len(replica.links) == 2)
+    assert known() == [A]
+    async with listening() as other:
+        names.answer = (other,)
+        await names.answers(3)
+        replica.links[-1].abort()
+        await until(lambda: not known())
 
 
 async def test_a_lost_replica_stays_while_one_answer_is_without_its_address(

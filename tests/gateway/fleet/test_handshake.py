@@ -79,12 +79,25 @@ def changed(**fields: object) -> Callable[[bytes], bytes]:
     [
         (changed(protocol=2), "found protocol 2, expected 1"),
         (changed(protocol="1"), "HELLO cannot be read"),
-        (changed(id="i" * 33), "HELLO cannot be read"),
+        (changed(id="12345"), "HELLO cannot be read"),
+        (changed(id="a" * 33), "HELLO cannot be read"),
+        (changed(port=-1), "HELLO cannot be read"),
+        (changed(port=65_536), "HELLO cannot be read"),
         (lambda _: b"GET / HTTP/1.1", "HELLO cannot be read"),
         (lambda _: b"", "HELLO cannot be read"),
         (lambda payload: payload[:-5], "HELLO cannot be read"),
     ],
-    ids=["protocol", "type", "long-id", "http", "empty", "cut"],
+    ids=[
+        "protocol",
+        "type",
+        "short id",
+        "long id",
+        "negative port",
+        "large port",
+        "http",
+        "empty",
+        "cut",
+    ],
 )
 def test_a_hello_that_is_none_is_refused(change: Callable[[bytes], bytes], reason: str) -> None:
     with pytest.raises(HandshakeError, match=reason):

@@ -16,7 +16,7 @@ from gateway.fleet.handshake import (
     HandshakeError,
     Identity,
 )
-from gateway.fleet.reaching import ReplicaAddress
+from gateway.fleet.reaching import FleetAddress
 from gateway.fleet.replica import FleetPort
 from gateway.messages import InferRequest, InferResponse, SequenceTag
 from gateway.models.model import Model
@@ -74,7 +74,7 @@ class Rogue:
 
     def __init__(self, port: FleetPort) -> None:
         place = "127.0.0.1", port.ports["fleet"]
-        self._address = ReplicaAddress(*place, Identity("sluice", FleetRole.ROUTER), None)
+        self._address = FleetAddress(*place, Identity("sluice", FleetRole.ROUTER), None)
         self.frames: list[int] = []
         self.channel: Channel
         self.bulk: BulkConnection

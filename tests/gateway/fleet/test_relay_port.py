@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
-from gateway.fleet.reaching import ReplicaAddress
+from gateway.fleet.reaching import FleetAddress
 from gateway.fleet.relays import Relay, Relayed, RelayedRecording, encode
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import Channel, Frame, packed
@@ -96,8 +96,8 @@ async def port(replica: FakeReplica, tmp_path: Path) -> AsyncIterator[int]:
         yield found.ports["fleet"]
 
 
-def calling(port: int, role: FleetRole = FleetRole.CALLING) -> ReplicaAddress:
-    return ReplicaAddress("127.0.0.1", port, Identity("sluice", role), None)
+def calling(port: int, role: FleetRole = FleetRole.CALLING) -> FleetAddress:
+    return FleetAddress("127.0.0.1", port, Identity("sluice", role), None)
 
 
 async def test_only_other_routers_agree_with_a_router(port: int, replica: FakeReplica) -> None:
