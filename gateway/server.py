@@ -195,13 +195,13 @@ class Server:
                 await self.recordings.read_elsewhere()
         except TimeoutError:
             log.warning("drain over", extra={"abandoned": self.dataplane.in_flight})
-            self.dataplane.abandon(
-                InferenceError(
-                    Code.UNAVAILABLE,
-                    "the server is shutting down and the request did not end within its "
-                    f"--exit-timeout-secs of {limit:g}",
-                )
+            error = InferenceError(
+                Code.UNAVAILABLE,
+                "the server is shutting down and the request did not end within its "
+                f"--exit-timeout-secs of {limit:g}",
             )
+            self.dataplane.abandon(error)
+            self.recordings.abandon_elsewhere(error)
         listeners.stop_waiting(tasks, LAST_ANSWERS_SECS)
 
 

@@ -30,10 +30,10 @@ class ReplicaCall(RequestingEnd):
         on_news: Callable[[], None],
     ) -> None:
         self._bulk = bulk
-        self._sender = LargeSender(bulk, number, _unlimited, _unheeded)
+        self._sender = _sent(bulk, number, request)
         self._arrivals: deque[Arrival[InferResponse]] = deque()
         self._has_large = self.has_begun = False
-        super().__init__(bulk.channel, number, request, "its replica", on_news)
+        super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
         self._known = known
         self.expected_secs = 0.0
         self._sent_at = monotonic()
@@ -72,14 +72,6 @@ class ReplicaCall(RequestingEnd):
             self._channel.send(FleetKind.GONE, self._call)
         return super().leave()
 
-    def _send_request(self, request: InferRequest) -> None:
-        large: list[LargeData] = []
-        message = sendable(write_request(request, waited_us(request), large))
-        if large:
-            self._sender.send(FleetKind.LARGE_REQUEST, message, large)
-        else:
-            self._channel.send(InferenceKind.REQUEST, self._call, message)
-
     def _take(self, frame: Frame) -> None:
         if not self.has_begun:
             self.has_begun = True
@@ -102,6 +94,18 @@ class ReplicaCall(RequestingEnd):
                 return arrival.announce(payload)
         self._bulk.expect(payload)
         raise ValueError("its replica announces a tensor that belongs to no response")
+
+
+def _sent(bulk: BulkConnection, number: int, request: InferRequest) -> LargeSender:
+    """Send a request; the sender of its large tensors."""
+    sender = LargeSender(bulk, number, _unlimited, _unheeded)
+    large: list[LargeData] = []
+    message = sendable(write_request(request, waited_us(request), large))
+    if large:
+        sender.send(FleetKind.LARGE_REQUEST, message, large)
+    else:
+        bulk.channel.send(InferenceKind.REQUEST, number, message)
+    return sender
 
 
 def _unlimited(size: int) -> None:

@@ -61,7 +61,7 @@ class LargeSender:
 
     def send(self, kind: int, message: bytes, large: Sequence[LargeData]) -> None:
         """Send a message, and its large tensors. INVALID_ARG for too much of them."""
-        size = LENGTH.size + len(message) + sum(map(_size_bytes, large))
+        size = LENGTH.size + len(message) + sum(map(sent_bytes, large))
         for name, found, most in (
             ("bytes", size, MOST_BYTES),
             ("large tensors", len(large), MOST_TENSORS),
@@ -127,7 +127,7 @@ def sendable(message: bytes) -> bytes:
     return message
 
 
-def _size_bytes(data: LargeData) -> int:
+def sent_bytes(data: LargeData) -> int:
     """The bytes that are sent of a tensor."""
     if isinstance(data, tuple):
         return sum(map(len, data)) + LENGTH_BYTES * len(data)

@@ -13,6 +13,8 @@ from gateway.settings import TlsSettings, netloc
 
 log = logging.getLogger("sluice.fleet")
 
+REACH_SECS = 2.0
+"""Time limit of an attempt, for all places together."""
 PAUSE_SECS = 2.0
 """The time after a failed attempt in which there is no other one."""
 IDLE_SECS = 60.0
@@ -62,7 +64,8 @@ class PeerRouter:
         reasons = []
         for place in self.places:
             try:
-                return await self._reach(place)
+                async with asyncio.timeout(REACH_SECS / len(self.places)):
+                    return await self._reach(place)
             except (HandshakeError, OSError, TimeoutError, UnicodeError) as error:
                 reasons.append(f"{netloc(*place)}: {error or 'it does not answer'}")
         self._retry_at = asyncio.get_running_loop().time() + PAUSE_SECS

@@ -37,13 +37,17 @@ class RelayAnswer(AnsweringEnd):
         self._trace: Trace | None = None
 
     async def respond(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The responses of the recording; none, and no answer, if this router drains."""
-        if self._port.dataplane.exiting:
-            return
+        """The responses of the recording.
+
+        None, and no answer, if this router drains or does not have the model: then the next router
+        has the key.
+        """
         try:
-            reader = self._opened(request)
+            reader = None if self._port.dataplane.exiting else self._opened(request)
         except KeyReused:
             self._send(Relayed("", "", b"", reused=True))
+            return
+        if reader is None:
             return
         self._reader, recorded = reader, reader.recorded
         with reader:
@@ -56,18 +60,24 @@ class RelayAnswer(AnsweringEnd):
             finally:
                 end_trace(self._trace)
 
-    def _opened(self, request: InferRequest) -> RecordingReader:
+    def _opened(self, request: InferRequest) -> RecordingReader | None:
         relay, recordings, dataplane = self._relay, self._port.recordings, self._port.dataplane
         if relay.token:
             event = EventId(relay.token, relay.after)
             return recordings.resume(event, relay.place, request.caller)
-        model, received_ns = dataplane.model(request.model, request.version), time.perf_counter_ns()
+        key, received_ns = Key(relay.key, relay.fingerprint), time.perf_counter_ns()
+        joined = recordings.join(key, request.caller)
+        if joined is not None:
+            return joined
+        try:
+            model = dataplane.model(request.model, request.version)
+        except InferenceError:
+            return None
 
         def submit() -> ResponseStream:
             self._trace = begin_trace(dataplane.tracer, request, received_ns)
             return dataplane.infer(request, model, self._trace)
 
-        key = Key(relay.key, relay.fingerprint)
         return recordings.open(RecordedRequest(relay.place, model, request, key), submit)
 
     def _send(self, answer: Relayed) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -9,17 +12,22 @@ from msgspec import Meta
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.handshake import NAME_CHARS, FleetKind, FleetRole, Identity
-from gateway.fleet.large import sendable
+from gateway.fleet.large import sent_bytes
 from gateway.fleet.peers import PeerRouter, RouterAbsent
 from gateway.fleet.routers import Place, RouterTable, owner_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.policy.caller import Caller
 from gateway.processes.channel import Channel, Frame
-from gateway.processes.inference_calls import RESPONSES, RequestingEnd, waited_us
-from gateway.processes.inference_messages import read_request, write_request
+from gateway.processes.inference_calls import (
+    RESPONSES,
+    RequestingEnd,
+    request_payload,
+    waited_us,
+)
+from gateway.processes.inference_messages import LargeData, read_request, write_request
 from gateway.resumption.reader import EventId, RecordingReader
-from gateway.resumption.recording import Follower, KeyReused, RecordedRequest
+from gateway.resumption.recording import Follower, Key, KeyReused, RecordedRequest
 from gateway.settings import TlsSettings, netloc
 from gateway.stream import INTERRUPTED
 
@@ -60,6 +68,12 @@ decode_relay = msgspec.msgpack.Decoder(Relay).decode
 _decode_relayed = msgspec.msgpack.Decoder(Relayed).decode
 
 
+ANSWER_SECS = 5.0
+"""Time limit from a call to its answer."""
+MOST_BYTES = 16 << 20
+"""A larger request is executed here: pings would wait behind it for too long."""
+
+
 class RouterLost(InferenceError):
     """The connection to the other router was lost during a call."""
 
@@ -74,17 +88,12 @@ class RelayCall(RequestingEnd):
         self, channel: Channel, peer: PeerRouter, relay: Relay, wake: Callable[[], None]
     ) -> None:
         self.relayed: Relayed | None = None
-        self._message = sendable(encode(relay))  # the base class sends it
-        number, name = next(peer.numbers), f"router {peer.id}"
-        super().__init__(channel, number, InferRequest(model=""), name, wake)
-        self._message = b""
+        super().__init__(channel, next(peer.numbers), f"router {peer.id}", wake)
+        channel.send(FleetKind.RELAY, self._call, encode(relay))
 
     def interrupt(self) -> None:
         """Cancel the request, which gets a last response that says so."""
         self._channel.send(FleetKind.INTERRUPT, self._call)
-
-    def _send_request(self, request: InferRequest) -> None:
-        self._channel.send(FleetKind.RELAY, self._call, self._message)
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == FleetKind.RELAYED and self.relayed is None:
@@ -120,18 +129,19 @@ class RelayedRecording:
         peer.calls += 1
 
     async def answered(self) -> Relayed:
-        """The answer to the call.
+        """The answer to the call, which comes before the request is executed.
 
-        Raises the error of the other router, KeyReused, RouterLost, and RouterAbsent if it drains.
+        Raises the error of the other router, KeyReused, RouterLost, and RouterAbsent if it drains
+        or does not have the model.
         """
-        while (found := self._call.relayed) is None:
-            self._has_news.clear()
-            self._take()
-            if self.error is not None:
-                raise self.error
-            if self.over:
-                raise RouterAbsent
-            await self._has_news.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECS):
+                await self._answer_or_end()
+        if self.error is not None:
+            raise self.error
+        found = self._call.relayed
+        if found is None:
+            raise RouterAbsent if self.over else self._lost()
         if found.reused:
             raise KeyReused
         self.token = found.token
@@ -170,12 +180,25 @@ class RelayedRecording:
     def fill(self) -> None:
         """Nothing: the other router reads the stream."""
 
+    def abandon(self, error: InferenceError) -> None:
+        """End reading with an error."""
+        if not self.over:
+            self.over, self.error = True, error
+            self.wake()
+
     def interrupt(self) -> bool:
         """See `ResponseStream.interrupt`."""
         if self.over:
             return False
         self._call.interrupt()
         return True
+
+    async def _answer_or_end(self) -> None:
+        while self._call.relayed is None and not self.over:
+            self._has_news.clear()
+            self._take()
+            if not self.over:
+                await self._has_news.wait()
 
     def _take(self) -> list[InferResponse]:
         found: list[InferResponse] = []
@@ -212,20 +235,22 @@ class Relays:
         self._find = find
         self._peers: dict[str, PeerRouter] = {}
         self._open: set[RelayedRecording] = set()
+        self._calls = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
     async def open(self, recorded: RecordedRequest) -> RecordingReader | None:
         """See `Elsewhere`."""
-        key, request = recorded.key, recorded.request
-        ids = {self._own_id, *self._peers}
-        if key is None or len(ids) == 1:
+        key, ids = recorded.key, {self._own_id, *self._peers}
+        if key is None:
             return None
-        message = write_request(request, waited_us(request))
-        relay = Relay(_readable(recorded.place), message, key=key.name, fingerprint=key.fingerprint)
+        relay: Relay | None = None
         while (owner := owner_of(recorded.tenant, key.name, ids)) != self._own_id:
+            relay = relay or _relay(recorded, key)
+            if relay is None:
+                return None
             try:
-                return await self._read(owner, relay, request.caller, recorded.model)
+                return await self._read(owner, relay, recorded.request.caller, recorded.model)
             except RouterAbsent:
                 ids.discard(owner)
         return None
@@ -258,6 +283,11 @@ class Relays:
             for name, each in self._peers.items()
         ]
 
+    def abandon(self, error: InferenceError) -> None:
+        """See `Elsewhere`."""
+        for each in tuple(self._open):
+            each.abandon(error)
+
     async def ended(self) -> None:
         """See `Elsewhere`."""
         await self._is_idle.wait()
@@ -268,24 +298,40 @@ class Relays:
         peer = self._peers.get(owner)
         if peer is None:  # it has left meanwhile
             raise RouterAbsent
-        channel = await peer.channel()
-        found = RelayedRecording(peer, channel, relay, lambda: self._end(found))
-        self._open.add(found)
+        self._calls += 1
         self._is_idle.clear()
+        try:
+            channel = await peer.channel()
+            found = RelayedRecording(peer, channel, relay, lambda: self._end(found))
+        except BaseException:
+            self._end()
+            raise
+        self._open.add(found)
         try:
             answer = await found.answered()
             request = read_request(answer.request)
             if model is None or model.version != answer.version:
-                model = self._find(request.model, answer.version)
+                model = self._answering(request.model, answer.version)
             found.recorded = RecordedRequest(relay.place, model, request)
             return RecordingReader(found, relay.after, caller, replayed=answer.replayed)
         except BaseException:
             found.leave()
             raise
 
-    def _end(self, recording: RelayedRecording) -> None:
-        self._open.discard(recording)
-        if not self._open:
+    def _answering(self, name: str, version: str) -> Model:
+        """The model of an answer, for its form: if that version is not here, another one."""
+        try:
+            return self._find(name, version)
+        except InferenceError:
+            found = copy(self._find(name, ""))
+            found.version = version
+            return found
+
+    def _end(self, recording: RelayedRecording | None = None) -> None:
+        if recording is not None:
+            self._open.discard(recording)
+        self._calls -= 1
+        if not self._calls:
             self._is_idle.set()
 
     def _follow(self, places: Mapping[str, Sequence[Place]]) -> None:
@@ -297,6 +343,18 @@ class Relays:
                 peer = PeerRouter(router_id, self._calling, self._tls, self.tasks)
             peer.places = found
             self._peers[router_id] = peer
+
+
+def _relay(recorded: RecordedRequest, key: Key) -> Relay | None:
+    """The call for a request with a key, with the version chosen here; None if it is too large."""
+    request = replace(recorded.request, version=recorded.model.version)
+    large: list[LargeData] = []
+    message = write_request(request, waited_us(request), large)
+    if len(message) + sum(map(sent_bytes, large)) > MOST_BYTES:
+        return None
+    if large:
+        message = request_payload(request)
+    return Relay(_readable(recorded.place), message, key=key.name, fingerprint=key.fingerprint)
 
 
 def _readable(place: str) -> str:

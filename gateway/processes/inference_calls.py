@@ -68,23 +68,21 @@ def _responses(frame: Frame) -> Sequence[InferResponse]:
 
 
 class RequestingEnd(ChannelCall):
-    """The end of the process with the request, which is sent when this is created.
+    """The end of the process with the request; its owner sends the first frame.
 
     One task reads `responses`, or `on_news` is called whenever there may be something to `take`;
     then `leave` ends the call, which `is_over` after its last response. `peer` names the answering
-    process in the error of a disconnect, such as `its engine`.
+    process in errors, such as `model 'm': its engine`.
     """
 
     def __init__(
         self,
         channel: Channel,
         call: int,
-        request: InferRequest,
         peer: str,
         on_news: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(channel, call)
-        self._model = request.model
         self._peer = peer
         self._on_news = on_news
         self._frames: deque[Frame] = deque()
@@ -92,12 +90,7 @@ class RequestingEnd(ChannelCall):
         self._unread_bytes = 0
         self._is_lost = False
         self.is_over = False
-        self._send_request(request)
         channel.join(call, self)
-
-    def _send_request(self, request: InferRequest) -> None:
-        payload = write_request(request, waited_us(request))
-        self._channel.send(InferenceKind.REQUEST, self._call, payload)
 
     @property
     def is_lost(self) -> bool:
@@ -156,7 +149,7 @@ class RequestingEnd(ChannelCall):
 
     def _check_lost(self) -> None:
         if self.is_lost:
-            raise died(f"model '{self._model}': {self._peer} has stopped; retry shortly")
+            raise died(f"{self._peer} has stopped; retry shortly")
 
     def leave(self) -> int:
         """End the call; returns the number of received unread tokens."""
@@ -183,6 +176,11 @@ class RequestingEnd(ChannelCall):
             super()._wake()
         else:
             self._on_news()
+
+
+def request_payload(request: InferRequest) -> bytes:
+    """The payload of a frame of REQUEST; raises as `write_request`."""
+    return write_request(request, waited_us(request))
 
 
 def waited_us(request: InferRequest) -> int:

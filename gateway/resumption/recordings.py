@@ -46,7 +46,10 @@ class Elsewhere(Protocol):
         """See `Recordings.end_invalid`."""
 
     async def ended(self) -> None:
-        """Wait until no recording is read."""
+        """Wait until no call to another router is under way, and no recording is read."""
+
+    def abandon(self, error: InferenceError) -> None:
+        """End reading with an error."""
 
 
 class Recordings:
@@ -88,11 +91,29 @@ class Recordings:
         was dropped.
         """
         self._refuse_if_exiting()
-        joined = None if recorded.key is None else self._join(recorded.key, recorded.request.caller)
+        joined = None if recorded.key is None else self.join(recorded.key, recorded.request.caller)
         if joined is not None:
             return joined
         self._make_room(_fixed_bytes(recorded))
         return self._record(recorded, submit())
+
+    def join(self, key: Key, caller: Caller | None) -> RecordingReader | None:
+        """A reader of the recording of a key, if there is one; raises as `open`."""
+        found = self._by_key.get((tenant_of(caller), key.name))
+        if found is None:
+            return None
+        if found.recorded.key != key:
+            raise KeyReused
+        if found.first > 1:
+            raise InferenceError(
+                Code.ALREADY_EXISTS,
+                "the request with this Idempotency-Key has been made, and the first part of its "
+                f"answer is no longer kept: only the last {self.limit} bytes are "
+                "(--resumable-buffer-size)",
+            )
+        reader = RecordingReader(found, 0, caller, replayed=True)
+        self._joined += 1
+        return reader
 
     async def open_anywhere(
         self, recorded: RecordedRequest, submit: Callable[[], ResponseStream]
@@ -160,6 +181,11 @@ class Recordings:
         if self.elsewhere is not None:
             await self.elsewhere.ended()
 
+    def abandon_elsewhere(self, error: InferenceError) -> None:
+        """End reading the recordings of other routers with an error."""
+        if self.elsewhere is not None:
+            self.elsewhere.abandon(error)
+
     def reading(self) -> RecordingsReading:
         """The values for metrics."""
         return RecordingsReading(
@@ -191,23 +217,6 @@ class Recordings:
         self._over.pop(recording, None)
         self._by_token.pop(recording.token, None)
         self._forget_key(recording)
-
-    def _join(self, key: Key, caller: Caller | None) -> RecordingReader | None:
-        found = self._by_key.get((tenant_of(caller), key.name))
-        if found is None:
-            return None
-        if found.recorded.key != key:
-            raise KeyReused
-        if found.first > 1:
-            raise InferenceError(
-                Code.ALREADY_EXISTS,
-                "the request with this Idempotency-Key has been made, and the first part of its "
-                f"answer is no longer kept: only the last {self.limit} bytes are "
-                "(--resumable-buffer-size)",
-            )
-        reader = RecordingReader(found, 0, caller, replayed=True)
-        self._joined += 1
-        return reader
 
     def _record(self, recorded: RecordedRequest, stream: ResponseStream) -> RecordingReader:
         # Inputs may be large, and are not needed after the model has them.

@@ -39,7 +39,12 @@ from gateway.processes.channel import (
     read_number,
 )
 from gateway.processes.error_messages import read_error
-from gateway.processes.inference_calls import RequestingEnd, tokens
+from gateway.processes.inference_calls import (
+    InferenceKind,
+    RequestingEnd,
+    request_payload,
+    tokens,
+)
 from gateway.processes.module_commands import module_command, module_environment
 
 log = logging.getLogger("sluice.vllm")
@@ -168,7 +173,9 @@ class RemoteClient(Receiver):
 
     def call(self, request: InferRequest) -> RequestingEnd:
         """Send a request; `returned` must follow."""
-        call = RequestingEnd(self._channel, next(self._numbers), request, "its engine")
+        number, payload = next(self._numbers), request_payload(request)
+        self._channel.send(InferenceKind.REQUEST, number, payload)
+        call = RequestingEnd(self._channel, number, f"model '{request.model}': its engine")
         self.calls += 1
         return call
 

@@ -20,7 +20,7 @@ from gateway.processes.inference_messages import write_request, write_response
 from gateway.stream import INTERRUPTED
 from tests.builders import soon, text_response
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, until
-from tests.gateway.fleet.test_relays import router
+from tests.gateway.fleet.relaying import router
 
 TOKEN = Relay("place", write_request(InferRequest(model="")), token="x" * 38)
 KEY = Relay("place", write_request(InferRequest(model="none")), key="a", fingerprint=b"b" * 32)
@@ -92,12 +92,20 @@ async def replica() -> AsyncIterator[FakeReplica]:
 @pytest.fixture
 async def port(replica: FakeReplica, tmp_path: Path) -> AsyncIterator[int]:
     """The port of a router."""
-    async with router(("127.0.0.1", replica.port), tmp_path) as found:
+    async with router(tmp_path, ("127.0.0.1", replica.port)) as found:
         yield found.ports["fleet"]
 
 
 def calling(port: int, role: FleetRole = FleetRole.CALLING) -> FleetAddress:
     return FleetAddress("127.0.0.1", port, Identity("sluice", role), None)
+
+
+async def called(port: int, frames: list[Frame]) -> Channel:
+    """A connection to a router, whose frames are added to a list."""
+    channels: list[Channel] = []
+    await soon(calling(port).reach(lambda channel, _: channels.append(channel), frames.append))
+    (channel,) = channels
+    return channel
 
 
 async def test_only_other_routers_agree_with_a_router(port: int, replica: FakeReplica) -> None:
@@ -120,17 +128,14 @@ async def test_only_other_routers_agree_with_a_router(port: int, replica: FakeRe
         (encode(TOKEN)[:-3], Code.INVALID_ARG, "the call of another router cannot be read"),
         (encode(("place", b"x")), Code.INTERNAL, ""),
         (encode(TOKEN), Code.NOT_FOUND, "there is no such stream"),
-        (encode(KEY), Code.NOT_FOUND, "'none' is not found"),
     ],
-    ids=["empty", "cut", "request", "token", "model"],
+    ids=["empty", "cut", "request", "token"],
 )
 async def test_a_call_that_fails_ends_with_its_error_and_others_continue(
     port: int, payload: bytes, code: Code, text: str
 ) -> None:
     frames: list[Frame] = []
-    channels: list[Channel] = []
-    await soon(calling(port).reach(lambda channel, _: channels.append(channel), frames.append))
-    (channel,) = channels
+    channel = await called(port, frames)
     channel.send(InferenceKind.DATA, 7, b"of no call")
     channel.send(FleetKind.INTERRUPT, 7)
     for call in (1, 2):
@@ -145,3 +150,12 @@ async def test_a_call_that_fails_ends_with_its_error_and_others_continue(
         assert error.code is code
         assert text in error.message
     assert {each.kind for each in frames if not each.call} == {FleetKind.PONG}
+
+
+async def test_a_request_of_a_model_that_is_not_here_ends_without_an_answer(port: int) -> None:
+    frames: list[Frame] = []
+    channel = await called(port, frames)
+    channel.send(FleetKind.RELAY, 1, encode(KEY))
+    await until(lambda: bool(frames))
+    channel.abort()
+    assert frames == [Frame(InferenceKind.END, 1, b"")]

@@ -16,7 +16,13 @@ from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
 from gateway.processes.error_messages import read_error
-from gateway.processes.inference_calls import AnsweringEnd, InferenceKind, RequestingEnd, Respond
+from gateway.processes.inference_calls import (
+    AnsweringEnd,
+    InferenceKind,
+    RequestingEnd,
+    Respond,
+    request_payload,
+)
 from gateway.processes.inference_messages import write_response
 from gateway.processes.text_runs import take_run
 from tests.builders import settle, soon, text_request, text_response, texts
@@ -53,9 +59,9 @@ class Near:
         self._numbers = count(1)
 
     def call(self, request: InferRequest | None = None) -> RequestingEnd:
-        return RequestingEnd(
-            self.channel, next(self._numbers), request or text_request("hello"), "its engine"
-        )
+        number, payload = next(self._numbers), request_payload(request or text_request("hello"))
+        self.channel.send(InferenceKind.REQUEST, number, payload)
+        return RequestingEnd(self.channel, number, "model 'text': its engine")
 
     async def read(self, call: RequestingEnd) -> list[str]:
         """All of a call, to its end."""
