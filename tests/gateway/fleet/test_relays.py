@@ -238,7 +238,7 @@ async def test_a_drain_waits_for_a_call_that_is_still_connecting(routers: tuple[
 
 
 async def test_a_router_of_which_one_address_is_silent_is_reached_at_another_one(
-    routers: tuple[At, At], monkeypatch: pytest.MonkeyPatch
+    routers: tuple[At, At],
 ) -> None:
     first, second = routers
     token = await begun(first, 1)
@@ -247,9 +247,18 @@ async def test_a_router_of_which_one_address_is_silent_is_reached_at_another_one
         relays_of(second).table.take("test", {name: silent.getsockname()})
         peer.places = peer.places[::-1]
         assert (await rest(second, token, 0)).status_code == 200
-        monkeypatch.setattr(peers, "REACH_SECS", 0.1)
-        name = "f" * 16
-        relays_of(second).table.take("test", {name: silent.getsockname()})
+
+
+async def test_many_silent_addresses_of_a_router_take_no_longer_than_one(
+    routers: tuple[At, At], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = routers
+    monkeypatch.setattr(peers, "REACH_SECS", 0.5)
+    name = "f" * 16
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        at = relays_of(second)
+        at.table.take("test", {name: silent.getsockname()})
+        at._peers[name].places *= 100  # noqa: SLF001 - each is another port
         assert (await rest(second, name[:6] + "x" * 32, 0)).status_code == 404
 
 
