@@ -208,14 +208,20 @@ async def test_a_request_that_kills_every_instance_it_meets_is_refused_and_other
 async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dropped(
     router: Serving, pair: tuple[Serving, Serving]
 ) -> None:
-    stopped = pair[0].process
+    stopped: list[Serving] = []
+
+    def stop_busier() -> None:
+        stopped.append(max(pair, key=lambda each: each.metric(IN_FLIGHT, "story")))
+        stopped[0].process.send_signal(signal.SIGSTOP)
+
     try:
-        stories = await tell(router, 6, lambda: stopped.send_signal(signal.SIGSTOP))
+        stories = await tell(router, 6, stop_busier)
     finally:
-        stopped.send_signal(signal.SIGCONT)
+        for each in stopped:
+            each.process.send_signal(signal.SIGCONT)
     assert check_whole(stories) > 0
     router.wait_logged("it has sent nothing for 10 s")
-    pair[0].wait_metric(IN_FLIGHT, "story", 0)
+    stopped[0].wait_metric(IN_FLIGHT, "story", 0)
     assert check_whole(await tell(router, 6, lambda: None)) == 0
 
 
