@@ -20,7 +20,8 @@ from gateway.errors import Code, InferenceError
 from gateway.generation import Delta
 from gateway.messages import Sink
 
-ABORT_TIMEOUT_SECS = 2.0
+ABORT_TIMEOUT_SECS = 1.0
+"""An abort is only sent. To an engine that has just died it may never be."""
 SALT = "cache_salt"
 DECODER = "decoder_prompt"
 """Keys of an engine's input: a part of the cache's keys, and the input of a decoder."""
