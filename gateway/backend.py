@@ -243,6 +243,7 @@ class ForwardingInstance(Instance):
 
     def __init__(self, inner: Instance) -> None:
         self._inner = inner
+        self.number = inner.number
         self.concurrency = inner.concurrency
         self.death = inner.death
         self.adapters = inner.adapters

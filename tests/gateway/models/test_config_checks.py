@@ -114,7 +114,7 @@ def test_configs_that_triton_accepts_are_accepted(text: str) -> None:
         (
             "parameters { key: 'replicas' value { string_value: '0' } }",
             "model 'm': parameter 'replicas' is '0', expected a number from 1 to 9999, or a range "
-            "such as 1..8",
+            "such as 0..8",
         ),
         (
             "instance_group { kind: KIND_CPU gpus: 0 }",

@@ -133,6 +133,7 @@ async def test_everything_else_is_the_instances_own() -> None:
     assert instance.singles is None, "their requests would not be reshaped"
     assert (instance.concurrency, instance.adapters, instance.max_model_len) == (None, ("a",), 7)
     assert instance.death is echo.death
+    assert instance.number == echo.number
     assert [each.name for each in instance.metrics] == ["x"]
     assert instance.waits_for == ["other"]
     with pytest.raises(InferenceError, match="no"):
