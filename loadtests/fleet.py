@@ -5,8 +5,6 @@ alone: the replica computes what the other server computes, too.
 """
 
 import argparse
-import http.client
-import json
 import statistics
 import sys
 import time
@@ -22,11 +20,11 @@ from loadtests import fleet_serve, fleet_tensors, streams
 from loadtests.fleet_sessions import cached_shares
 from loadtests.routing.times import times_of_a_choice
 from loadtests.support import rounds
+from loadtests.support.http_client import ADD_SUB_BODY, ADD_SUB_PATH, latencies_us
 from loadtests.support.results import Line, Metric
 from loadtests.support.rounds import Report, Step
 from loadtests.support.servers import (
     Launch,
-    LoadTestFailed,
     Server,
     free_ports,
     gateway,
@@ -37,16 +35,6 @@ from loadtests.support.servers import (
 HERE = Path(__file__).parent
 STEADY_STREAMS, STEADY_RATE, STEADY_SECS = 256, 20_000, 3.0
 """Streams, their responses per second, and the time of a measurement."""
-INFER = "/v2/models/add_sub/infer"
-SIXTEEN = [float(number) for number in range(16)]
-REQUEST = json.dumps(
-    {
-        "inputs": [
-            {"name": name, "datatype": "FP32", "shape": [1, 16], "data": SIXTEEN}
-            for name in ("INPUT0", "INPUT1")
-        ]
-    }
-).encode()
 
 
 def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -128,20 +116,10 @@ def _rate(kind: str, count: int, secs: float, server: Server) -> Mapping[Metric,
 
 def _latency(requests: int, server: Server) -> Mapping[Metric, float]:
     """The median latency of one client, and the processor time of the server."""
-    client = http.client.HTTPConnection("127.0.0.1", server.ports.http)
-    took_us = []
     with spending(server.pid) as spent:
         began = time.perf_counter()
-        for _ in range(requests):
-            asked = time.perf_counter()
-            client.request("POST", INFER, REQUEST)
-            response = client.getresponse()
-            response.read()
-            took_us.append((time.perf_counter() - asked) * 1e6)
-            if response.status != http.client.OK:
-                raise LoadTestFailed(f"{server.name}: add_sub answered {response.status}")
+        took_us = latencies_us(server.ports.http, ADD_SUB_PATH, ADD_SUB_BODY, requests)
         secs = time.perf_counter() - began
-    client.close()
     line = Line("add_sub HTTP", "infer", 1)
     return {
         **line.costs(requests / secs, spent.secs / requests * 1e6),

@@ -5,7 +5,6 @@ connection of a router to a replica.
 """
 
 import asyncio
-import http.client
 import json
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ import uvloop
 from gateway.messages import InferRequest
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from loadtests.fleet_tensors import Responses, connected
-from loadtests.support.http_client import Address, EventCounter, connect, post
+from loadtests.support.http_client import Address, EventCounter, connect, latencies_us, post
 from loadtests.support.results import Line, Metric, Results
 from loadtests.support.servers import (
     Cpus,
@@ -167,17 +166,7 @@ def _repeat(count: int) -> InferRequest:
 
 def _latency_us(port: int, path: str, body: bytes) -> float:
     """The median latency of one client over HTTP."""
-    client, took_us = http.client.HTTPConnection("127.0.0.1", port), []
-    for _ in range(REQUESTS):
-        asked = time.perf_counter()
-        client.request("POST", path, body)
-        response = client.getresponse()
-        response.read()
-        took_us.append((time.perf_counter() - asked) * 1e6)
-        if response.status != http.client.OK:
-            raise LoadTestFailed(f"{path} answered {response.status}")
-    client.close()
-    return statistics.median(took_us)
+    return statistics.median(latencies_us(port, path, body, REQUESTS))
 
 
 def _events(port: int, path: str, body: bytes, streams: int, expected: int) -> float:

@@ -229,3 +229,14 @@ def posting(address: Address, path: str, body: bytes) -> Iterator[Callable[[], N
         yield send
     finally:
         connection.close()
+
+
+def latencies_us(port: int, path: str, body: bytes, requests: int) -> list[float]:
+    """The time of each request of one client, one after the other; LoadTestFailed as `posting`."""
+    took_us = []
+    with posting(Address(port), path, body) as send:
+        for _ in range(requests):
+            asked = time.perf_counter()
+            send()
+            took_us.append((time.perf_counter() - asked) * 1e6)
+    return took_us
