@@ -139,11 +139,11 @@ async def _tables(
         env=module_environment(),
         limit=LONGEST_LINE,
     )
+    assert child.stdin is not None  # noqa: S101 - it is a pipe
+    assert child.stdout is not None  # noqa: S101 - it is a pipe
+    child.stdin.write(question)
+    telling = asyncio.create_task(_tell(child.stdin, router))
     try:
-        assert child.stdin is not None  # noqa: S101 - it is a pipe
-        assert child.stdout is not None  # noqa: S101 - it is a pipe
-        child.stdin.write(question)
-        telling = asyncio.create_task(_tell(child.stdin, router))
         reason = ""
         async for line in child.stdout:
             if not line.endswith(b"\n"):
@@ -159,6 +159,7 @@ async def _tables(
     finally:
         telling.cancel()
         await _end(child)
+        await asyncio.wait((telling,))
 
 
 async def _tell(pipe: asyncio.StreamWriter, router: Correspondent) -> None:
