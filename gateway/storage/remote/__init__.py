@@ -1,0 +1,1 @@
+"""Repositories in object storage: S3, Google Cloud Storage and Azure."""
