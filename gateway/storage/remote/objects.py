@@ -1,22 +1,29 @@
 """Objects below one prefix of a bucket: listed, and read in parts."""
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from gateway.storage.remote.addresses import Address
+from gateway.storage.remote.credentials import CredentialError
+from gateway.storage.remote.failures import REFUSED, SLOW_DOWN, code_of, explained
+from gateway.storage.remote.storage_clock import StorageClock
 
 Bytes = bytes | memoryview
-"""What a read returns has the buffer protocol."""
+"""The type of what is read; it has the buffer protocol."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 PAGE = 1000
-"""Objects of one page of a listing, at most, at each of the three."""
+"""The most objects in one page of a listing, at each of the three."""
+TRITON = {
+    "s3": "Unable to create S3 filesystem client. Check account credentials.",
+    "gs": "Unable to create GCS client. Check account credentials.",
+    "as": "Unable to create Azure filesystem client. Check account credentials.",
+}
+"""Triton's words for a bucket that is missing or refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +49,11 @@ class Listing:
 
 
 class RemoteError(Exception):
-    """A request that the storage refused or never answered.
+    """A request that failed.
 
     `code` is that of the storage (`NoSuchBucket`, `AccessDenied`, `SlowDown`), or else
-    `HostNotFound`, `CannotConnect`, `Timeout`, `Interrupted` or the status. The text has neither
-    secrets nor queries.
+    `HostNotFound`, `CannotConnect`, `Timeout`, `Interrupted`, `Credentials` or the status. The
+    text has neither secrets nor queries.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -61,9 +68,6 @@ class RemoteError(Exception):
 
 class ObjectChanged(RemoteError):
     """An object that is gone, or not the one that was listed."""
-
-
-SLOW_DOWN = ("SlowDown", "ServerBusy", "TooManyRequests", "429", "503", "ServiceUnavailable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,148 +103,160 @@ LISTED = Patience(retries=10, within_s=180)
 READ = Patience(retries=2, within_s=30)
 """A read fails soon, so that its caller makes fewer of them at once and reads again."""
 
-Connect = Callable[[Address, Patience], Any]
-"""A client of obstore with the credentials that apply now."""
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client of obstore, and the URL of its storage.
+
+    `unsigned` says why requests have no signature; empty if they have one.
+    """
+
+    client: Any
+    url: str
+    unsigned: str
+
+
+Connect = Callable[[Patience], Connection]
+"""A connection with the credentials that apply now."""
 
 
 class ObjectStore:
     """The objects below an address. Methods block, and are safe in concurrent threads.
 
-    The credentials are read again once if the storage refuses a request.
+    Credentials are read again once if the storage refuses a request.
     """
 
-    def __init__(self, address: Address, connect: Connect) -> None:
-        self.origin = str(address)
+    def __init__(
+        self, address: Address, connect: Connect, listed: Patience, read: Patience
+    ) -> None:
+        self.origin = address.origin
         self._address = address
-        self._listing = _Client(address, connect, LISTED)
-        self._reading = _Client(address, connect, READ)
+        self._listing = _Client(connect, listed)
+        self._reading = _Client(connect, read)
+        self._clock = StorageClock()
 
     def list(self, under: str = "") -> Listing:
-        """All objects whose key begins with the folder `under`; keys stay those of the prefix."""
+        """All objects below the folder `under`; their keys are relative to the prefix all the same.
+
+        A bucket without such objects gives an empty listing, a missing bucket RemoteError.
+        """
         prefix = "/".join(part for part in (self._address.prefix, under) if part)
 
-        def listed(client: Any) -> list[Any]:
+        def listed(connection: Connection) -> tuple[Any, list[Any]]:
             import obstore
 
-            pages = obstore.list(client, prefix or None, chunk_size=PAGE)
-            return [entry for page in pages for entry in page]
+            pages = obstore.list(connection.client, prefix or None, chunk_size=PAGE)
+            entries = [entry for page in pages for entry in page]
+            return self._clock.now(connection.url), entries
 
-        entries = self._listing.call(listed, f"list '{self._named(under)}'")
-        return _listing(entries, self._address.prefix)
+        try:
+            at, entries = self._listing.call(listed, f"list '{self._named(under)}'")
+        except ObjectChanged as error:
+            raise self._unusable(error) from None
+        except RemoteError as error:
+            raise (self._unusable(error) if error.code in UNUSABLE else error) from None
+        return _listing(entries, self._address.prefix, at)
 
     def read(self, object: RemoteObject, start: int, length: int) -> Bytes:
-        """Bytes of one object, exactly `length`; ObjectChanged if it is not as listed."""
+        """Bytes of one object, exactly `length`; ObjectChanged if it is not as listed.
+
+        A failure that asks for fewer requests has been retried only a few times.
+        """
         if length == 0:
             return b""
+        key = "/".join(part for part in (self._address.prefix, object.key) if part)
+        match = f'"{object.etag}"' if object.etag else None
 
-        def got(client: Any) -> Any:
+        def got(connection: Connection) -> Any:
             import obstore
 
-            match = f'"{object.etag}"' if object.etag else None
             result = obstore.get(
-                client,
-                self._key(object.key),
+                connection.client,
+                key,
                 options={"range": (start, start + length), "if_match": match},
             )
             return result.meta, result.bytes()
 
         what = f"read '{self._named(object.key)}'"
         meta, content = self._reading.call(got, what)
-        # A storage may ignore `If-Match`.
+        # A storage may ignore `If-Match`, and shortens a range that ends behind the object.
         if _etag(meta) != object.etag or meta["size"] != object.size or len(content) != length:
             raise ObjectChanged("PreconditionFailed", f"cannot {what}: it is not the one listed")
         return content  # type: ignore[no-any-return]
 
-    def _key(self, key: str) -> str:
-        return f"{self._address.prefix}/{key}" if self._address.prefix else key
-
     def _named(self, key: str) -> str:
         return f"{self.origin}/{key}" if key else self.origin
 
+    def _unusable(self, error: RemoteError) -> RemoteError:
+        return RemoteError(error.code, f"{TRITON[self._address.scheme]} {error}")
+
+
+UNUSABLE = {*REFUSED, "Credentials", "ContainerNotFound", "NoSuchBucket", "RequestTimeTooSkewed"}
+
 
 class _Client:
-    """A client of obstore, made at the first call, and anew if the storage refuses it."""
+    """A connection, made at the first call, and anew if the storage refuses it."""
 
-    def __init__(self, address: Address, connect: Connect, patience: Patience) -> None:
-        self._make = partial(connect, address, patience)
+    def __init__(self, connect: Connect, patience: Patience) -> None:
+        self._connect = connect
+        self._patience = patience
         self._lock = threading.Lock()
-        self._made: Any = None
+        self._made: Connection | None = None
 
-    def call(self, work: Callable[[Any], Any], what: str) -> Any:
-        """What `work` does with the client; RemoteError that says `what` failed."""
-        client = self._current(None)
+    def call(self, work: Callable[[Connection], Any], what: str) -> Any:
+        """The result of `work` with the connection; RemoteError that says `what` failed."""
+        used = self._current(None, what)
         try:
-            return self._tried(client, work, what)
+            return self._tried(used, work, what)
         except RemoteError as error:
             if error.code not in REFUSED:
                 raise
-        return self._tried(self._current(client), work, what)
+        return self._tried(self._current(used, what), work, what)
 
-    def _current(self, refused: Any) -> Any:
+    def _current(self, refused: Connection | None, what: str) -> Connection:
         with self._lock:
-            if self._made is refused:
-                self._made = self._make()
+            if self._made is None or self._made is refused:
+                self._made = self._connected(what)
             return self._made
 
-    def _tried(self, client: Any, work: Callable[[Any], Any], what: str) -> Any:
-        from obstore import exceptions
+    def _connected(self, what: str) -> Connection:
+        from obstore.exceptions import BaseError
 
         try:
-            return work(client)
-        except (FileNotFoundError, exceptions.PreconditionError) as error:
-            raise ObjectChanged(_code(str(error)), _text(what, str(error))) from None
-        except (exceptions.BaseError, ValueError) as error:
-            raise RemoteError(_code(str(error)), _text(what, str(error))) from None
+            return self._connect(self._patience)
+        except CredentialError as error:
+            raise RemoteError("Credentials", f"cannot {what}: {error}") from None
+        except (BaseError, ValueError) as error:
+            raise RemoteError("Credentials", explained(what, error)) from None
+
+    def _tried(self, used: Connection, work: Callable[[Connection], Any], what: str) -> Any:
+        from obstore.exceptions import BaseError, PreconditionError
+
+        try:
+            return work(used)
+        except (FileNotFoundError, PreconditionError) as error:
+            raise ObjectChanged(code_of(error), explained(what, error)) from None
+        except (BaseError, ValueError) as error:
+            code, text = code_of(error), explained(what, error)
+            if code in REFUSED and used.unsigned:
+                text = f"{text}; the request was not signed: {used.unsigned}"
+            raise RemoteError(code, text) from None
 
 
-REFUSED = (
-    "AccessDenied",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
-    "AuthenticationFailed",
-    "401",
-    "403",
-)
-
-STATUS = re.compile(r"status code: (\d{3})")
-FIELD = "<{0}>([^<]*)</{0}>"
-KIND = re.compile(r"kind: (Connect|Timeout|Request|Interrupted|Decode|Body)")
-
-
-def _code(error: str) -> str:
-    if found := re.search(FIELD.format("Code"), error):
-        return found[1]
-    if found := STATUS.search(error):
-        return found[1]
-    if '"dns error"' in error:
-        return "HostNotFound"
-    kind = KIND.search(error)
-    if kind is None:
-        return "Error"
-    return {"Connect": "CannotConnect", "Timeout": "Timeout"}.get(kind[1], "Interrupted")
-
-
-def _text(what: str, error: str) -> str:
-    status = STATUS.search(error)
-    message = re.search(FIELD.format("Message"), error)
-    code = _code(error)
-    found = " ".join(dict.fromkeys([*([status[1]] if status else []), code]))
-    return f"cannot {what}: {found}" + (f": {message[1]}" if message else "")
-
-
-def _listing(entries: Sequence[Any], prefix: str) -> Listing:
+def _listing(entries: Sequence[Any], prefix: str, at: datetime | None) -> Listing:
     skipped = len(prefix) + 1 if prefix else 0
     found = {entry["path"][skipped:]: entry for entry in entries}
-    parents = {key[:at] for key in found for at in range(len(key)) if key[at] == "/"}
+    parents = {key[:end] for key in found for end in range(len(key)) if key[end] == "/"}
     folders = {key for key in found if found[key]["size"] == 0 and _is_folder(key, parents)}
     objects = tuple(_object(key, found[key]) for key in sorted(found.keys() - folders))
-    return Listing(objects, folders=tuple(sorted(folders - {""})))
+    return Listing(objects, at, tuple(sorted(folders - {""})))
 
 
 def _is_folder(key: str, parents: set[str]) -> bool:
-    """Whether an empty object stands for a folder; listings have lost the slash at its end."""
+    """Whether an empty object stands for a folder; a listing has lost the slash at its end.
+
+    The version of an ensemble is an empty folder, and exists only so.
+    """
     _, _, version = key.partition("/")
     return key == "" or key in parents or version.isdecimal()
 
