@@ -25,7 +25,7 @@ ACCOUNT_KEY = (
 """The account of every azurite, which its makers published."""
 KEYS = {"AWS_ACCESS_KEY_ID": "key-of-test", "AWS_SECRET_ACCESS_KEY": "secret-of-test"}
 HEADERS = {
-    "Authorization": "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/s3/aws4_request, Signature=0",
+    "Authorization": "AWS4-HMAC-SHA256 Credential=k/1/us-east-1/s3/aws4_request, Signature=0",
     "Content-Type": "application/octet-stream",
 }
 """Moto checks no signature, but refuses requests without any."""

@@ -37,6 +37,12 @@ def s3_bucket(started: Callable[[str], MakeBucket]) -> Bucket:
 
 
 @pytest.fixture
+def azure_bucket(started: Callable[[str], MakeBucket]) -> Bucket:
+    """A new container of Azure."""
+    return started("as")()
+
+
+@pytest.fixture
 def proxy(s3_bucket: Bucket) -> Iterator[FaultyProxy]:
     """A proxy before the storage of `s3_bucket`."""
     with FaultyProxy(s3_bucket.url).running() as running:
