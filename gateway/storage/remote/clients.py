@@ -1,6 +1,6 @@
 """Stores of an address, on clients of obstore that have the credentials of the environment.
 
-Obstore reads variables of the environment beside its arguments, so that each that matters is an
+Obstore adds variables of the environment to its arguments, so that each that matters is an
 argument here.
 """
 
@@ -53,13 +53,12 @@ def connect(address: Address, environment: Environment, patience: Patience) -> C
     """A client for a located address, with its credentials as they are now."""
     from obstore import store
 
-    found = read_credential(address, environment)
     make, arguments_of = {
         "s3": (store.S3Store, _s3),
         "gs": (store.GCSStore, _gs),
         "as": (store.AzureStore, _as),
     }[address.scheme]
-    arguments = arguments_of(address, found, environment)
+    arguments = arguments_of(address, read_credential(address, environment), environment)
     options = {**patience.client_options(), "allow_http": arguments.url.startswith("http://")}
     client = make(
         address.bucket,
@@ -84,14 +83,7 @@ def _endpoint(address: Address, found: Credential, environment: Environment) -> 
 
 
 def _s3(address: Address, found: Credential, environment: Environment) -> Arguments:
-    region = found.get("region") or environment.get("AWS_REGION") or "us-east-1"
-    url = address.endpoint or f"https://s3.{region}.amazonaws.com"
-    fixed = {
-        "endpoint": url,
-        "region": region,
-        "virtual_hosted_style_request": False,
-        "skip_signature": False,
-    }
+    region = found.get("region") or environment.get("AWS_REGION") or ""
     if found.get("key_id") and found.get("secret_key"):
         keys = {
             "access_key_id": found["key_id"],
@@ -99,17 +91,27 @@ def _s3(address: Address, found: Credential, environment: Environment) -> Argume
             "token": found.get("session_token"),
             "expires_at": None,
         }
-        return Arguments(url, {**fixed, "credential_provider": lambda: keys})
+        return _s3_signed(address, region, credential_provider=lambda: keys)
     if profile := found.get("profile"):
-        return Arguments(url, {**fixed, "credential_provider": _profile(profile, environment)})
+        provider, its_region = _profile(profile, environment)
+        return _s3_signed(address, region or its_region, credential_provider=provider)
     if any(environment.get(name) for name in POD_VARIABLES) or _may_ask(environment):
-        return Arguments(url, fixed)
+        return _s3_signed(address, region)
     tried = (*VARIABLES["s3"].values(), *POD_VARIABLES)
-    return Arguments(url, {**fixed, "skip_signature": True}, _unsigned(tried, environment))
+    signed = _s3_signed(address, region)
+    unsigned = _unsigned(tried, environment)
+    return replace(signed, more={**signed.more, "skip_signature": True}, unsigned=unsigned)
 
 
-def _profile(name: str, environment: Environment) -> Callable[[], Any]:
-    """Credentials of a profile in ~/.aws; boto3 reads its files, and signs on."""
+def _s3_signed(address: Address, region: str, **credentials: Any) -> Arguments:
+    region = region or "us-east-1"
+    url = address.endpoint or f"https://s3.{region}.amazonaws.com"
+    fixed = {"virtual_hosted_style_request": False, "skip_signature": False}
+    return Arguments(url, {"endpoint": url, "region": region, **fixed, **credentials})
+
+
+def _profile(name: str, environment: Environment) -> tuple[Callable[[], Any], str]:
+    """Credentials and region of a profile in ~/.aws; boto3 reads its files, and signs on."""
     try:
         from botocore.exceptions import BotoCoreError
         from botocore.session import Session
@@ -120,7 +122,7 @@ def _profile(name: str, environment: Environment) -> Callable[[], Any]:
     try:
         if not _may_ask(environment):
             session.get_component("credential_provider").remove("iam-role")
-        return Boto3CredentialProvider(session)
+        return Boto3CredentialProvider(session), session.get_config_variable("region") or ""
     except (BotoCoreError, ValueError) as error:
         raise CredentialError(f"profile '{name}' of AWS has no credentials: {error}") from None
 

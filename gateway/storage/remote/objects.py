@@ -37,7 +37,7 @@ class RemoteObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class RemoteListing:
     """All objects below a prefix, by key, at the storage's own time.
 
     `folders` are the keys of empty objects that stand for folders: tools of the clouds make them.
@@ -135,7 +135,7 @@ class ObjectStore:
         self._reading = _Client(connect, read)
         self._clock = StorageClock()
 
-    def list(self, under: str = "") -> Listing:
+    def list(self, under: str = "") -> RemoteListing:
         """All objects below the folder `under`; their keys are relative to the prefix all the same.
 
         A bucket without such objects gives an empty listing, a missing bucket RemoteError.
@@ -243,13 +243,13 @@ class _Client:
             raise RemoteError(code, text) from None
 
 
-def _listing(entries: Sequence[Any], prefix: str, at: datetime | None) -> Listing:
+def _listing(entries: Sequence[Any], prefix: str, at: datetime | None) -> RemoteListing:
     skipped = len(prefix) + 1 if prefix else 0
     found = {entry["path"][skipped:]: entry for entry in entries}
     parents = {key[:end] for key in found for end in range(len(key)) if key[end] == "/"}
     folders = {key for key in found if found[key]["size"] == 0 and _is_folder(key, parents)}
     objects = tuple(_object(key, found[key]) for key in sorted(found.keys() - folders))
-    return Listing(objects, at, tuple(sorted(folders - {""})))
+    return RemoteListing(objects, at, tuple(sorted(folders - {""})))
 
 
 def _is_folder(key: str, parents: set[str]) -> bool:

@@ -59,16 +59,23 @@ def refused(status: int, code: str) -> Fault:
     return fault
 
 
+class _Server(ThreadingHTTPServer):
+    """Silent about clients that leave."""
+
+    def handle_error(self, *_: object) -> None:
+        """Log nothing."""
+
+
 class FaultyProxy:
-    """`paths` has those of all requests; `faults` break the next answers, one each."""
+    """`paths` and `signatures` have those of all requests."""
 
     def __init__(self, target: str) -> None:
         self.paths: list[str] = []
-        self.keys: list[str] = []
-        self.released = threading.Event()
+        self.signatures: list[str] = []
+        self._ended = threading.Event()
         self._faults: list[tuple[str, Fault]] = []
         self._target = urlsplit(target).netloc
-        self._server = ThreadingHTTPServer((HOST, 0), self._answerer())
+        self._server = _Server((HOST, 0), self._answerer())
         self.url = f"http://{HOST}:{self._server.server_port}"
 
     def break_next(self, fault: Fault, *, of: str, times: int = 1) -> None:
@@ -77,7 +84,7 @@ class FaultyProxy:
 
     def stall(self, _: Answer) -> None:
         """A fault: nothing is sent until the proxy ends."""
-        self.released.wait()
+        self._ended.wait()
 
     @contextmanager
     def running(self) -> Iterator["FaultyProxy"]:
@@ -87,7 +94,7 @@ class FaultyProxy:
         try:
             yield self
         finally:
-            self.released.set()
+            self._ended.set()
             self._server.shutdown()
             thread.join()
             self._server.server_close()
@@ -101,7 +108,7 @@ class FaultyProxy:
 
     def _pass(self, method: str, path: str, headers: Any) -> Answer:
         self.paths.append(path)
-        self.keys.append(headers.get("Authorization", ""))
+        self.signatures.append(headers.get("Authorization", ""))
         connection = http.client.HTTPConnection(self._target)
         passed = {name: value for name, value in headers.items() if name.lower() != "connection"}
         connection.request(method, path, headers=passed)

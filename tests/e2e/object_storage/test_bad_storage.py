@@ -19,7 +19,6 @@ from tests.e2e.object_storage.faulty_proxy import (
 
 CONTENT = b"0123456789"
 SOON = Patience(retries=1, within_s=5, silence_s=0.3)
-WAIT_SECS = 10
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_an_expired_token_is_renewed_from_the_credential_file(
     store = open_store(proxied_bucket.address, {"TRITON_CLOUD_CREDENTIAL_PATH": str(path)}, SOON)
     proxy.break_next(expire, of=LISTS)
     assert [each.key for each in store.list().objects] == ["m/x"]
-    signed = [key.split("/")[0].rpartition("=")[2] for key in proxy.keys if key]
+    signed = [each.split("/")[0].rpartition("=")[2] for each in proxy.signatures if each]
     assert signed == ["old", "new"]
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from gateway.storage.remote.clients import open_store
 from gateway.storage.remote.objects import (
-    Listing,
     ObjectChanged,
     ObjectStore,
     Patience,
     RemoteError,
+    RemoteListing,
 )
 from tests.e2e.object_storage.clouds import Bucket
 
@@ -19,7 +19,7 @@ def store_of(bucket: Bucket, folder: str = "repository") -> ObjectStore:
     return open_store(f"{bucket.address}/{folder}", bucket.environment)
 
 
-def keys_of(listing: Listing) -> list[str]:
+def keys_of(listing: RemoteListing) -> list[str]:
     return [each.key for each in listing.objects]
 
 
