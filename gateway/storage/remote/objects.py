@@ -1,5 +1,6 @@
 """Objects below one prefix of a bucket: listed, and read in parts."""
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -246,7 +247,7 @@ class _Client:
 def _listing(entries: Sequence[Any], prefix: str, at: datetime | None) -> RemoteListing:
     skipped = len(prefix) + 1 if prefix else 0
     found = {entry["path"][skipped:]: entry for entry in entries}
-    parents = {key[:end] for key in found for end in range(len(key)) if key[end] == "/"}
+    parents = {key[: slash.start()] for key in found for slash in re.finditer("/", key)}
     folders = {key for key in found if found[key]["size"] == 0 and _is_folder(key, parents)}
     objects = tuple(_object(key, found[key]) for key in sorted(found.keys() - folders))
     return RemoteListing(objects, at, tuple(sorted(folders - {""})))
