@@ -18,7 +18,8 @@ from tests.e2e.object_storage.faulty_proxy import (
 )
 
 CONTENT = b"0123456789"
-SOON = Patience(retries=1, within_s=5, silence_s=0.3)
+SOON = Patience(retries=1, within_s=60)
+IMPATIENT = Patience(retries=1, within_s=60, silence_s=0.3)
 
 
 @pytest.fixture
@@ -169,8 +170,15 @@ def test_a_reader_learns_that_the_storage_asks_for_fewer_requests(
     assert error.is_slow_down
 
 
-def test_a_storage_that_stalls_ends_the_read(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_storage_that_stalls_ends_the_read(
+    store: ObjectStore, proxied_bucket: Bucket, proxy: FaultyProxy
+) -> None:
     proxy.break_next(proxy.stall, of="broken", times=10)
-    error = error_of(store)
-    assert error.code == "Timeout"
-    assert not error.is_slow_down
+    found = next(each for each in store.list().objects if each.key == "m/broken")
+    address, environment = proxied_bucket.address, proxied_bucket.environment
+    impatient = open_store(f"{address}/r", environment, read=IMPATIENT)
+    with pytest.raises(RemoteError, match="m/broken") as raised:
+        impatient.read(found, 0, found.size)
+    assert raised.value.code == "Timeout"
+    assert not raised.value.is_slow_down
+    assert read(store, "neighbour") == CONTENT
