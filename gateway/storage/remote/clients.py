@@ -4,6 +4,7 @@ Obstore adds variables of the environment to its arguments, so that each that ma
 argument here.
 """
 
+import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -179,10 +180,20 @@ def _as(address: Address, found: Credential, environment: Environment) -> Argume
     if kind == "default":
         return Arguments(url, {**fixed, "credential_provider": _azure_chain()})
     if key := found.get("account_key"):
-        access = {"access_key": key, "expires_at": None}
+        access = {"access_key": _base64(key, account), "expires_at": None}
         return Arguments(url, {**fixed, "credential_provider": lambda: access})
     unsigned = _unsigned(VARIABLES["as"].values(), environment)
     return Arguments(url, {**fixed, "skip_signature": True}, unsigned)
+
+
+def _base64(key: str, account: str) -> str:
+    try:
+        base64.b64decode(key, validate=True)
+    except ValueError:
+        raise CredentialError(
+            f"the key of account '{account}' is no base64: copy it as it is in Azure's portal"
+        ) from None
+    return key
 
 
 def _azure_chain() -> Callable[[], Any]:

@@ -1,6 +1,6 @@
 """Codes and words of failed requests, read out of the texts of obstore's errors.
 
-Those texts have URLs with queries, so that only what is named here is repeated.
+Those texts have URLs with queries and values of files: only what is named here is repeated.
 """
 
 import re
@@ -61,6 +61,7 @@ CODE = re.compile(r"<Code>([^<]*)</Code>")
 MESSAGE = re.compile(r"<Message>([^<\n]*)")
 KIND = re.compile(r"kind: (Connect|Timeout|Request|Interrupted|Decode|Body)\b")
 CODES = {"Connect": "CannotConnect", "Timeout": "Timeout"}
+VALUE = re.compile(r"""https?://\S+|"[^"\n]*"|'[^'\n]*'""")
 BAD_KEY = re.compile(r'(?:path: |Path )("(?:[^"\\]|\\.)*")')
 
 
@@ -77,13 +78,15 @@ def code_of(error: Exception) -> str:
 
 
 def words_of(error: Exception) -> str:
-    """The storage's own message, or the key that cannot be a file."""
+    """The storage's own message, the key that cannot be a file, or obstore's words."""
     text = str(error)
     if found := MESSAGE.search(text):
-        return found[1]
+        return found[1].rstrip(".")
+    if STATUS.search(text) or KIND.search(text):
+        return ""
     if code_of(error) == "InvalidPath" and (found := BAD_KEY.search(text)):
         return f"the key {found[1]} is no path of a file"
-    return ""
+    return VALUE.sub("...", text.partition("\n")[0].rstrip("."))
 
 
 def explained(what: str, error: Exception) -> str:
@@ -91,5 +94,5 @@ def explained(what: str, error: Exception) -> str:
     code = code_of(error)
     status = STATUS.search(str(error))
     found = code if status is None or status[1] == code else f"{status[1]} {code}"
-    words = (f"cannot {what}: {found}", words_of(error).rstrip("."), FIXES.get(code, ""))
-    return ": ".join(word for word in words[:2] if word) + (f"; {words[2]}" if words[2] else "")
+    words = ": ".join(part for part in (f"cannot {what}", found, words_of(error)) if part)
+    return f"{words}; {FIXES[code]}" if code in FIXES else words

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.storage.remote.addresses import Address
 from gateway.storage.remote.credentials import CredentialError
-from gateway.storage.remote.failures import REFUSED, SLOW_DOWN, code_of, explained
+from gateway.storage.remote.failures import REFUSED, SLOW_DOWN, code_of, explained, words_of
 from gateway.storage.remote.storage_clock import StorageClock
 
 Bytes = bytes | memoryview
@@ -228,7 +228,7 @@ class _Client:
         except CredentialError as error:
             raise RemoteError("Credentials", f"cannot {what}: {error}") from None
         except (BaseError, ValueError) as error:
-            raise RemoteError("Credentials", explained(what, error)) from None
+            raise RemoteError("Credentials", f"cannot {what}: {words_of(error)}") from None
 
     def _tried(self, used: Connection, work: Callable[[Connection], Any], what: str) -> Any:
         from obstore.exceptions import BaseError, PreconditionError

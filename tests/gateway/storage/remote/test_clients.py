@@ -1,5 +1,6 @@
 """Clients of obstore: whose credentials they send, and which places they ask."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -8,8 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from gateway.storage.remote.clients import INSTANCE, open_store
+from gateway.storage.remote.addresses import parse_address
+from gateway.storage.remote.clients import INSTANCE, connect, open_store
 from gateway.storage.remote.credentials import CredentialError
 from gateway.storage.remote.objects import Patience, RemoteError
 
@@ -214,9 +218,57 @@ def test_a_credential_file_of_google_that_cannot_be_used_is_named(
     assert "SECRET" not in text
 
 
-def test_an_unknown_kind_of_credential_of_azure_is_named() -> None:
-    text = refusal("as://account/b", {"AZURE_STORAGE_AUTH_TYPE": "sas"})
-    assert "auth_type is 'sas', expected one of key, managed_identity, default" in text
+SERVICE = {"type": "service_account", "client_email": "a@b", "private_key_id": "1"}
+USER = {"type": "authorized_user", "client_id": "a", "client_secret": "SECRET"}
+
+
+def test_accounts_of_google_sign_requests(tmp_path: Path) -> None:
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    path = tmp_path / "account.json"
+    accounts = ({**SERVICE, "private_key": key.decode()}, {**USER, "refresh_token": "R"})
+    for account in accounts:
+        path.write_text(json.dumps(account))
+        environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(path)}
+        assert connect(parse_address("gs://b"), environment, SOON).unsigned == ""
+
+
+@pytest.mark.parametrize(
+    ("account", "error"),
+    [
+        ({**SERVICE, "private_key": "SECRET"}, "Error reading pem file"),
+        (USER, "missing field `refresh_token`"),
+    ],
+)
+def test_an_account_of_google_that_cannot_sign_is_named(
+    account: dict[str, str], error: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "account.json"
+    path.write_text(json.dumps(account))
+    text = refusal("gs://b", {"GOOGLE_APPLICATION_CREDENTIALS": str(path)})
+    assert error in text
+    assert "SECRET" not in text
+
+
+def test_a_key_of_azure_that_is_no_base64_is_named_and_not_repeated() -> None:
+    text = refusal("as://account/b", {"AZURE_STORAGE_KEY": "SECRET !"})
+    assert "the key of account 'account' is no base64" in text
+    assert "SECRET" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("sas", "auth_type is 'sas', expected one of key, managed_identity, default"),
+        ("default", "pip install azure-identity"),
+    ],
+)
+def test_a_kind_of_credential_of_azure_that_cannot_be_used_is_named(
+    kind: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "azure.identity", None)
+    assert error in refusal("as://account/b", {"AZURE_STORAGE_AUTH_TYPE": kind})
 
 
 def test_a_damaged_credential_file_ends_the_opening(tmp_path: Path) -> None:
