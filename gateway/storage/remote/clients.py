@@ -46,7 +46,13 @@ def open_store(
     """The objects at an address; AddressError or CredentialError. Nothing is asked yet."""
     address = parse_address(text)
     found = read_credential(address, environment)
-    located = replace(address, endpoint=_endpoint(address, found, environment))
+    endpoint = _endpoint(address, found, environment)
+    if set("@?#") & set(endpoint):
+        raise CredentialError(
+            f"the endpoint of {address.scheme}:// in the environment has a user, a query or a "
+            "fragment, expected PROTOCOL://HOST:PORT: credentials have variables of their own"
+        )
+    located = replace(address, endpoint=endpoint)
     return ObjectStore(located, partial(connect, located, environment), listed, read)
 
 

@@ -113,6 +113,19 @@ def test_an_address_without_an_endpoint_has_that_of_the_variable(
     assert store.origin == f"s3://{recorder.url}/b/p"
 
 
+@pytest.mark.parametrize(
+    ("address", "variable"),
+    [("s3://b", "AWS_ENDPOINT_URL"), ("as://a/b", "AZURE_STORAGE_ENDPOINT")],
+)
+@pytest.mark.parametrize("endpoint", ["http://u:SECRET@host:9000", "http://host/a?sig=SECRET"])
+def test_an_endpoint_of_a_variable_has_no_secrets(
+    address: str, variable: str, endpoint: str
+) -> None:
+    with pytest.raises(CredentialError, match="has a user, a query or a fragment") as raised:
+        open_store(address, {variable: endpoint})
+    assert "SECRET" not in str(raised.value)
+
+
 def test_accounts_of_azure_are_those_of_the_variable_or_else_of_the_address() -> None:
     account = {"AZURE_STORAGE_ACCOUNT": "mine"}
     assert open_store("as://other/c/p", account).origin == "as://mine/c/p"
