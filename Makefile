@@ -48,9 +48,10 @@ ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet o
 ON_RAY := ray and not release
 ALONE := quiet
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
-# These tests without an engine run when those of the newest Python have ended, in two processes: both runs take as long then.
+# These tests without an engine run when those of the newest Python have ended: both runs take as long then. Those of
+# conformance mostly wait, each in a process.
 REST := tests/gateway $(call conformance, python_backend http_time_limits)
-REST_WORKERS ?= 2
+REST_WORKERS ?= 3
 OLDEST_TESTS ?=
 # The modules of those tests; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
@@ -66,7 +67,7 @@ NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tl
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-newest-tensorflow-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-rest test-newest-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
 
 setup: $(READY) $(AZURITE)
 
@@ -111,7 +112,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 # `make -j3 test` runs three of them at the same time. Tests that measure time run when nothing else does.
-test: lint test-oldest-first test-newest-tensorflow-rest
+test: lint test-oldest-first test-newest-rest
 	@$(MAKE) --no-print-directory test-alone
 
 stored: $(READY)
@@ -134,10 +135,12 @@ test-newest: export VLLM_CPU_OMP_THREADS_BIND := nobind
 test-newest: $(READY) stored
 	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
 
-# One after the other, and then the rest of the tests without an engine, which take longer.
-test-newest-tensorflow-rest: $(READY) stored
-	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory test-tensorflow test-ray \
-	  $(if $(ARGS),,&& $(MAKE) --no-print-directory test-oldest WORKERS=$(REST_WORKERS) OLDEST_TESTS='$(REST)')
+# With `make -j` those that follow run at the same time, as far as it has places.
+test-newest-rest: $(READY) stored
+	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory $(if $(ARGS),,test-rest) test-ray test-tensorflow
+
+test-rest: $(READY) stored
+	@$(MAKE) --no-print-directory test-oldest WORKERS=$(REST_WORKERS) OLDEST_TESTS='$(REST)'
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
