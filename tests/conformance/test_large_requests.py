@@ -284,7 +284,7 @@ def test_streams_of_others_keep_their_pace(over_grpc: Serving) -> None:
     with neighbour(over_grpc.grpc) as beside:
         answered(post(over_grpc, "/v2/models/echo_fp32/infer", body), 200)
         found = beside.served()
-        keep_busy(over_grpc)
-        busy = beside.served()
-    assert not found.errors
-    assert found.p99_secs <= LIMIT_SECS + 2 * busy.p99_secs
+        assert not found.errors
+        if found.p99_secs > LIMIT_SECS:
+            keep_busy(over_grpc)
+            assert found.p99_secs <= LIMIT_SECS + 2 * beside.served().p99_secs
