@@ -278,6 +278,8 @@ FORBIDDEN_PROSE = re.compile(
 
 RIDDLE = re.compile(r"(What|Which|Who|How|Where|When|Why|Whatever|Whoever)\b")
 """The first word of a docstring that asks instead of stating."""
+ASKING = re.compile(rf"""["']{RIDDLE.pattern}|\?(["'\\]|$)""", re.MULTILINE)
+"""In the source of each docstring that asks."""
 
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\*[^*\n]+\*", re.DOTALL)
 
@@ -327,7 +329,8 @@ def offences_of_prose() -> Iterator[str]:
 def asking_docstrings() -> Iterator[str]:
     """The module and the first line of each docstring that asks."""
     for path in python_files():
-        for docstring in docstrings(path.read_text()):
+        text = path.read_text()
+        for docstring in docstrings(text) if ASKING.search(text) else ():
             first = docstring.partition("\n")[0]
             if first.endswith("?") or RIDDLE.match(first):
                 yield f"{named(path)}: {first}"
