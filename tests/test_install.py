@@ -152,7 +152,7 @@ def test_uv_installs_from_the_index_of_pip_with_its_certificate(
     assert output.endswith("setup: done\n")
 
 
-@pytest.mark.parametrize("value", ["True", "y"])
+@pytest.mark.parametrize("value", ["True", pytest.param("y", marks=pytest.mark.release)])
 def test_uv_looks_in_no_index_where_pip_looks_in_none(
     checkout: Path, tmp_path: Path, value: str
 ) -> None:
@@ -324,6 +324,7 @@ def test_arguments_join_the_lists_of_pips_settings_and_replace_other_values() ->
         ({}, [("--torch-backend", "cpu")]),
         ({"find-links": "/wheels"}, [(), ("--torch-backend", "cpu")]),
         ({"no-index": "ON"}, [(), ("--torch-backend", "cpu")]),
+        ({"no-index": "y"}, [(), ("--torch-backend", "cpu")]),
         ({"no-index": "False"}, [("--torch-backend", "cpu")]),
     ],
 )
