@@ -172,6 +172,19 @@ class SingleExecutions(Protocol):
         """
 
 
+class Sleeper(Protocol):
+    """Frees memory of an idle instance, which is not closed and executes nothing until `wake`.
+
+    After an exception the instance is closed, and loaded again when it is needed.
+    """
+
+    async def sleep(self) -> None:
+        """Free the memory; called after the last execution."""
+
+    async def wake(self) -> None:
+        """Take the memory again; executions may follow."""
+
+
 class Instance(ABC):
     """One loaded, runnable copy of a model.
 
@@ -181,7 +194,8 @@ class Instance(ABC):
     names for OpenAI clients. `max_model_len` is the limit of tokens of prompt and answer together,
     None without a limit. Within `sharing`, executions take as long as concurrent ones: the
     scheduler measures them so. It `has_process` if another process executes. `singles` execute
-    single requests without a task; None if all need one.
+    single requests without a task; None if all need one. `sleeper` frees memory; without one the
+    instance of a model that sleeps is closed, and another one loaded.
 
     A runtime implements `execute` and `close`; the others have defaults.
     """
@@ -194,6 +208,7 @@ class Instance(ABC):
     max_model_len: int | None = None
     sharing: AbstractContextManager[object] = nullcontext()
     singles: SingleExecutions | None = None
+    sleeper: Sleeper | None = None
 
     @cached_property
     def number(self) -> int:
@@ -250,6 +265,7 @@ class ForwardingInstance(Instance):
         self.max_model_len = inner.max_model_len
         self.sharing = inner.sharing
         self.has_process = inner.has_process
+        self.sleeper = inner.sleeper
 
     @property
     def alive(self) -> bool:  # type: ignore[override]  # most need no property

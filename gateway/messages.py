@@ -125,11 +125,12 @@ class Sink(Protocol):
     """Takes responses of one request from the code that makes them, so that no task wakes for them.
 
     The execution of a request with a sink yields its other responses. What it yielded was taken
-    when it runs again; a response goes to the sink only if that has room. `replica_at` is set
-    while the request waits for a first replica: the loop's time at which that is expected.
+    when it runs again; a response goes to the sink only if that has room. `model_at` is set
+    while the request waits for a first replica, or for a model that is asleep: the loop's time at
+    which that is expected.
     """
 
-    replica_at: float | None
+    model_at: float | None
 
     @property
     def has_room(self) -> bool:

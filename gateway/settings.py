@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.memory_settings import GpuSettings, MemoryBudget
 from gateway.policy.control import ChangeControl
 from gateway.policy.restrictions import Restrictions
 from gateway.policy.token_rules import JwtSettings
@@ -243,18 +244,6 @@ class ResourceLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSettings:
-    """The least compute capability of used GPUs, and limits of their memory.
-
-    The default capability is that of Triton's builds. A load is refused if a larger fraction of a
-    GPU's memory than its limit is in use.
-    """
-
-    min_compute_capability: tuple[int, int] = (6, 0)
-    memory_limits: Mapping[int, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Repositories, loads, backends and scheduling of models.
 
@@ -286,6 +275,7 @@ class ModelSettings:
     rate_limit: bool = False
     resource_limits: tuple[ResourceLimit, ...] = ()
     gpus: GpuSettings = field(default_factory=GpuSettings)
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
     stall_secs: float = 0.0
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
 

@@ -70,7 +70,7 @@ class ResponseStream:
     `cancelled` is set by the first two, `stopping` by the third. Once it is `done` no response
     follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
-    `request_id` and `caller` are set for requests of clients. `replica_at`: see `Sink`.
+    `request_id` and `caller` are set for requests of clients. `model_at`: see `Sink`.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class ResponseStream:
         "caller",
         "cancelled",
         "done",
-        "replica_at",
+        "model_at",
         "request_id",
         "stopping",
     )
@@ -101,7 +101,7 @@ class ResponseStream:
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
         self.request_id = ""
         self.caller: Caller | None = None
-        self.replica_at: float | None = None
+        self.model_at: float | None = None
         self.cancelled = self.done = self.stopping = False
         self._may_stop = self._abandoned = self._held = self._taken = False
         self._recorder = recorder

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gateway.flags.values import count
-from gateway.settings import GpuSettings
+from gateway.memory_settings import GpuSettings
 
 HostPolicy = tuple[str, frozenset[int]]
 CORES = "cpu-cores"

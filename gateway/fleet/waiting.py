@@ -151,7 +151,7 @@ class WaitingRoom(Generic[W]):
             return
         place.timer.cancel()
         if waiter.request.sink is not None:
-            waiter.request.sink.replica_at = None
+            waiter.request.sink.model_at = None
         if not self._places and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -193,7 +193,7 @@ class WaitingRoom(Generic[W]):
         timer = loop.call_later(self._patience(waiter.request), self._expire, waiter)
         self._places[waiter] = _Place(waiter.demand().tokens, timer)
         if waiter.request.sink is not None:
-            waiter.request.sink.replica_at = self._expected_at()
+            waiter.request.sink.model_at = self._expected_at()
         if self._timer is None:
             self._timer = loop.call_later(LOOK_SECS, self._look_again)
 

@@ -8,7 +8,7 @@ from gateway.backend import Backend
 from gateway.config import InstanceGroup, InstanceKind, ModelConfig
 from gateway.cuda_driver import CudaFailed, load_driver, memory_in_use
 from gateway.errors import Code, InferenceError
-from gateway.settings import GpuSettings
+from gateway.memory_settings import GpuSettings
 
 
 def every_backend(backend: str) -> bool:

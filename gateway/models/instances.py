@@ -3,24 +3,24 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError, died, no_instance
-from gateway.models.closings import Closings
-from gateway.models.instance_groups import Placement
+from gateway.models.instance_slots import (
+    InstanceSlot,
+    close_slots,
+    unregister_slots,
+)
 from gateway.models.limits import Limits
+from gateway.models.sleep import attempted, closing, drop_naps, empty_slot, load_spares
 from gateway.models.warmup import warm_up
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 from gateway.schedulers.scheduler import Scheduler
 
 log = logging.getLogger("sluice.model")
-
-Load = Callable[[], Awaitable[Instance]]
 
 FIRST_BACKOFF_SECS = 0.5
 LONGEST_BACKOFF_SECS = 30.0
@@ -33,34 +33,13 @@ def backoff_secs(tries: int) -> float:
     return min(LONGEST_BACKOFF_SECS, FIRST_BACKOFF_SECS * 2.0 ** min(tries, 16))
 
 
-@dataclass(slots=True, eq=False)
-class InstanceSlot:
-    """A placement, its instance (None while none is alive), and the function that loads one.
-
-    `registration` is the slot's at the execution limiter, if any; `closings` close its instances.
-    `since` is the start of the instance (monotonic seconds); `tries` counts restarts since it was
-    stable.
-    """
-
-    load: Load
-    placement: Placement = field(default_factory=Placement)
-    instance: Instance | None = None
-    registration: Registration | None = None
-    closings: Closings = field(default_factory=Closings)
-    tries: int = 0
-    since: float = 0.0
-
-    @property
-    def passive(self) -> bool:
-        """Loaded, but never given a request."""
-        return self.placement.group.passive
-
-
 class Instances:
     """Instances in their slots, serving for one scheduler; an instance that dies is replaced.
 
     `able` is True while an instance is alive that takes requests, `ready` also if all are passive
-    and one is alive. `folder` is the model's. One task runs `run`; `close` comes after it.
+    and one is alive. While they are `asleep` no instance takes requests, and requests are queued;
+    the version is `ready` then. They are loaded again `side_by_side` if their backend allows it.
+    `folder` is the model's. One task runs `run`; `close` comes after it.
     """
 
     def __init__(
@@ -83,7 +62,7 @@ class Instances:
         self._on_change: Callable[[], None] = lambda: None
         self._on_unavailable: Callable[[InferenceError], None] = lambda _: None
         self._trouble = ""
-        self.able = self.ready = False
+        self.able = self.ready = self.asleep = self.side_by_side = False
         self._refresh()
 
     @property
@@ -172,6 +151,28 @@ class Instances:
         self._watches[slot] = self._tasks.create_task(self._reload(slot, closed, reason))
         self._statistics.stalls += 1
 
+    def begin_asleep(self) -> None:
+        """Serve without instances until `wake`."""
+        self.asleep = True
+        self._refresh()
+
+    async def sleep(self, *, naps: bool) -> bool:
+        """Give no instance more requests, and empty the slots after their last executions.
+
+        Instances that can nap do so, if `naps`; returns whether any does. InferenceError if `run`
+        ends meanwhile.
+        """
+        await self._owned(self._fall_asleep(naps=naps))
+        return any(slot.napping is not None for slot in self._slots)
+
+    async def wake(self) -> None:
+        """Fill the slots; InferenceError if that fails: they are asleep then, and none naps."""
+        await self._owned(self._wake())
+
+    async def drop(self) -> None:
+        """Close the instances that nap."""
+        await self._owned(drop_naps(self._slots))
+
     def close(self) -> Awaitable[object]:
         """Begin to close all instances concurrently; await the end."""
         closed = close_slots([*self._slots, *self._retired])
@@ -181,13 +182,74 @@ class Instances:
     def _refresh(self) -> None:
         """Set `able` and `ready`, which each request reads, after a change of the instances."""
         alive = [slot for slot in self._slots if slot.instance is not None]
-        self.able = not all(slot.passive for slot in alive)
-        self.ready = self.able or (bool(alive) and self.passive)
+        self.able = not self.asleep and not all(slot.passive for slot in alive)
+        self.ready = self.asleep or self.able or (bool(alive) and self.passive)
 
     async def _warm_up(self, slot: InstanceSlot, instance: Instance) -> None:
         name, config = slot.placement.name, self._config
         executing = warm_up(instance, name, config, self._folder, self._statistics)
         await slot.closings.run(executing, lambda: [instance], config.name)
+
+    async def _owned(self, change: Coroutine[None, None, None]) -> None:
+        """Run a change of the slots in `run`, which ends it, though this caller is cancelled."""
+        if self._tasks is None:
+            change.close()
+            raise closing(self._config.name)
+        task = self._tasks.create_task(attempted(change, self._config.name))
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise closing(self._config.name)
+        if (error := task.result()) is not None:
+            raise error
+
+    async def _fall_asleep(self, *, naps: bool) -> None:
+        self.begin_asleep()
+        async with asyncio.TaskGroup() as tasks:
+            for slot in self._slots:
+                tasks.create_task(self._empty(slot, naps=naps))
+
+    def _empty(self, slot: InstanceSlot, *, naps: bool) -> Coroutine[None, None, None]:
+        """Give the instance of a slot no more requests, at once; await that the slot is empty."""
+        watch = self._watches.pop(slot, None)
+        if watch is not None:
+            watch.cancel()
+        executing = slot.instance is not None and not slot.passive
+        withdrawn = self._withdraw(slot.instance) if slot.instance and executing else None
+        return self._close_asleep(slot, watch, withdrawn, naps=naps)
+
+    async def _close_asleep(
+        self,
+        slot: InstanceSlot,
+        watch: asyncio.Task[None] | None,
+        withdrawn: Coroutine[None, None, None] | None,
+        *,
+        naps: bool,
+    ) -> None:
+        if withdrawn is not None:
+            await withdrawn
+        if watch is not None:
+            await asyncio.wait([watch])  # it may be loading another instance
+        await empty_slot(slot, naps=naps)
+
+    async def _wake(self) -> None:
+        slots = tuple(self._slots)
+        spares = await self._load_spares(slots)
+        for slot, spare in zip(slots, spares, strict=True):
+            slot.instance, slot.tries = spare.instance, 0
+        self.asleep = False
+        self._refresh()
+        for slot in slots:
+            self._add(slot)
+
+    async def _load_spares(self, slots: Sequence[InstanceSlot]) -> Sequence[InstanceSlot]:
+        """Other instances for the slots, loaded and prepared."""
+        spares = await load_spares(slots, side_by_side=self.side_by_side)
+        try:
+            await self.prepare(spares)
+        except BaseException:
+            await close_slots(spares)
+            raise
+        return spares
 
     def _add(self, slot: InstanceSlot) -> None:
         if slot.instance is None or self._tasks is None:
@@ -214,11 +276,17 @@ class Instances:
         self._retired.remove(slot)
         await close_slots([slot])
 
-    async def _withdraw(self, instance: Instance) -> None:
-        """Wait for the end of its executions and sequences; its death ends them too."""
+    def _withdraw(self, instance: Instance) -> Coroutine[None, None, None]:
+        """Give an instance no more requests, at once.
+
+        Await the end of its executions and sequences; its death ends them too.
+        """
+        return self._unless_dead(instance, self._scheduler.remove(instance))
+
+    async def _unless_dead(self, instance: Instance, ended: Awaitable[object]) -> None:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._remove_dead(instance))
-            await self._scheduler.remove(instance)
+            await ended
             watching.cancel()
 
     async def _remove_dead(self, instance: Instance) -> None:
@@ -287,15 +355,9 @@ class Instances:
 
     async def _load_again(self, slot: InstanceSlot) -> Instance:
         """Another instance for the slot, loaded and prepared."""
-        spare = InstanceSlot(slot.load, slot.placement, await slot.load(), closings=slot.closings)
-        instance = spare.instance
-        assert instance is not None  # noqa: S101 - it has just been loaded
-        try:
-            await self.prepare([spare])
-        except BaseException:
-            await close_slots([spare])
-            raise
-        return instance
+        (spare,) = await self._load_spares([slot])
+        assert spare.instance is not None  # noqa: S101 - it has just been loaded
+        return spare.instance
 
     def _give_up(self, trouble: str) -> None:
         """Stop the restarts of an instance; without any other, queued requests fail."""
@@ -309,79 +371,3 @@ class Instances:
 
     def _text(self, reason: str) -> str:
         return f"model '{self._config.name}' failed: {reason}"
-
-
-def register_slots(slots: Sequence[InstanceSlot], limiter: ExecutionLimiter | None) -> None:
-    """Register each active slot at the execution limiter; all or none.
-
-    Raises INVALID_ARG for a slot that could never execute.
-    """
-    if limiter is None:
-        return
-    try:
-        for slot in slots:
-            if not slot.passive:
-                slot.registration = limiter.register(slot.placement.group, slot.placement.device)
-    except BaseException:
-        unregister_slots(slots)
-        raise
-
-
-def unregister_slots(slots: Iterable[InstanceSlot]) -> None:
-    """Unregister slots that no longer execute."""
-    for slot in slots:
-        registration, slot.registration = slot.registration, None
-        if registration is not None:
-            registration.unregister()
-
-
-async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:
-    """Load the instances; after an error none stays loaded, and the error is raised."""
-    try:
-        if side_by_side:
-            await _load_together(slots)
-        else:
-            for slot in slots:
-                slot.instance = await slot.load()
-    except BaseException:
-        await close_slots(slots)
-        raise
-
-
-def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
-    """Begin to close the instances concurrently, and unregister the slots; await the end.
-
-    If the wait is cancelled, they still close.
-    """
-    unregister_slots(slots)
-    ends: list[asyncio.Future[None]] = []
-    for slot in slots:
-        instance, slot.instance = slot.instance, None
-        if instance is not None:
-            ends.append(slot.closings.close(instance, slot.placement.name))
-    return asyncio.gather(*ends)
-
-
-async def _load_together(slots: Sequence[InstanceSlot]) -> None:
-    async def load_one(slot: InstanceSlot) -> None:
-        slot.instance = await slot.load()
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for slot in slots:
-                tasks.create_task(load_one(slot))
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-
-
-def match_slots(
-    wanted: Sequence[InstanceSlot], present: Sequence[InstanceSlot]
-) -> list[InstanceSlot | None]:
-    """For each wanted slot a present slot of an equal placement, or None."""
-    left = list(present)
-    found: list[InstanceSlot | None] = []
-    for slot in wanted:
-        suits = (each for each in left if each.placement.signature == slot.placement.signature)
-        found.append(next(suits, None))
-        left = [each for each in left if each is not found[-1]]
-    return found

@@ -1,6 +1,10 @@
 """Limits of a model in the `parameters` of its configuration."""
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
@@ -70,6 +74,94 @@ class ConversationLimits:
     def idle_ns(self) -> int:
         """`idle_secs` in nanoseconds."""
         return self.idle_secs * NS_PER_SECOND
+
+
+class Residency(StrEnum):
+    """The time for which a model is in memory.
+
+    `always`: from its load on. `on_demand`: from a request on, until others need the memory or
+    `keep_alive_secs` are over. `pinned`: from its first request on.
+    """
+
+    ALWAYS = "always"
+    ON_DEMAND = "on_demand"
+    PINNED = "pinned"
+
+
+class SleepLevel(StrEnum):
+    """The part of a model that stays while it sleeps: nothing, or what its backend keeps."""
+
+    UNLOAD = "unload"
+    LEVEL_1 = "level_1"
+    LEVEL_2 = "level_2"
+
+
+MIB = 1 << 20
+MOST_SECS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidenceRules:
+    """The rules for a model in memory.
+
+    It sleeps `keep_alive_secs` after its last request, -1 for never. It takes `memory` bytes at
+    each place of its instances, None if that is not known. A request waits for it for at most
+    `wake_secs`.
+    """
+
+    residency: Residency = Residency.ALWAYS
+    keep_alive_secs: int = 300
+    memory: int | None = None
+    sleep: SleepLevel = SleepLevel.UNLOAD
+    wake_secs: int = 300
+
+    @classmethod
+    def read(cls, config: ModelConfig, *, on_demand: bool = False) -> "ResidenceRules":
+        """The rules of a config; INVALID_ARG for a wrong value."""
+        found: dict[str, Any] = {"residency": Residency.ON_DEMAND} if on_demand else {}
+        for key in RESIDENCE_READERS.keys() & config.parameters.keys():
+            text = config.parameters[key]
+            if refusal := residence_problem(key, text, config.name):
+                raise InferenceError(Code.INVALID_ARG, refusal)
+            found |= RESIDENCE_READERS[key](text)
+        return cls(**found)
+
+
+def _one_of(name: str, kind: type[StrEnum]) -> Callable[[str], Mapping[str, Any]]:
+    def read(text: str) -> Mapping[str, Any]:
+        if text not in list(kind):
+            raise ValueError(" or ".join(kind))
+        return {name: kind(text)}
+
+    return read
+
+
+def _whole(name: str, least: int, most: int, unit: int = 1) -> Callable[[str], Mapping[str, Any]]:
+    def read(text: str) -> Mapping[str, Any]:
+        if not re.fullmatch(r"-?[0-9]{1,12}", text) or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return {name: int(text) * unit}
+
+    return read
+
+
+RESIDENCE_READERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
+    "residency": _one_of("residency", Residency),
+    "keep_alive_secs": _whole("keep_alive_secs", -1, MOST_SECS),
+    "memory_mb": _whole("memory", 1, 1 << 30, MIB),
+    "sleep": _one_of("sleep", SleepLevel),
+    "wake_secs": _whole("wake_secs", 1, MOST_SECS),
+}
+"""For each key of `parameters`: the fields of its value; ValueError has the expected value."""
+
+
+def residence_problem(key: str, value: str, model: str) -> str:
+    """The objection to the value of one of `RESIDENCE_READERS`, "" without one."""
+    try:
+        RESIDENCE_READERS[key](value)
+    except ValueError as error:
+        return f"model '{model}': parameter '{key}' is '{value}', expected {error}"
+    return ""
 
 
 def _number(config: ModelConfig, key: str, default: int, least: int) -> int:

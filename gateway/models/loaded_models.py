@@ -16,6 +16,7 @@ from gateway.errors import InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.model import Model
+from gateway.models.residents import Residents
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Execution
 from gateway.stream import ResponseStream
@@ -34,8 +35,8 @@ class LoadedModels:
     """Owns every loaded model from its first request until it is closed.
 
     A retired model closes after its last request and its last `release`. `closings` own the closing
-    of a model, so that it survives the end of the server. An instance without progress for
-    `stall_secs` is restarted (seconds, 0: never).
+    of a model, so that it survives the end of the server; `residents` wake and sleep. An instance
+    without progress for `stall_secs` is restarted (seconds, 0: never).
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class LoadedModels:
         on_change: Callable[[], None],
         busy_poll: BusyPoll | None,
         closings: Closings,
+        residents: Residents,
         stall_secs: float = 0.0,
     ) -> None:
+        self.residents = residents
         self._on_change = on_change
         self._closings = closings
         self._stall_secs = stall_secs
@@ -59,6 +62,7 @@ class LoadedModels:
             async with asyncio.TaskGroup() as self._tasks:
                 watch = ProgressWatch(self._stall_secs)
                 self._tasks.create_task(watch.run(lambda: self._lives, time.perf_counter_ns))
+                self._tasks.create_task(self.residents.run())
                 yield
         finally:
             for model in tuple(self._lives):  # some tasks have not started
@@ -69,9 +73,9 @@ class LoadedModels:
         """Run a prepared model; `ended` is called when it has been closed."""
         assert self._tasks is not None  # noqa: S101 - nothing is loaded outside the block
         model.requests.busy_poll = self._busy_poll
-        # A process that wakes for each request costs more than a wake-up of the loop.
-        model.requests.polls = not any(each.has_process for each in model.instances)
+        model.count_processes()
         self._lives[model] = _Life([ended])
+        self.residents.begin(model)
         self._tasks.create_task(self._live(model, self._lives[model]))
 
     def retire(self, model: Model, ended: Callable[[], None]) -> None:
@@ -134,6 +138,7 @@ class LoadedModels:
             await model.close()
         finally:
             del self._lives[model]
+            self.residents.end(model)
             for callback in life.ended:
                 callback()
 

@@ -21,7 +21,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
 from gateway.models.instance_groups import EVERY_CORE, Placement, check_memory, cores_of, placements
-from gateway.models.instances import (
+from gateway.models.instance_slots import (
     InstanceSlot,
     close_slots,
     load_slots,
@@ -33,6 +33,7 @@ from gateway.models.model_folder import Labels, files_folder, read_labels, take_
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
+from gateway.models.residents import Residents, VersionFiles
 from gateway.observability.log import logged_stage
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter
@@ -89,7 +90,8 @@ Loaded = Model | InPlaceUpdate
 class SharedParts:
     """Parts of the server that all models share.
 
-    Loads block in `threads`, requests in `request_threads`; `closings` close instances.
+    Loads block in `threads`, requests in `request_threads`; `closings` close instances, and
+    `residents` share the memory.
     """
 
     cache: ResponseCache | None
@@ -97,6 +99,7 @@ class SharedParts:
     closings: Closings
     threads: Threads
     request_threads: Threads
+    residents: Residents
 
 
 class ModelLoader:
@@ -116,6 +119,7 @@ class ModelLoader:
         self._cache = shared.cache
         self._control = shared.control
         self._closings = shared.closings
+        self._residents = shared.residents
         self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
         self._at_once = asyncio.Semaphore(settings.load_thread_count)
         self._retries = settings.load_retry_count
@@ -165,7 +169,7 @@ class ModelLoader:
         log.info("loading model", extra=extra)
         began = time.monotonic()
         try:
-            if kept is not None:
+            if kept is not None and not _must_reload(kept, source):
                 loaded: Loaded = await self.update(kept, source)
             else:
                 loaded = await self.load(source, version, members)
@@ -207,7 +211,14 @@ class ModelLoader:
         model = Model(config, version, statistics, slots, labels, source.folder)
         model.members = tuple(dict.fromkeys(members.values()))
         await self._use_cache(model, source, folder)
+        files = VersionFiles(folder, partial(shared_load, source, config, folder))
+        begins_asleep = await self._residents.admit(model, files)
         register_slots(slots, None if members else self._limiter)
+        model.instances.side_by_side = backend.loads_side_by_side
+        if begins_asleep:
+            model.instances.begin_asleep()
+            model.loaded_at = time.time()
+            return model
         with logged_stage(log, "instances loaded", **about, count=len(slots)):
             await load_slots(slots, side_by_side=backend.loads_side_by_side)
         with logged_stage(log, "instances warmed up", **about):
@@ -334,6 +345,12 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
             if tensor in outputs and output in labels:
                 found[tensor] = labels[output]
     return found
+
+
+def _must_reload(kept: Model, source: LoadSource) -> bool:
+    """Whether a version that sleeps has other instance groups: a load may be under way."""
+    changed = kept.config.instance_group != source.config.instance_group
+    return changed and kept.waking is not None
 
 
 def is_cached(config: ModelConfig) -> bool:

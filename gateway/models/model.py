@@ -13,7 +13,8 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
 from gateway.models.cached_request import CachedRequest, ModelCache
-from gateway.models.instances import Instances, InstanceSlot
+from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
@@ -64,6 +65,16 @@ class Interceptor(Protocol):
         """Submit the request now or later, or end its stream. Must not raise."""
 
 
+class Waking(Protocol):
+    """Wakes a version that is asleep."""
+
+    def check(self) -> None:
+        """Raise RetryLater if a request cannot wait for it."""
+
+    def wish(self, stream: ResponseStream) -> None:
+        """Wake it for a request that has been queued."""
+
+
 class Model:
     """A loaded version: its config, instances, scheduler, statistics and requests in flight.
 
@@ -73,9 +84,9 @@ class Model:
     if names are not unique. `further_names` are names for OpenAI's clients besides its own;
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
     both in `prepare`. It accepts `most_in_flight` requests at a time. `members` are the models that
-    an ensemble calls. A `retired` model completes its requests and must get no others. A model
-    `of_fleet` is hosted by replicas, which keep its
-    sequences and conversations.
+    an ensemble calls. `waking` wakes it if it sleeps. A `retired` model completes its requests and
+    must get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
+    conversations.
     """
 
     of_fleet: bool = False
@@ -102,6 +113,7 @@ class Model:
         self.namespace = ""
         self.retired = False
         self.members: Sequence[Model] = ()
+        self.waking: Waking | None = None
         self.scheduler = self._scheduler(statistics, folder)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         self.most_in_flight = Limits.read(config).max_in_flight
@@ -173,8 +185,26 @@ class Model:
         filled = self.instances.slots if slots is None else slots
         await self.instances.prepare(filled)
         for instance in (slot.instance for slot in filled if slot.instance is not None):
-            self.further_names = tuple(dict.fromkeys((*self.further_names, *instance.adapters)))
-            self.max_model_len = instance.max_model_len
+            self.describe(instance.adapters, instance.max_model_len)
+
+    def describe(self, adapters: Sequence[str], max_model_len: int | None) -> None:
+        """Set what only its instances know."""
+        self.further_names = tuple(dict.fromkeys((*self.further_names, *adapters)))
+        self.max_model_len = max_model_len
+
+    async def wake(self) -> None:
+        """Load the instances of a version that is asleep; InferenceError if that fails."""
+        await self.instances.wake()
+        for instance in self.instances:
+            self.describe(instance.adapters, instance.max_model_len)
+        self.count_processes()
+
+    def count_processes(self) -> None:
+        """Poll after its requests only if no other process executes them.
+
+        A process that wakes for each request costs more than a wake-up of the loop.
+        """
+        self.requests.polls = not any(each.has_process for each in self.instances)
 
     def exchange(self, config: ModelConfig, slots: Sequence[InstanceSlot]) -> None:
         """Serve with other instances: newly prepared slots and kept ones (in-place update).
@@ -205,8 +235,9 @@ class Model:
             batch_size = checked.batch_size
         else:
             batch_size = self._rules.check(request)
-        if not self.instances.able:
-            raise self._unable()
+        is_asleep = not self.instances.able
+        if is_asleep:
+            self._require_waking()
         cached: CachedRequest | None = None
         has_order = self.of_fleet and request.sequence is not None
         if self._cache is not None and interceptor is None and not has_order:
@@ -231,6 +262,8 @@ class Model:
             self.scheduler.submit(entry)
         else:
             interceptor.submit(entry, self.scheduler)
+        if is_asleep and self.waking is not None and not stream.done:
+            self.waking.wish(stream)
         return stream
 
     def call(self, request: InferRequest) -> ResponseStream:
@@ -283,6 +316,12 @@ class Model:
         while self._on_close:
             self._on_close.pop()()
         return self.instances.close()
+
+    def _require_waking(self) -> None:
+        """Raise UNAVAILABLE unless requests may wait for instances."""
+        if self.waking is None or not self.instances.asleep:
+            raise self._unable()
+        self.waking.check()
 
     def _unable(self) -> InferenceError:
         return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")

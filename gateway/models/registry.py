@@ -12,7 +12,7 @@ from gateway.models.model import Model
 from gateway.models.model_folder import Snapshot, without_configs
 from gateway.models.repository import LoadSource, ModelId
 
-UNLOADED = "unloaded"
+UNLOADED, ASLEEP = "unloaded", "asleep"
 
 
 class VersionState(StrEnum):
@@ -351,4 +351,5 @@ def _rows_of(model: ModelId, known: KnownModel | None) -> Iterator[IndexRow]:
 def _row(name: str, number: int, status: VersionStatus) -> IndexRow:
     if status.model is not None and not status.ready:
         return IndexRow(name, str(number), VersionState.UNAVAILABLE, status.trouble)
-    return IndexRow(name, str(number), status.state, status.reason)
+    asleep = status.model is not None and status.model.instances.asleep
+    return IndexRow(name, str(number), status.state, ASLEEP if asleep else status.reason)

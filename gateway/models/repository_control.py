@@ -5,6 +5,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from unicodedata import normalize
 
 from gateway.backend import ModelControl
@@ -14,6 +15,7 @@ from gateway.errors import Code, InferenceError, exiting
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.ensemble_members import poll_failed
+from gateway.models.kept_facts import FactsFolder
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
@@ -21,9 +23,11 @@ from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
+from gateway.models.residents import Residents
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
+from gateway.storage.store import KEPT
 from gateway.threads import Threads, load_threads, request_threads
 
 log = logging.getLogger("sluice.lifecycle")
@@ -32,6 +36,8 @@ NAME_BYTES = 255
 """Longest name of a folder on Linux."""
 
 SHOWN_CHARS = 64
+FACTS = "residence"
+"""The folder of facts of models that are asleep, among the files that are kept."""
 
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
@@ -94,8 +100,12 @@ class RepositoryControl:
         self._backends = backends
         self._cache = cache
         self._closings = Closings()
+        facts = settings.store / KEPT / FACTS if settings.store != Path() else None
+        self.residents = Residents(
+            settings.memory, self._threads, FactsFolder(facts), self.registry.notify
+        )
         self.loaded = LoadedModels(
-            self.registry.notify, busy_poll, self._closings, settings.stall_secs
+            self.registry.notify, busy_poll, self._closings, self.residents, settings.stall_secs
         )
         self._lifecycle: Lifecycle | None = None
         self._unreadable: set[ModelId] = set()
@@ -124,6 +134,8 @@ class RepositoryControl:
             _check_new_name(name)
         for model in on_disk or (ModelId(name),):
             await self._perform(model, self._running_lifecycle.load(model, override))
+            known = self.registry.get(model)
+            await self.residents.awaken(() if known is None else known.models)
 
     async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
         """Remove a model from look-ups; returns once its draining has begun.
@@ -257,7 +269,8 @@ class RepositoryControl:
         """
         self._audit = audit
         shared = SharedParts(
-            self._cache, control, self._closings, self._threads, self._request_threads
+            *(self._cache, control, self._closings, self._threads, self._request_threads),
+            self.residents,
         )
         loader = ModelLoader(self._backends, self._settings, infer, shared)
         self._lifecycle = Lifecycle(

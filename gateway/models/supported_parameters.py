@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gateway.errors import InferenceError
 from gateway.models import replicas
+from gateway.models.limits import RESIDENCE_READERS, residence_problem
 from gateway.models.supported_fields import (
     HONOURED,
     PARAMETERS,
@@ -285,6 +286,9 @@ OF_ALL_MODELS = (
 
 OF_REPLICAS = dict.fromkeys(replicas.READERS, ParameterSupport(problem=replicas.problem))
 """Parameters of the replicas of any model."""
+OF_RESIDENCE = dict.fromkeys(RESIDENCE_READERS, ParameterSupport(problem=residence_problem))
+"""Parameters of any model in memory."""
+CHECKED = OF_REPLICAS | OF_RESIDENCE
 
 
 def parameter_support(backend: str, key: str, value: str, model: str) -> FieldSupport:
@@ -293,8 +297,8 @@ def parameter_support(backend: str, key: str, value: str, model: str) -> FieldSu
     A key that the backend does not have is ignored, as on Triton. Backends without a table may read
     any key.
     """
-    if key in OF_REPLICAS:
-        return OF_REPLICAS[key].judge(key, value, model)
+    if key in CHECKED:
+        return CHECKED[key].judge(key, value, model)
     known = BACKENDS.get(backend)
     if known is None or key in OF_ALL_MODELS:
         return PARAMETERS.get(key, HONOURED)
@@ -307,7 +311,7 @@ def parameter_support(backend: str, key: str, value: str, model: str) -> FieldSu
 def _unknown(backend: str, key: str, known: Mapping[str, ParameterSupport]) -> FieldSupport:
     import difflib  # 0.2 MiB, for this remark only
 
-    names = {each.lower(): each for each in (*known, *OF_ALL_MODELS, *OF_REPLICAS)}
+    names = {each.lower(): each for each in (*known, *OF_ALL_MODELS, *CHECKED)}
     close = difflib.get_close_matches(key.lower(), names, n=1)
     hint = f"; did you mean '{names[close[0]]}'?" if close else ""
     return FieldSupport(

@@ -291,13 +291,14 @@ class Record:
 class RequestsInFlight(dict[Record, ResponseStream]):
     """The requests of one model that have not ended, the oldest first; only `add` adds one.
 
-    `busy_poll` counts them; it `polls` after them.
+    `busy_poll` counts them; it `polls` after them. `on_idle` is called when none is left.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.busy_poll: BusyPoll | None = None
         self.polls = True
+        self.on_idle: Callable[[], None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -315,6 +316,8 @@ class RequestsInFlight(dict[Record, ResponseStream]):
             self.busy_poll.ended(polls=self.polls)
         if not self:
             self._idle.set()
+            if self.on_idle is not None:
+                self.on_idle()
 
     def abandon(self, error: InferenceError) -> None:
         """End every request with this error, which says of none in execution that it was not."""

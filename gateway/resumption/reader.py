@@ -82,10 +82,10 @@ class RecordingReader:
         return self.recording.over and self.position == self.recording.last
 
     @property
-    def replica_at(self) -> float | None:
+    def model_at(self) -> float | None:
         """That of the stream; a router does not know those of other routers."""
         found = self.recording
-        return found.stream.replica_at if isinstance(found, Recording) else None
+        return found.stream.model_at if isinstance(found, Recording) else None
 
     def cancel(self) -> None:
         """Stop reading; idempotent, and safe before the first read."""

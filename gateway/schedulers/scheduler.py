@@ -34,6 +34,10 @@ class OpenSequences(Protocol):
     def continues(self, request: InferRequest) -> bool:
         """Whether the request continues an open sequence."""
 
+    @property
+    def are_open(self) -> bool:
+        """Whether any sequence is open."""
+
     async def ended(self) -> None:
         """Wait until no sequence is open."""
 

@@ -83,6 +83,11 @@ class SequenceTable:
         tag = request.sequence
         return tag is not None and not tag.start and self.knows(tag.key)
 
+    @property
+    def are_open(self) -> bool:
+        """Whether any sequence is open."""
+        return bool(self._open)
+
     async def ended(self) -> None:
         """Wait until no sequence is open."""
         while self._open:

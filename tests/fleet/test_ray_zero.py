@@ -44,6 +44,6 @@ def test_a_model_goes_to_zero_and_a_stream_waits_for_its_first_replica(
         assert http.get(READY).is_success
         with http.stream("POST", STREAM, json=BODY) as answer:
             lines = [line for line in answer.iter_lines() if line]
-        assert lines[0] == ": waiting for a replica"
+        assert lines[0] == ": waiting for the model"
         assert sum(line.startswith("data:") for line in lines) == 3
         fleet.wait_replicas("repeat", 0)

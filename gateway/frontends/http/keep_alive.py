@@ -10,13 +10,13 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """The comment that is sent in silence, so that no proxy closes the connection as idle."""
 
 
-def silence_comment(replica_at: float | None) -> bytes:
-    """The comment of a request that waits for a replica until that time, or of another one."""
-    if replica_at is None:
+def silence_comment(model_at: float | None) -> bytes:
+    """The comment of a request that waits for its model until that time, or of another one."""
+    if model_at is None:
         return KEEP_ALIVE
-    left = replica_at - asyncio.get_running_loop().time()
+    left = model_at - asyncio.get_running_loop().time()
     about = "" if math.isinf(left) else f", about {max(1, math.ceil(left))} s"
-    return f": waiting for a replica{about}\n\n".encode()
+    return f": waiting for the model{about}\n\n".encode()
 
 
 class SilenceFiller:

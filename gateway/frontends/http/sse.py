@@ -172,7 +172,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _silence_comment(self) -> bytes:
-        return silence_comment(self._stream.replica_at)
+        return silence_comment(self._stream.model_at)
 
     def _head(self) -> Message:
         """The message with the headers, which are not kept: a stream may live for hours."""

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from gateway.flags import devices as flags
-from gateway.settings import GpuSettings
+from gateway.memory_settings import GpuSettings
 
 
 def parse(*arguments: str) -> GpuSettings:

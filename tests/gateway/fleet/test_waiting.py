@@ -213,13 +213,13 @@ async def test_a_request_without_the_time_for_a_start_is_refused_and_asks_for_on
 async def test_a_stream_says_when_its_replica_is_expected(fleet: Fleet) -> None:
     loop = asyncio.get_running_loop()
     with fleet.infer() as stream:
-        assert stream.replica_at == math.inf
+        assert stream.model_at == math.inf
     fleet.started(60)
     with fleet.infer() as stream:
-        assert 50 < (stream.replica_at or 0) - loop.time() < 61
+        assert 50 < (stream.model_at or 0) - loop.time() < 61
         fleet.comes()
         await fleet.answer()
-        assert stream.replica_at is None
+        assert stream.model_at is None
 
 
 async def test_a_stream_of_events_has_comments_while_it_waits(
@@ -227,8 +227,8 @@ async def test_a_stream_of_events_has_comments_while_it_waits(
 ) -> None:
     comments: list[bytes] = []
 
-    def commented(replica_at: float | None) -> bytes:
-        comments.append(silence_comment(replica_at))
+    def commented(model_at: float | None) -> bytes:
+        comments.append(silence_comment(model_at))
         return comments[-1]
 
     monkeypatch.setattr(sse, "silence_comment", commented)
@@ -240,7 +240,7 @@ async def test_a_stream_of_events_has_comments_while_it_waits(
     await fleet.answer()
     answer = await soon(posted)
     assert answer.status_code == 200
-    assert answer.content.startswith(b": waiting for a replica\n\n")
+    assert answer.content.startswith(b": waiting for the model\n\n")
     assert b'"text_output":"hello"' in answer.content
 
 
@@ -282,11 +282,11 @@ async def test_a_change_of_the_configuration_begins_no_wait_anew(
     fleet.started(60)
     fleet.room.prefill_rate = 7.0
     with fleet.infer(received_ns=time.perf_counter_ns() - 500 * 10**9) as stream:
-        expected_at = stream.replica_at
+        expected_at = stream.model_at
         clock.now += 40
         fleet.replica.offer(offered(CHANGED), state=ReplicaState.STARTING)
         await until(lambda: fleet.dataplane.model("text").config == CHANGED)
-        assert stream.replica_at == expected_at
+        assert stream.model_at == expected_at
         assert fleet.timer.when() <= asyncio.get_running_loop().time() + 100
         assert fleet.room.prefill_rate == 7
         fleet.replica.offer(offered(CHANGED))

@@ -203,9 +203,9 @@ async def test_one_comment_at_a_time_waits_for_a_slow_client() -> None:
 @pytest.mark.parametrize(
     ("left", "comment"),
     [
-        (39.5, b": waiting for a replica, about 40 s\n\n"),
-        (-5, b": waiting for a replica, about 1 s\n\n"),
-        (math.inf, b": waiting for a replica\n\n"),
+        (39.5, b": waiting for the model, about 40 s\n\n"),
+        (-5, b": waiting for the model, about 1 s\n\n"),
+        (math.inf, b": waiting for the model\n\n"),
     ],
 )
 async def test_the_comment_of_a_request_that_waits_for_a_replica_has_the_expected_seconds(

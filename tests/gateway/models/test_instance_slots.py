@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.config import InstanceGroup, InstanceKind, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
 from gateway.models.instance_groups import Placement, placements
-from gateway.models.instances import (
+from gateway.models.instance_slots import (
     InstanceSlot,
     load_slots,
     match_slots,
