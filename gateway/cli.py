@@ -97,6 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
     _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
     _add_doctor(commands.add_parser("doctor", help="examine what this machine can serve"))
+    memory = commands.add_parser("ps", help="show the models in the memory of a running server")
+    _add_server(memory)
+    memory.set_defaults(command=_ps)
     key = commands.add_parser("key", help="make, list and revoke API keys")
     key_flags.add_flags(key)
     key.set_defaults(command=_key)
@@ -122,21 +125,26 @@ def _add_config(config: argparse.ArgumentParser) -> None:
     config.set_defaults(command=_config)
 
 
+def _add_server(command: argparse.ArgumentParser) -> None:
+    """Add the options of a command about a running server."""
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument(
+        "--url",
+        type=url,
+        default="http://localhost:8000",
+        metavar="URL",
+        help="the HTTP port of a running server (default: %(default)s)",
+    )
+
+
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    _add_server(doctor)
     doctor.add_argument(
         "--limit-secs",
         type=seconds,
         default=60.0,
         metavar="SECS",
         help="time limit of the import of one backend (seconds, default: %(default)g)",
-    )
-    doctor.add_argument(
-        "--url",
-        type=url,
-        default="http://localhost:8000",
-        metavar="URL",
-        help="a running server whose exposure is examined (default: %(default)s)",
     )
     doctor.add_argument(
         "--metrics-url",
@@ -270,6 +278,14 @@ def _kept() -> Path | None:
 def _doctor(parsed: argparse.Namespace) -> None:
     if not importlib.import_module("gateway.tools.doctor.command").run(parsed):
         raise SystemExit(EXIT_FAILED)
+
+
+def _ps(parsed: argparse.Namespace) -> None:
+    command = importlib.import_module("gateway.tools.memory")
+    try:
+        command.run(parsed, _console())
+    except command.Unanswered as error:
+        raise CliError(str(error)) from None
 
 
 def _key(parsed: argparse.Namespace) -> None:

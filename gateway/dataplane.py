@@ -15,6 +15,7 @@ from gateway.models.model import Model
 from gateway.models.model_folder import Override
 from gateway.models.registry import IndexRow
 from gateway.models.repository_control import RepositoryControl
+from gateway.models.resident_readings import describe, families
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -193,6 +194,14 @@ class DataPlane:
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
         """Every model in the repositories and its versions; with `ready` only those that serve."""
         return await self._control.index(ready=ready)
+
+    def memory(self) -> dict[str, Any]:
+        """The budget of memory and the versions in it, as members of JSON."""
+        return describe(self._control.residents, asyncio.get_running_loop().time())
+
+    def memory_families(self) -> list[MetricReading]:
+        """The metrics of models in memory."""
+        return families(self._control.residents)
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Load or reload a model; after an InferenceError the old version still serves."""

@@ -61,6 +61,7 @@ class MetricsPage:
             self._frontends(),
             self._access(),
         )
+        found += self._dataplane.memory_families()
         if self._dataplane.fleet is not None:
             found += self._dataplane.fleet.families()
         found += self._machine.families()

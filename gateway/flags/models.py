@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gateway.errors import Code, InferenceError
 from gateway.flags.devices import add_host_policy, host_policies
+from gateway.flags.memory import add_memory_flags, memory_budget
 from gateway.flags.values import add_truth, count, natural, seconds, truth
 from gateway.settings import (
     ENVIRONMENT,
@@ -69,6 +70,7 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
         resource_limits=_smallest(flags.rate_limit_resource),
         stall_secs=flags.stall_secs,
         host_policies=host_policies(flags.host_policy),
+        memory=memory_budget(flags),
     )
 
 
@@ -80,6 +82,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_config_flags(group)
     _add_rate_limit_flags(group)
     add_host_policy(group)
+    add_memory_flags(group)
     group.add_argument(
         "--stall-secs",
         type=seconds,

@@ -26,6 +26,7 @@ REFUSED = {
     "model_namespacing": (False, "a model has its replicas by its name alone"),
     "exit_on_error": (True, "a replica ends if its model fails to load"),
     "host_policy": ([], "cores are those of one machine"),
+    "on_demand": (False, "models without requests have no replica if their 'replicas' begin at 0"),
 }
 """Options that cannot be those of replicas: the value without them, and the reason."""
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from gateway.errors import RetryLater
-from gateway.models.limits import Residency, ResidenceRules
+from gateway.models.limits import ResidenceRules, Residency
 
 Memory = Mapping[str, int]
 """Bytes at each place, HOST or a GPU; the place MODELS has 1 for each model."""
@@ -245,7 +245,7 @@ class Residence:
         for each in self.residents:
             if each.stage is not Stage.AWAKE or each.stays:
                 continue
-            if wishes:
+            if wishes or self._beyond():
                 yield each.since + STAY_SECS
             if each.rules.keep_alive_secs >= 0:
                 in_use = each.usage.present

@@ -14,7 +14,7 @@ from pathlib import Path
 from gateway.errors import Code, InferenceError, RetryLater
 from gateway.memory_settings import MemoryBudget
 from gateway.models.kept_facts import FactsFolder, KeptFacts
-from gateway.models.limits import Residency, ResidenceRules, SleepLevel
+from gateway.models.limits import ResidenceRules, Residency, SleepLevel
 from gateway.models.memory import budget_of, file_bytes, memory_in_use, needs_of
 from gateway.models.model import Model
 from gateway.models.residence import HOST, Change, Memory, Residence, Resident, Stage, Verb

@@ -62,7 +62,7 @@ HTTP: Mapping[Area, Sequence[str]] = {
     ),
     Area.STATISTICS: (
         *("/v2/models/stats", *_under(_MODEL, "/stats")),
-        *("/playground/state", "/v2/fleet"),
+        *("/playground/state", "/v2/fleet", "/v2/memory"),
     ),
     Area.TRACE: ("/v2/trace/setting", "/v2/models/{model}/trace/setting"),
     Area.LOGGING: ("/v2/logging",),

@@ -68,6 +68,7 @@ class ControlRoutes:
             DocumentedRoute("GET", "/v2/health/ready", self.ready),
             DocumentedRoute("GET", "/v2", self.server),
             DocumentedRoute("GET", "/v2/fleet", self.fleet),
+            DocumentedRoute("GET", "/v2/memory", self.memory),
             DocumentedRoute("GET", "/v2/models/stats", self.all_statistics),
             DocumentedRoute("GET", f"{MODEL}/ready", self.model_ready),
             DocumentedRoute("GET", f"{VERSION}/ready", self.model_ready),
@@ -104,6 +105,10 @@ class ControlRoutes:
                 "`sluice replica` a replica",
             )
         return _json(self._dataplane.fleet.describe())
+
+    async def memory(self, request: Request) -> Response:
+        """The models that sleep and wake, their memory, and the budget."""
+        return _json(self._dataplane.memory())
 
     async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""

@@ -188,7 +188,9 @@ async def test_three_failed_loads_refuse_requests_with_the_reason(
     for _ in range(3):
         error = await failure(ask(control, "a"))
         assert error.message == "model 'a' could not be loaded into memory: no weights"
-    with pytest.raises(RetryLater, match="'a' could not be loaded .* 3 times: no weights") as found:
+    with pytest.raises(
+        RetryLater, match=r"could not be loaded into memory 3 times: no weights"
+    ) as found:
         ask(control, "a")
     assert 50 < found.value.secs <= 60
     (stream, (instance,)) = ask(control, "b"), backend.instances["b 1"]
@@ -295,7 +297,10 @@ async def test_requests_of_an_unloaded_model_are_answered_although_it_was_asleep
 
 
 async def test_an_open_sequence_keeps_its_model_in_memory(
-    tmp_path: Path, backend: ScriptedBackend, start: Start, hurry: None,
+    tmp_path: Path,
+    backend: ScriptedBackend,
+    start: Start,
+    hurry: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(residence, "PATIENCE_SECS", 60.0)
@@ -326,7 +331,10 @@ async def test_facts_of_instances_are_known_while_they_are_asleep_after_a_restar
     write(repository, "a", 1)
     settings: dict[str, Any] = {"memory": ONE, "store": store}
     control = await start(repository, **settings)
-    assert (model_of(control, "a").max_model_len, model_of(control, "a").further_names) == (None, ())
+    assert (model_of(control, "a").max_model_len, model_of(control, "a").further_names) == (
+        None,
+        (),
+    )
     await answered(backend, control, "a")
     await eventually(lambda: any((store / ".kept" / "residence").glob("*.json")))
     await start.stop()

@@ -27,6 +27,7 @@ GET /v2/fleet server and models: Fleet
 GET /v2/health/live server and models: Live
 GET /v2/health/ready server and models: Ready
 GET /v2/logging log: Show
+GET /v2/memory server and models: Memory
 GET /v2/models/stats server and models: All Statistics
 GET /v2/models/{model} server and models: Metadata
 GET /v2/models/{model}/config server and models: Config

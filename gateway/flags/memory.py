@@ -1,0 +1,70 @@
+"""Options of models in memory: loads on demand, and budgets."""
+
+import argparse
+import re
+
+from gateway.flags.values import natural
+from gateway.memory_settings import MemoryBudget
+
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|TiB)?")
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes above 0, with or without a unit, such as 24GiB."""
+    found = SIZE.fullmatch(text)
+    if found is not None and (size := int(found[1]) * UNITS[found[2] or ""]):
+        return size
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is no size: expected a whole number of bytes above 0, or such as 512MiB or 24GiB"
+    )
+
+
+def gpu_size(text: str) -> tuple[int, int]:
+    """`GPU:SIZE` of --gpu-memory."""
+    gpu, colon, size = text.partition(":")
+    if not (colon and gpu.isascii() and gpu.isdigit()):
+        raise argparse.ArgumentTypeError(f"'{text}': expected GPU:SIZE, such as 0:70GiB")
+    return int(gpu), byte_size(size)
+
+
+def memory_budget(flags: argparse.Namespace) -> MemoryBudget:
+    """Settings from the parsed options; the last value of a repeated GPU counts."""
+    return MemoryBudget(
+        on_demand=flags.on_demand,
+        host=flags.model_memory,
+        gpus=dict(flags.gpu_memory),
+        models=flags.max_resident_models,
+    )
+
+
+def add_memory_flags(group: "argparse._ArgumentGroup") -> None:
+    """Add the options to their group."""
+    group.add_argument(
+        "--on-demand",
+        action="store_true",
+        help="load models at their first request, and unload those that are not used; a model's "
+        "parameter residency may say otherwise (default: off)",
+    )
+    group.add_argument(
+        "--model-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="most memory of the models on this host, such as 24GiB: others sleep for a model "
+        "that is loaded on demand (default: no limit)",
+    )
+    group.add_argument(
+        "--gpu-memory",
+        action="append",
+        default=[],
+        type=gpu_size,
+        metavar="GPU:SIZE",
+        help="the same on one GPU, such as 0:70GiB; repeatable (default: no limit)",
+    )
+    group.add_argument(
+        "--max-resident-models",
+        type=natural,
+        default=MemoryBudget().models,
+        metavar="N",
+        help="most versions in memory; 0 for any number (default: %(default)s)",
+    )
