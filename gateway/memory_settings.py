@@ -17,7 +17,7 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBudget:
+class ModelMemory:
     """The budgets of models in memory.
 
     `host` and `gpus` (by number) are bytes of models; None and an absent GPU have no limit. At most

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from gateway.memory_settings import GpuSettings, MemoryBudget
+from gateway.memory_settings import GpuSettings, ModelMemory
 from gateway.policy.control import ChangeControl
 from gateway.policy.restrictions import Restrictions
 from gateway.policy.token_rules import JwtSettings
@@ -275,7 +275,7 @@ class ModelSettings:
     rate_limit: bool = False
     resource_limits: tuple[ResourceLimit, ...] = ()
     gpus: GpuSettings = field(default_factory=GpuSettings)
-    memory: MemoryBudget = field(default_factory=MemoryBudget)
+    memory: ModelMemory = field(default_factory=ModelMemory)
     stall_secs: float = 0.0
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ import pytest
 from gateway import cuda_driver
 from gateway.backend import Instance
 from gateway.config import ModelConfig
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instance_groups import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.process_limits import collect_garbage_rarely

@@ -4,7 +4,7 @@ import argparse
 import re
 
 from gateway.flags.values import natural
-from gateway.memory_settings import MemoryBudget
+from gateway.memory_settings import ModelMemory
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|TiB)?")
@@ -28,9 +28,9 @@ def gpu_size(text: str) -> tuple[int, int]:
     return int(gpu), byte_size(size)
 
 
-def memory_budget(flags: argparse.Namespace) -> MemoryBudget:
+def memory_budget(flags: argparse.Namespace) -> ModelMemory:
     """Settings from the parsed options; the last value of a repeated GPU counts."""
-    return MemoryBudget(
+    return ModelMemory(
         on_demand=flags.on_demand,
         host=flags.model_memory,
         gpus=dict(flags.gpu_memory),
@@ -64,7 +64,7 @@ def add_memory_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--max-resident-models",
         type=natural,
-        default=MemoryBudget().models,
+        default=ModelMemory().models,
         metavar="N",
         help="most versions in memory; 0 for any number (default: %(default)s)",
     )

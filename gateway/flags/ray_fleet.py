@@ -21,12 +21,16 @@ VALUES = (
     *("fleet-name", "stall-secs", "exit-timeout-secs", "rate-limit"),
 )
 """Options whose values are as they were written."""
+ALONE = "a replica has one model"
 REFUSED = {
     "model_control_mode": (ControlMode.NONE, "replicas host every model of the repository"),
     "model_namespacing": (False, "a model has its replicas by its name alone"),
     "exit_on_error": (True, "a replica ends if its model fails to load"),
     "host_policy": ([], "cores are those of one machine"),
     "on_demand": (False, "models without requests have no replica if their 'replicas' begin at 0"),
+    "model_memory": (None, ALONE),
+    "gpu_memory": ([], ALONE),
+    "max_resident_models": (0, ALONE),
 }
 """Options that cannot be those of replicas: the value without them, and the reason."""
 

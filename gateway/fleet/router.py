@@ -29,7 +29,7 @@ from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
 from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews, router_news
 from gateway.fleet.relays import Relays
 from gateway.fleet.status import router_families, router_status
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instance_groups import InstanceSlot
 from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics

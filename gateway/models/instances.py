@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError, died, no_instance
-from gateway.models.instance_slots import (
+from gateway.models.instance_groups import (
     InstanceSlot,
     close_slots,
     unregister_slots,

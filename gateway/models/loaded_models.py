@@ -75,7 +75,8 @@ class LoadedModels:
         model.requests.busy_poll = self._busy_poll
         model.count_processes()
         self._lives[model] = _Life([ended])
-        self.residents.begin(model)
+        if model.waking is not None or model.members:
+            self.residents.begin(model)
         self._tasks.create_task(self._live(model, self._lives[model]))
 
     def retire(self, model: Model, ended: Callable[[], None]) -> None:
@@ -138,7 +139,8 @@ class LoadedModels:
             await model.close()
         finally:
             del self._lives[model]
-            self.residents.end(model)
+            if model.waking is not None or model.members:
+                self.residents.end(model)
             for callback in life.ended:
                 callback()
 

@@ -1,9 +1,7 @@
 """Loads of versions: each from its source to a Model with instances."""
 
 import asyncio
-import hashlib
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,25 +9,30 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from gateway import __version__
 from gateway.backend import Backend, Instance, ModelContext, ModelControl
 from gateway.backend_loader import IN_PYTHON, BackendLoader, refuse_replaced_methods
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.backend import EnsembleBackend
 from gateway.errors import Code, InferenceError
+from gateway.memory_settings import ModelMemory
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
-from gateway.models.instance_groups import EVERY_CORE, Placement, check_memory, cores_of, placements
-from gateway.models.instance_slots import (
+from gateway.models.instance_groups import (
+    EVERY_CORE,
     InstanceSlot,
+    Placement,
+    check_memory,
     close_slots,
+    cores_of,
     load_slots,
     match_slots,
+    placements,
     register_slots,
 )
+from gateway.models.load_identity import private_load, rescanned, shared_load
 from gateway.models.model import Model, import_scheduler
-from gateway.models.model_folder import Labels, files_folder, read_labels, take_snapshot
+from gateway.models.model_folder import Labels, files_folder, read_labels
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
@@ -47,8 +50,6 @@ Infer = Callable[[InferRequest], ResponseStream]
 LoadedMembers = Mapping[tuple[str, int], Model]
 """The models that an ensemble calls, by the name and version in its steps."""
 NO_MEMBERS: LoadedMembers = MappingProxyType({})
-
-RANDOM_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,9 @@ class ModelLoader:
         model.members = tuple(dict.fromkeys(members.values()))
         await self._use_cache(model, source, folder)
         files = VersionFiles(folder, partial(shared_load, source, config, folder))
-        begins_asleep = await self._residents.admit(model, files)
+        begins_asleep = shares_memory(config, self._settings.memory) and (
+            await self._residents.admit(model, files)
+        )
         register_slots(slots, None if members else self._limiter)
         model.instances.side_by_side = backend.loads_side_by_side
         if begins_asleep:
@@ -347,6 +350,12 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
     return found
 
 
+def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:
+    """Whether a version may sleep, or takes memory of a budget; ensembles take none."""
+    has_budget = budget != ModelMemory() or "residency" in config.parameters
+    return has_budget and config.ensemble_scheduling is None
+
+
 def _must_reload(kept: Model, source: LoadSource) -> bool:
     """Whether a version that sleeps has other instance groups: a load may be under way."""
     changed = kept.config.instance_group != source.config.instance_group
@@ -356,27 +365,6 @@ def _must_reload(kept: Model, source: LoadSource) -> bool:
 def is_cached(config: ModelConfig) -> bool:
     """Whether the responses of a model are cached on a server with a response cache."""
     return config.response_cache is not None and config.response_cache.enable
-
-
-def rescanned(source: LoadSource) -> LoadSource:
-    """The source with the present state of its files; blocks."""
-    return replace(source, snapshot=take_snapshot(source.folder))
-
-
-def private_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
-    """An identity that no other load has."""
-    return os.urandom(RANDOM_BYTES)
-
-
-def shared_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
-    """The identity of every load of the same files and config by this release, in any process.
-
-    Files are the same if their names, sizes and modification times are; `folder` is the version's.
-    """
-    within = folder.is_relative_to(source.folder)
-    stored = () if within else sorted(take_snapshot(folder).items())
-    known = (__version__, config, sorted(source.snapshot.items()), stored)
-    return hashlib.blake2b(repr(known).encode("utf-8", "surrogatepass")).digest()
 
 
 async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from gateway.config import InstanceKind, ModelConfig
-from gateway.memory_settings import MemoryBudget
+from gateway.memory_settings import ModelMemory
 from gateway.models.limits import ResidenceRules, SleepLevel
 from gateway.models.model_folder import take_snapshot
 from gateway.models.residence import HOST, MODELS, Memory
@@ -25,7 +25,7 @@ def gpu_place(number: int) -> str:
     return f"gpu {number}"
 
 
-def budget_of(settings: MemoryBudget) -> Memory:
+def budget_of(settings: ModelMemory) -> Memory:
     """The budget by place."""
     found = {gpu_place(number): size for number, size in settings.gpus.items()}
     if settings.host is not None:

@@ -13,7 +13,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
 from gateway.models.cached_request import CachedRequest, ModelCache
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instance_groups import InstanceSlot
 from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels

@@ -28,7 +28,7 @@ MOST_FAILURES, FAILURE_SECS, REFUSAL_SECS = 3, 600.0, 60.0
 GIB = 1 << 30
 
 
-class Usage(Protocol):
+class InUse(Protocol):
     """The use of a version."""
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Resident:
     name: str
     rules: ResidenceRules
     needs: Memory
-    usage: Usage
+    usage: InUse
     rests: Memory = field(default_factory=dict)
     load_secs: float = 0.0
     stage: Stage = Stage.ASLEEP

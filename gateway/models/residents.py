@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError, RetryLater
-from gateway.memory_settings import MemoryBudget
+from gateway.memory_settings import ModelMemory
 from gateway.models.kept_facts import FactsFolder, KeptFacts
 from gateway.models.limits import ResidenceRules, Residency, SleepLevel
 from gateway.models.memory import budget_of, file_bytes, memory_in_use, needs_of
@@ -31,7 +31,7 @@ NS_PER_SEC = 1_000_000_000
 class VersionUsage:
     """The use of a loaded version; `by` are those of the ensembles that call it.
 
-    Implements `Usage`.
+    Implements `InUse`.
     """
 
     def __init__(self, requests: RequestsInFlight, scheduler: Scheduler) -> None:
@@ -116,7 +116,7 @@ class Residents:
 
     def __init__(
         self,
-        budget: MemoryBudget,
+        budget: ModelMemory,
         threads: Threads,
         facts: FactsFolder,
         on_change: Callable[[], None],
@@ -143,7 +143,7 @@ class Residents:
         """
         rules = ResidenceRules.read(model.config, on_demand=self._budget.on_demand)
         sleeps = rules.residency is not Residency.ALWAYS
-        if model.config.ensemble_scheduling is not None or not (sleeps or self.residence.budget):
+        if not (sleeps or self.residence.budget):
             return False
         load, facts, size = await self._threads.run(self._read, files)
         measured = {} if facts is None else facts.memory

@@ -5,7 +5,7 @@ from collections.abc import Coroutine, Sequence
 
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_slots import InstanceSlot, load_slots
+from gateway.models.instance_groups import InstanceSlot, load_slots
 
 log = logging.getLogger("sluice.model")
 

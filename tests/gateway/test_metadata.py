@@ -11,7 +11,7 @@ from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.metadata import model_metadata, model_ready, server_metadata, statistics
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instance_groups import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, LoadedModels, ScriptedInstance, soon

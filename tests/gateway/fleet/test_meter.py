@@ -11,7 +11,7 @@ from gateway.fleet.meter import CACHE_SIZE, GAUGE_SECS, KV_USED, WINDOW_SECS, Lo
 from gateway.fleet.offers import FIRST_STEP_SECS
 from gateway.fleet.prefixes import KeyChanges
 from gateway.messages import InferResponse, RoutedPrompt, Usage
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instance_groups import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, ScriptedInstance, text_request

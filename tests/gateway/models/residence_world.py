@@ -99,7 +99,7 @@ class World:
 
     def finish(self, change: Change, *, fails: bool = False) -> None:
         """The end of a change; one that waits for executions does not end before them."""
-        name, requests = change.resident.name, self.requests[change.resident.name]
+        requests = self.requests[change.resident.name]
         if change.verb is not Verb.WAKE and requests.executing:
             return
         self.under_way.remove(change)

@@ -11,8 +11,7 @@ from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.closings import EARLY_SECS, Closings
-from gateway.models.instance_groups import Placement
-from gateway.models.instance_slots import InstanceSlot, close_slots, load_slots
+from gateway.models.instance_groups import InstanceSlot, Placement, close_slots, load_slots
 from gateway.models.loading import InPlaceUpdate, Loaded, close_all
 from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl

@@ -9,7 +9,7 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
-from gateway.models.instance_slots import InstanceSlot, register_slots
+from gateway.models.instance_groups import InstanceSlot, register_slots
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter

@@ -12,7 +12,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models import instances as instances_module
-from gateway.models.instance_slots import InstanceSlot
+from gateway.models.instance_groups import InstanceSlot
 from gateway.models.loaded_models import ProgressWatch
 from gateway.models.model import Model
 from gateway.observability.request_record import Record

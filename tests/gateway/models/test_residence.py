@@ -1,6 +1,7 @@
 """Decisions about models in memory, with a clock and ends of changes that the tests choose."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_two_clients_that_alternate_wake_each_model_at_most_once_in_30_s() -> No
         at.decide()
     for times in at.wakes.values():
         assert len(times) > 5
-        assert min(b - a for a, b in zip(times, times[1:], strict=False)) >= STAY_SECS
+        assert min(b - a for a, b in pairwise(times)) >= STAY_SECS
     assert at.longest_wait <= PATIENCE_SECS
 
 
@@ -156,7 +157,7 @@ def test_failures_refuse_requests_for_a_minute_and_then_one_may_try() -> None:
 
 
 def test_a_refusal_says_which_models_have_the_memory() -> None:
-    at = World({"host": 20 * GIB}, dict.fromkeys("abc", {"host": 9 * GIB}))
+    at = World({"host": 20 * GIB}, {name: {"host": 9 * GIB} for name in "abc"})
     at.models["b"].rules = PINNED
     wake(at, "a")
     wake(at, "b")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import InferenceError, RetryLater
-from gateway.memory_settings import MemoryBudget
+from gateway.memory_settings import ModelMemory
 from gateway.models import residence
 from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl
@@ -19,7 +19,7 @@ from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, states
 from tests.gateway.sequences.parts import part
 from tests.registries import ScriptedBackend, Start, write
 
-ONE = MemoryBudget(on_demand=True, models=1)
+ONE = ModelMemory(on_demand=True, models=1)
 MIB = 1 << 20
 
 
@@ -101,7 +101,7 @@ async def test_one_load_serves_all_requests_that_wait_in_their_order(
 ) -> None:
     write(tmp_path, "a", 1)
     backend.gate = asyncio.Semaphore(0)
-    control = await start(memory=MemoryBudget(on_demand=True))
+    control = await start(memory=ModelMemory(on_demand=True))
     streams = [ask(control, "a", text) for text in "abc"]
     await soon(backend.loading.get())
     streams[0].cancel()
@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_ends_its_wait_and_not_the_load(
 ) -> None:
     write(tmp_path, "a", 1)
     backend.gate = asyncio.Semaphore(0)
-    control = await start(memory=MemoryBudget(on_demand=True))
+    control = await start(memory=ModelMemory(on_demand=True))
     ask(control, "a").cancel()
     await settle()
     assert backend.loading.empty(), "no load begins for a request that is gone"
@@ -136,7 +136,7 @@ async def test_the_model_used_least_recently_sleeps_for_another_one(
 ) -> None:
     for name in "abc":
         write(tmp_path, name, 1)
-    control = await start(memory=MemoryBudget(on_demand=True, models=2))
+    control = await start(memory=ModelMemory(on_demand=True, models=2))
     for name in "abac":
         await answered(backend, control, name)
     reasons = {row[0]: row[3] for row in await states(control)}
@@ -188,9 +188,7 @@ async def test_three_failed_loads_refuse_requests_with_the_reason(
     for _ in range(3):
         error = await failure(ask(control, "a"))
         assert error.message == "model 'a' could not be loaded into memory: no weights"
-    with pytest.raises(
-        RetryLater, match=r"could not be loaded into memory 3 times: no weights"
-    ) as found:
+    with pytest.raises(RetryLater, match="memory 3 times: no weights") as found:
         ask(control, "a")
     assert 50 < found.value.secs <= 60
     (stream, (instance,)) = ask(control, "b"), backend.instances["b 1"]
@@ -203,7 +201,7 @@ async def test_a_model_without_room_is_refused_with_those_that_are_in_memory(
 ) -> None:
     write(tmp_path, "a", 1, more=given(residency="pinned", memory_mb=3 << 10))
     write(tmp_path, "b", 1, more=given(memory_mb=2 << 10))
-    control = await start(memory=MemoryBudget(on_demand=True, host=4 << 30))
+    control = await start(memory=ModelMemory(on_demand=True, host=4 << 30))
     await answered(backend, control, "a")
     with pytest.raises(RetryLater) as found:
         ask(control, "b")
@@ -216,7 +214,7 @@ async def test_a_request_waits_for_room_no_longer_than_its_model_allows(
 ) -> None:
     write(tmp_path, "a", 1, more=given(memory_mb=3 << 10))
     write(tmp_path, "b", 1, more=given(memory_mb=2 << 10, wake_secs=1))
-    control = await start(memory=MemoryBudget(on_demand=True, host=4 << 30))
+    control = await start(memory=ModelMemory(on_demand=True, host=4 << 30))
     stream = ask(control, "a")
     execution = await (await loaded(backend, "a")).begun()
     error = await failure(ask(control, "b"))
@@ -233,7 +231,7 @@ async def test_a_model_larger_than_the_budget_does_not_load(
 ) -> None:
     write(tmp_path, "a", 1, more=given(memory_mb=5 << 10))
     write(tmp_path, "b", 1)
-    control = await start(memory=MemoryBudget(on_demand=True, host=4 << 30))
+    control = await start(memory=ModelMemory(on_demand=True, host=4 << 30))
     (failed, _) = await states(control)
     assert "model 'a' needs 5.0 GiB of host memory, the budget is 4.0 GiB" in failed[3]
     await answered(backend, control, "b")

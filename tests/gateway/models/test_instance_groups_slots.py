@@ -8,11 +8,12 @@ import pytest
 from gateway.backend import Instance
 from gateway.config import InstanceGroup, InstanceKind, RateLimiter, Resource
 from gateway.errors import Code, InferenceError
-from gateway.models.instance_groups import Placement, placements
-from gateway.models.instance_slots import (
+from gateway.models.instance_groups import (
     InstanceSlot,
+    Placement,
     load_slots,
     match_slots,
+    placements,
     register_slots,
     unregister_slots,
 )

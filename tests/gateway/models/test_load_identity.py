@@ -8,12 +8,13 @@ import pytest
 
 from gateway.cache.cache import Insertion, Lookup, ResponseCache
 from gateway.config import ModelConfig
-from gateway.memory_settings import MemoryBudget
+from gateway.memory_settings import ModelMemory
 from gateway.messages import InferResponse
-from gateway.models import loading as loading_module
+from gateway.models import load_identity as loading_module
 from gateway.models.closings import Closings
 from gateway.models.kept_facts import FactsFolder
-from gateway.models.loading import ModelLoader, SharedParts, private_load, shared_load
+from gateway.models.load_identity import private_load, shared_load
+from gateway.models.loading import ModelLoader, SharedParts
 from gateway.models.model import Model
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.residents import Residents
@@ -116,7 +117,7 @@ async def test_files_that_change_between_a_poll_and_the_load_are_those_of_the_lo
     monkeypatch.setattr(Model, "use_cache", lambda _, cache, load, threads: loads.append(load))
     cache, threads = SharedCache(), load_threads(1)
     cache.shared = shared
-    residents = Residents(MemoryBudget(), threads, FactsFolder(None), lambda: None)
+    residents = Residents(ModelMemory(), threads, FactsFolder(None), lambda: None)
     parts = SharedParts(cache, None, Closings(), threads, threads, residents)
     loader = ModelLoader(Backends(ScriptedBackend()), ModelSettings(), no_infer, parts)
     loaded = await soon(loader.load(source, 1))
