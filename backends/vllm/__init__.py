@@ -11,6 +11,7 @@ In reading order:
 - `prompts`: prompts of requests, rendered by vLLM
 - `engine_request`: one request in the engine: outputs, abort
 - `diverted_deltas`: text deltas from the engine's steps, without vLLM's objects and tasks
+- `sleeper`: vLLM's sleep levels, for models that do not fit together
 - `token_texts`: texts of single tokens, without a decoder
 - `sampling`: sampling parameters
 - `grammar_time`: limits on schemas and on the time that grammars take

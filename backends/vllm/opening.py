@@ -19,6 +19,7 @@ from backends.vllm.prompts import PromptRenderer, render_short_in_place
 from backends.vllm.serving.refusals import Refusals
 from backends.vllm.serving.serving import check_parsers, open_handlers
 from backends.vllm.settings import EngineModel, LoraAdapters
+from backends.vllm.sleeper import EngineSleeper
 from gateway.backend import Instance
 from gateway.errors import Code, InferenceError
 
@@ -43,7 +44,10 @@ async def open_instance(model: EngineModel, wasted: Callable[[int], None]) -> In
                 served = llm.vllm_config.model_config.served_model_name
                 metrics.count_tool_calls(engine.handlers, served)
             log_ready(engine, time.monotonic() - began)
-            return VllmInstance(engine, wasted)
+            instance = VllmInstance(engine, wasted)
+            if model.sleep_level:
+                instance.sleeper = EngineSleeper(llm, watch, model.sleep_level)
+            return instance
 
 
 @asynccontextmanager

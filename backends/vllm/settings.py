@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from backends.vllm.sleeper import LEVELS
 from gateway.backend import ModelContext
 from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
@@ -28,6 +29,8 @@ CLIENTS = "api_server_count"
 """vLLM's name for the number of client processes of an engine; no argument of the engine."""
 
 MAX_CLIENTS = 64
+
+SLEEP_MODE = "enable_sleep_mode"
 
 CHAT_TEMPLATE = "chat_template"
 TOOL_CALL_PARSER = "tool_call_parser"
@@ -135,7 +138,8 @@ class EngineModel:
     messages must not show, to their replacements. `cpu_cores` are the engine's cores, empty for
     all. `other_names` are further names of the model for OpenAI's clients. `clients` is the number
     of clients of the engine: 1 is the server itself, more are processes. `triton_metrics` adds
-    metrics under Triton's names. `placement_group` is the id of the group of its Ray workers.
+    metrics under Triton's names. `placement_group` is the id of the group of its Ray workers. It
+    sleeps at vLLM's `sleep_level`; 0 closes it instead.
     """
 
     name: str
@@ -151,6 +155,7 @@ class EngineModel:
     clients: int = 1
     triton_metrics: bool = False
     placement_group: str = ""
+    sleep_level: int = 0
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -184,6 +189,9 @@ def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
     found = _find(source, context)
     openai = read_openai_settings(config, context.path)
     derived = {"model": found or source} | openai.engine_arguments(arguments)
+    sleep_level = engine_sleep(config)
+    if sleep_level:
+        derived[SLEEP_MODE] = True
     return EngineModel(
         name=name,
         version=context.path.name,
@@ -204,7 +212,13 @@ def read_engine_model(context: ModelContext, clients: int = 1) -> EngineModel:
         else LoraAdapters(),
         clients=clients,
         triton_metrics=is_true(config.parameters.get("REPORT_CUSTOM_METRICS", "")),
+        sleep_level=sleep_level,
     )
+
+
+def engine_sleep(config: ModelConfig) -> int:
+    """The level of vLLM's sleep of a model, 0 if it is unloaded instead."""
+    return LEVELS.get(config.parameters.get("sleep", ""), 0)
 
 
 def lora_enabled(arguments: Mapping[str, Any]) -> bool:

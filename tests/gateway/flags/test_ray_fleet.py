@@ -112,7 +112,10 @@ PASSED = {
     "--min-supported-compute-capability": "7.5",
     "--model-load-gpu-limit": "0:0.500000",
 }
-REFUSED = {"--model-control-mode", "--model-namespacing", "--exit-on-error", "--host-policy"}
+REFUSED = {
+    *("--model-control-mode", "--model-namespacing", "--exit-on-error", "--host-policy"),
+    *("--on-demand", "--model-memory", "--gpu-memory", "--max-resident-models"),
+}
 OTHERS = {
     "--strict-model-config",  # passed on as the option that replaces it
     "--strict-readiness",  # the readiness of the router itself
