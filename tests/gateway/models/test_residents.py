@@ -1,6 +1,7 @@
 """Models that sleep and wake for requests, with all parts of the life cycle but no real backend."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,14 @@ async def test_one_load_serves_all_requests_that_wait_in_their_order(
     streams = [ask(control, "a", text) for text in "abc"]
     await soon(backend.loading.get())
     streams[0].cancel()
+    assert streams[1].model_at == math.inf, "no load has been timed yet"
     backend.gate.release()
     instance = await loaded(backend, "a")
     for text in "bc":
         (await instance.begun()).finish(text)
     assert [await soon(read_all(each)) for each in streams[1:]] == [["b"], ["c"]]
     assert instance.asked == ["b", "c"]
+    assert streams[1].model_at is None
 
 
 async def test_a_client_that_leaves_ends_its_wait_and_not_the_load(
