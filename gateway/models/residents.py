@@ -320,6 +320,8 @@ class Residents:
         try:
             before = await self._memory()
             await model.wake()
+            for stream in model.requests.values():
+                stream.model_at = None
             after = await self._memory()
         except InferenceError as error:
             self._note_failure(model, waker, error)
@@ -338,8 +340,6 @@ class Residents:
         gpus, measured = self._budget.gpus, waker.measured
         needs = needs_of(model.config, resident.rules, gpus, waker.size, measured)
         self.residence.woken(resident, needs)
-        for stream in model.requests.values():
-            stream.model_at = None
         waker.report(None)
         await self._keep(model, waker)
 

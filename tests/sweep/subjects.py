@@ -247,6 +247,9 @@ SUBJECTS = (
         program=CALLING % "direct_python",
         needs=("direct_python",),
     ),
+    Subject(
+        name="woken_slow", text=SLOW + ONE + parameters(residency="on_demand", keep_alive_secs=0)
+    ),
     Subject(name="missed_slow", text=SLOW + CACHED + ONE, options=CACHING),
     Subject(name="missed_python", text=PYTHON + CACHED + ONE, program=ECHO, options=CACHING),
     Subject(name="hit_slow", text=SLOW + CACHED + ONE, options=CACHING, repeats=True),

@@ -109,11 +109,11 @@ async def test_one_load_serves_all_requests_that_wait_in_their_order(
     assert streams[1].model_at == math.inf, "no load has been timed yet"
     backend.gate.release()
     instance = await loaded(backend, "a")
+    await eventually(lambda: streams[1].model_at is None)
     for text in "bc":
         (await instance.begun()).finish(text)
     assert [await soon(read_all(each)) for each in streams[1:]] == [["b"], ["c"]]
     assert instance.asked == ["b", "c"]
-    assert streams[1].model_at is None
 
 
 async def test_a_client_that_leaves_ends_its_wait_and_not_the_load(
@@ -343,6 +343,18 @@ async def test_facts_of_instances_are_known_while_they_are_asleep_after_a_restar
     assert model.instances.asleep
     assert (model.max_model_len, tuple(model.further_names)) == (512, ("odd",))
     assert model.load_secs > 0
+
+
+async def test_other_instance_groups_load_a_model_that_may_sleep_again(
+    tmp_path: Path, backend: ScriptedBackend, start: Start
+) -> None:
+    write(tmp_path, "a", 1)
+    control = await start(memory=ONE, startup=("a",), **EXPLICIT)
+    await answered(backend, control, "a")
+    write(tmp_path, "a", more="instance_group { count: 2 kind: KIND_CPU }")
+    await soon(control.load("a"))
+    assert len(list(model_of(control, "a").instances)) == 2
+    await soon(backend.instances["a 1"][0].closed.wait())
 
 
 class Nap:
