@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,23 @@ import pytest
 from gateway.errors import InferenceError, RetryLater
 from gateway.memory_settings import ModelMemory
 from gateway.models import residence
-from gateway.models.model import Model
-from gateway.models.repository_control import RepositoryControl
-from gateway.stream import ResponseStream
-from tests.builders import WAIT_SECS, ScriptedInstance, read_all, settle, soon, text_request
+from tests.builders import ScriptedInstance, read_all, settle, soon
 from tests.gateway.models.ensembles import chain
 from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, states
+from tests.gateway.models.sleeping import (
+    answered,
+    ask,
+    asleep,
+    eventually,
+    failure,
+    given,
+    loaded,
+    model_of,
+)
 from tests.gateway.sequences.parts import part
 from tests.registries import ScriptedBackend, Start, write
 
 ONE = ModelMemory(on_demand=True, models=1)
-MIB = 1 << 20
-
-
-def given(**parameters: object) -> str:
-    """Parameters of a config."""
-    row = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
-    return "".join(row.format(key, value) for key, value in parameters.items())
 
 
 @pytest.fixture
@@ -35,53 +34,6 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models may sleep at once for others, and are closed at once to requests for others."""
     monkeypatch.setattr(residence, "STAY_SECS", 0.0)
     monkeypatch.setattr(residence, "PATIENCE_SECS", 0.0)
-
-
-def model_of(control: RepositoryControl, name: str) -> Model:
-    return control.registry.find(name, "")
-
-
-def ask(control: RepositoryControl, name: str, text: str = "hello") -> ResponseStream:
-    return model_of(control, name).submit(text_request(text, model=name))
-
-
-async def answered(
-    backend: ScriptedBackend, control: RepositoryControl, name: str, nth: int = 0
-) -> None:
-    """Ask a model, and have its instance answer; it is loaded for that if it is asleep."""
-    with ask(control, name) as stream:
-        instance = await loaded(backend, name, nth)
-        (await instance.begun()).finish("answer")
-        assert await soon(read_all(stream)) == ["answer"]
-    await eventually(lambda: "waking" not in stages(control))
-
-
-def stages(control: RepositoryControl) -> list[str]:
-    return [resident.stage.value for resident in control.residents.models]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, which no event tells."""
-    async with asyncio.timeout(WAIT_SECS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-async def loaded(backend: ScriptedBackend, name: str, nth: int = 0) -> ScriptedInstance:
-    """The instance that a model loads for the nth time."""
-    found: list[ScriptedInstance] = backend.instances.setdefault(f"{name} 1", [])
-    await eventually(lambda: len(found) > nth)
-    return found[nth]
-
-
-async def asleep(control: RepositoryControl, name: str) -> None:
-    await eventually(lambda: model_of(control, name).instances.asleep)
-
-
-async def failure(stream: ResponseStream) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        await soon(read_all(stream))
-    return caught.value
 
 
 async def test_a_model_on_demand_is_ready_and_asleep_until_a_request_wakes_it(
@@ -355,47 +307,3 @@ async def test_other_instance_groups_load_a_model_that_may_sleep_again(
     await soon(control.load("a"))
     assert len(list(model_of(control, "a").instances)) == 2
     await soon(backend.instances["a 1"][0].closed.wait())
-
-
-class Nap:
-    """The sleep of an instance that is not closed; `fails` in one of its calls."""
-
-    def __init__(self, fails: str = "") -> None:
-        self.calls: list[str] = []
-        self._fails = fails
-
-    async def sleep(self) -> None:
-        self._note("sleep")
-
-    async def wake(self) -> None:
-        self._note("wake")
-
-    def _note(self, call: str) -> None:
-        self.calls.append(call)
-        if call == self._fails:
-            raise RuntimeError("out of memory")
-
-
-@pytest.mark.parametrize(
-    ("fails", "calls"), [("", ["sleep", "wake"]), ("sleep", ["sleep"]), ("wake", ["sleep", "wake"])]
-)
-async def test_an_instance_that_can_nap_is_closed_only_if_it_fails_to(
-    tmp_path: Path, backend: ScriptedBackend, start: Start, fails: str, calls: list[str]
-) -> None:
-    nap, loads = Nap(fails), 2 if fails else 1
-    more = given(residency="on_demand", keep_alive_secs=0, sleep="level_1")
-    write(tmp_path, "a", 1, more=more)
-    write(tmp_path, "b", 1)
-    control = await start()
-    stream = ask(control, "a")
-    instance = await loaded(backend, "a")
-    instance.sleeper = nap
-    (await instance.begun()).finish("a")
-    assert await soon(read_all(stream)) == ["a"]
-    await eventually(lambda: stages(control) == ["asleep"])
-    await answered(backend, control, "a", nth=loads - 1)
-    assert nap.calls[: len(calls)] == calls
-    assert len(backend.instances["a 1"]) == loads
-    stream = ask(control, "b")
-    (await backend.instances["b 1"][0].begun()).finish("b")
-    assert await soon(read_all(stream)) == ["b"]

@@ -1,0 +1,53 @@
+"""Instances that nap instead of being closed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders import read_all, soon
+from tests.gateway.models.sleeping import answered, ask, eventually, given, loaded, stages
+from tests.registries import ScriptedBackend, Start, write
+
+
+class Nap:
+    """The sleep of an instance that is not closed; `fails` in one of its calls."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self._fails = fails
+
+    async def sleep(self) -> None:
+        self._note("sleep")
+
+    async def wake(self) -> None:
+        self._note("wake")
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if call == self._fails:
+            raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls"), [("", ["sleep", "wake"]), ("sleep", ["sleep"]), ("wake", ["sleep", "wake"])]
+)
+async def test_an_instance_that_can_nap_is_closed_only_if_it_fails_to(
+    tmp_path: Path, backend: ScriptedBackend, start: Start, fails: str, calls: list[str]
+) -> None:
+    nap, loads = Nap(fails), 2 if fails else 1
+    more = given(residency="on_demand", keep_alive_secs=0, sleep="level_1")
+    write(tmp_path, "a", 1, more=more)
+    write(tmp_path, "b", 1)
+    control = await start()
+    stream = ask(control, "a")
+    instance = await loaded(backend, "a")
+    instance.sleeper = nap
+    (await instance.begun()).finish("a")
+    assert await soon(read_all(stream)) == ["a"]
+    await eventually(lambda: stages(control) == ["asleep"])
+    await answered(backend, control, "a", nth=loads - 1)
+    assert nap.calls[: len(calls)] == calls
+    assert len(backend.instances["a 1"]) == loads
+    stream = ask(control, "b")
+    (await backend.instances["b 1"][0].begun()).finish("b")
+    assert await soon(read_all(stream)) == ["b"]
