@@ -263,10 +263,11 @@ class Residents:
             while True:
                 self._changed.clear()
                 for change in self.residence.decide():
+                    model, waker = self.models[change.resident]
                     if change.verb is Verb.REFUSE:
-                        self._refuse(*self.models[change.resident])
+                        self._refuse(model, waker)
                     else:
-                        tasks.create_task(self._make(change))
+                        tasks.create_task(self._make(change, model, waker))
                 await self._wait_until(min(self._end_late(), self.residence.next_at))
 
     async def _wait_until(self, at: float) -> None:
@@ -281,9 +282,8 @@ class Residents:
         _end_waiting(model, no_room)
         waker.report(no_room())
 
-    async def _make(self, change: Change) -> None:
+    async def _make(self, change: Change, model: Model, waker: Waker) -> None:
         """Wake a version, or have it sleep."""
-        model, waker = self.models[change.resident]
         self._under_way += 1
         self._begun += 1
         try:

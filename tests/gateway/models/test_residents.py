@@ -222,6 +222,30 @@ async def test_members_of_an_ensemble_wake_one_after_the_other_within_the_budget
     assert await soon(read_all(stream)) == ["b"]
 
 
+async def test_a_member_in_use_by_an_ensemble_does_not_sleep_between_its_steps(
+    tmp_path: Path,
+    backend: ScriptedBackend,
+    start: Start,
+    hurry: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residence, "PATIENCE_SECS", 60.0)
+    for name in "abc":
+        write(tmp_path, name, 1)
+    write(tmp_path, "e", 1, text=chain("a", "b"))
+    control = await start(memory=ModelMemory(on_demand=True, models=2))
+    stream = ask(control, "e")
+    (await (await loaded(backend, "a")).begun()).finish("a")
+    execution = await (await loaded(backend, "b")).begun()
+    waiting = ask(control, "c")
+    await settle()
+    assert not model_of(control, "a").instances.asleep
+    execution.finish("b")
+    assert await soon(read_all(stream)) == ["b"]
+    (await (await loaded(backend, "c")).begun()).finish("c")
+    assert await soon(read_all(waiting)) == ["c"]
+
+
 async def test_a_load_request_wakes_a_model_in_advance(
     tmp_path: Path, backend: ScriptedBackend, start: Start
 ) -> None:
