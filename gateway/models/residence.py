@@ -274,8 +274,8 @@ class Residence:
         for wished_at, resident in sorted(wishes, key=itemgetter(0)):
             places = resident.needs.keys() & self.budget.keys()
             if resident.stage is not Stage.ASLEEP or places & reserved:
-                reserved |= places
-            elif not self._is_possible(resident):
+                continue
+            if not self._is_possible(resident):
                 resident.wished_at = None
                 yield Change(Verb.REFUSE, resident)
             elif not (short := self._beyond(resident)):

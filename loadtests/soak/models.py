@@ -241,6 +241,7 @@ DELAY = _parameters(delay_us=1000)
 
 MODELS: Sequence[Model] = (
     Model(name="direct", config=_identity(TWO, DELAY)),
+    Model(name="woken", config=_identity(DELAY, residency="on_demand", keep_alive_secs=0)),
     Model(name="large", config=_identity(io=LENGTHS, concurrency=0)),
     Model(name="unbounded", config=_identity(DELAY, concurrency=0)),
     Model(

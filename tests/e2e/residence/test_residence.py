@@ -57,7 +57,7 @@ def server(
 
 
 def rows(server: Serving) -> dict[str, Any]:
-    """What `sluice ps` reads, by model."""
+    """The rows of `sluice ps`, by model."""
     status, body = http_get(server.ports["http"], "/v2/memory")
     assert status == 200
     return {row["name"]: row for row in json.loads(body)["models"]}

@@ -35,11 +35,11 @@ async def answered(
         instance = await loaded(backend, name, nth)
         (await instance.begun()).finish("answer")
         assert await soon(read_all(stream)) == ["answer"]
-    await eventually(lambda: "waking" not in stages(control))
+    await eventually(lambda: "waking" not in stages(control).values())
 
 
-def stages(control: RepositoryControl) -> list[str]:
-    return [resident.stage.value for resident in control.residents.models]
+def stages(control: RepositoryControl) -> dict[str, str]:
+    return {resident.name: resident.stage.value for resident in control.residents.models}
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -88,6 +88,17 @@ def test_wakes_of_20_models_with_room_for_5_are_nearly_those_of_an_ideal_lru_cac
     assert wakes <= 1.1 * lru_misses(trace, 5)
 
 
+def test_a_request_that_ends_before_its_load_is_accounted_for_is_the_last_use() -> None:
+    at = world("a")
+    at.ask("a")
+    at.decide()
+    at.now = 1.0
+    at.leave("a")
+    at.now = 2.0
+    at.finish(at.under_way[0])
+    assert at.models["a"].used_at == 1.0
+
+
 def test_a_model_in_use_is_closed_for_another_one_after_a_minute() -> None:
     at = world("a", "b")
     at.ask("a")

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.gateway.models.sleeping import (
     given,
     loaded,
     model_of,
+    stages,
 )
 from tests.gateway.sequences.parts import part
 from tests.registries import ScriptedBackend, Start, write
@@ -118,6 +120,29 @@ async def test_a_model_in_use_is_closed_to_new_requests_which_wait_for_its_next_
     assert await soon(read_all(waiting)) == ["b"]
     (await (await loaded(backend, "a", 1)).begun()).finish("second")
     assert await soon(read_all(second)) == ["second"]
+
+
+async def test_requests_that_were_queued_before_their_model_slept_wake_it_again(
+    tmp_path: Path,
+    backend: ScriptedBackend,
+    start: Start,
+    hurry: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.registries.ScriptedInstance", partial(ScriptedInstance, 1))
+    write(tmp_path, "a", 1)
+    write(tmp_path, "b", 1)
+    control = await start(memory=ONE)
+    first, second = ask(control, "a", "first"), ask(control, "a", "second")
+    execution = await (await loaded(backend, "a")).begun()
+    await eventually(lambda: stages(control)["a"] == "awake")
+    waiting = ask(control, "b")
+    await asleep(control, "a")
+    execution.finish("first")
+    (await (await loaded(backend, "b")).begun()).finish("b")
+    (await (await loaded(backend, "a", 1)).begun()).finish("second")
+    answers = [await soon(read_all(each)) for each in (first, waiting, second)]
+    assert answers == [["first"], ["b"], ["second"]]
 
 
 async def test_a_model_sleeps_after_its_keep_alive_time(
@@ -237,9 +262,11 @@ async def test_a_member_in_use_by_an_ensemble_does_not_sleep_between_its_steps(
     stream = ask(control, "e")
     (await (await loaded(backend, "a")).begun()).finish("a")
     execution = await (await loaded(backend, "b")).begun()
+    wanted = {"a": "awake", "b": "awake", "c": "asleep"}
+    await eventually(lambda: stages(control) == wanted)
     waiting = ask(control, "c")
     await settle()
-    assert not model_of(control, "a").instances.asleep
+    assert stages(control) == wanted
     execution.finish("b")
     assert await soon(read_all(stream)) == ["b"]
     (await (await loaded(backend, "c")).begun()).finish("c")
@@ -289,9 +316,10 @@ async def test_an_open_sequence_keeps_its_model_in_memory(
     instance = await loaded(backend, "a")
     (await instance.begun()).finish("x")
     assert await soon(read_all(first)) == ["x"]
+    await eventually(lambda: stages(control)["a"] == "awake")
     waiting = ask(control, "b")
     await settle()
-    assert not model.instances.asleep
+    assert stages(control) == {"a": "awake", "b": "asleep"}
     last = model.submit(part(1, "y", "end"))
     (await instance.begun()).finish("y")
     assert await soon(read_all(last)) == ["y"]

@@ -44,7 +44,7 @@ async def test_an_instance_that_can_nap_is_closed_only_if_it_fails_to(
     instance.sleeper = nap
     (await instance.begun()).finish("a")
     assert await soon(read_all(stream)) == ["a"]
-    await eventually(lambda: stages(control) == ["asleep"])
+    await eventually(lambda: stages(control) == {"a": "asleep"})
     await answered(backend, control, "a", nth=loads - 1)
     assert nap.calls[: len(calls)] == calls
     assert len(backend.instances["a 1"]) == loads
