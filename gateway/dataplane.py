@@ -11,9 +11,9 @@ from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
+from gateway.models.index import IndexRow
 from gateway.models.model import Model
 from gateway.models.model_folder import Override
-from gateway.models.registry import IndexRow
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.log import Log
 from gateway.observability.trace import Trace

@@ -238,7 +238,7 @@ class Lifecycle:
 
     async def _replace(self, known: KnownModel, source: LoadSource, bound: LoadedMembers) -> None:
         try:
-            numbers = source.entry.versions(source.config.version_policy)
+            numbers = known.wanted_versions(source)
         except InferenceError as error:
             if not known.models:
                 known.trouble, known.readable = error.reason, True
@@ -263,9 +263,8 @@ class Lifecycle:
         """Each version, or its error; `unload` interrupts the load."""
         try:
             async with asyncio.timeout(None) as known.loading:
-                return await self._loader.load_versions(
-                    source, numbers, known.unchanged_versions(source), bound
-                )
+                kept = known.unchanged_versions(source, frozenset(bound.values()))
+                return await self._loader.load_versions(source, numbers, kept, bound)
         except TimeoutError:
             return dict.fromkeys(numbers, INTERRUPTED)
         finally:

@@ -38,13 +38,18 @@ def take_snapshot(folder: Path) -> Snapshot:
     return found
 
 
-def without_configs(snapshot: Snapshot) -> Snapshot:
-    """The state without the configuration files."""
-    return {
-        name: stamp
-        for name, stamp in snapshot.items()
-        if name != CONFIG_FILE and not name.startswith(CONFIG_FOLDER)
-    }
+def by_version(snapshot: Snapshot) -> Mapping[int | None, Snapshot]:
+    """The state of each version's files, and under None that of the files of all versions.
+
+    The configuration files are in none of them.
+    """
+    found: dict[int | None, dict[str, tuple[int, int]]] = {None: {}}
+    for name, stamp in snapshot.items():
+        folder, slash, _ = name.partition("/")
+        number = version_number(folder) if slash else None
+        if name != CONFIG_FILE and not name.startswith(CONFIG_FOLDER):
+            found.setdefault(number, {})[name] = stamp
+    return found
 
 
 class _Folder(NamedTuple):

@@ -1,4 +1,4 @@
-"""The registry of known models: states of versions, look-ups and index, with Triton's texts."""
+"""The registry of known models: states of versions, labels and look-ups, with Triton's texts."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ from enum import StrEnum
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
-from gateway.models.model_folder import Snapshot, without_configs
+from gateway.models.model_folder import Snapshot, by_version
 from gateway.models.repository import LoadSource, ModelId
 
 UNLOADED = "unloaded"
@@ -59,6 +59,9 @@ class KnownModel:
 
     Of an ensemble, `members` are the names of its models and `bound` the versions that it was
     loaded with. `suspended` is the source for its next load while its members do not suit it.
+
+    `labels` are names of versions. The versions `held` are loaded, also if the policy
+    does not select them.
     """
 
     id: ModelId
@@ -74,6 +77,13 @@ class KnownModel:
     members: tuple[str, ...] = ()
     bound: frozenset[Model] = frozenset()
     suspended: LoadSource | None = None
+    labels: dict[str, int] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
+
+    @property
+    def chosen(self) -> frozenset[int] | None:
+        """The versions that a client has chosen in place of those of the policy; None if none."""
+        return None if self.source is None else self.source.chosen
 
     @property
     def models(self) -> list[Model]:
@@ -102,27 +112,40 @@ class KnownModel:
             raise
 
     def serves(self, source: LoadSource) -> bool:
-        """Whether every version of the source serves and was loaded from the same files."""
+        """Whether the versions of the source, and no others, serve from the same files."""
         served = self.source
         if served is None or source.overridden or served.overridden:
             return False
-        return served.snapshot == source.snapshot and all(model.ready for model in self.models)
+        if served.snapshot != source.snapshot or not all(model.ready for model in self.models):
+            return False
+        return {int(model.version) for model in self.models} == set(self.wanted_versions(source))
 
-    def unchanged_versions(self, source: LoadSource) -> Mapping[int, Model]:
-        """The loaded versions that need only other instances (in-place update).
+    def wanted_versions(self, source: LoadSource) -> tuple[int, ...]:
+        """The versions that a load of the source serves, ascending; INVALID_ARG if none."""
+        wanted = source.selected | self.held
+        found = tuple(each for each in source.entry.available if each in wanted)
+        return found or source.entry.versions(source.config.version_policy)
 
-        None is kept for a client's config that is equal to the served one: it asks for a reload.
+    def unchanged_versions(
+        self, source: LoadSource, bound: frozenset[Model]
+    ) -> Mapping[int, Model]:
+        """The loaded versions that need at most other instances (in-place update).
+
+        `bound` are the versions that an ensemble calls now. None is kept for a client's config that
+        is equal to the served one: it asks for a reload.
         """
         served = self.source
-        if served is None or served.upload or source.upload or members(source.config):
-            return {}
-        if without_configs(served.snapshot) != without_configs(source.snapshot):
+        if served is None or served.upload or source.upload or bound != self.bound:
             return {}
         if source.overridden and source.config == served.config:
             return {}
         if _without_instances(source.config) != _without_instances(served.config):
             return {}
-        return {int(model.version): model for model in self.models if model.ready}
+        before, now = by_version(served.snapshot), by_version(source.snapshot)
+        if before[None] != now[None]:
+            return {}
+        loaded = {int(model.version): model for model in self.models if model.ready}
+        return {n: model for n, model in loaded.items() if before.get(n) == now.get(n)}
 
     def begin_loading(self, numbers: Iterable[int]) -> None:
         """Show versions as LOADING; those that are loaded stay READY."""
@@ -163,14 +186,8 @@ def _without_instances(config: ModelConfig) -> ModelConfig:
     return replace(config, instance_group=(), version_policy=None)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One version of a model; only the name if the model was never loaded."""
-
-    name: str
-    version: str = ""
-    state: str = ""
-    reason: str = ""
+STABLE = "stable"
+"""The label of the version for requests that name none."""
 
 
 class ModelRegistry:
@@ -211,7 +228,7 @@ class ModelRegistry:
             yield from known.models
 
     def find(self, name: str, version: str) -> Model:
-        """The named version; for "" the highest ready version, else the highest loaded version.
+        """The named version; for "" the version `stable`, the highest ready or loaded version.
 
         Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
@@ -226,7 +243,10 @@ class ModelRegistry:
                 f"There are {len(found)} identifiers of model '{name}' in global map, model "
                 "namespace must be provided to resolve ambiguity.",
             )
-        return _numbered(found[0], version) if version else _highest(found[0])
+        known = found[0]
+        if version:
+            return _numbered(known, version)
+        return _preferred(known) if known.labels else _highest(known)
 
     def absent(self, name: str) -> InferenceError:
         """The error of a look-up of a name that no model has."""
@@ -246,15 +266,6 @@ class ModelRegistry:
                 if status.wanted and not status.ready:
                     found[f"{known.id} version {number}"] = status.trouble
         return found
-
-    def rows(self, on_disk: Iterable[ModelId], *, ready: bool) -> list[IndexRow]:
-        """Rows for models on disk, loaded or failed, ordered by name and version.
-
-        `ready` keeps only READY versions.
-        """
-        ids = sorted({*on_disk, *(known.id for known in self if _is_listed(known))})
-        found = [row for each in ids for row in _rows_of(each, self.get(each))]
-        return [row for row in found if not ready or row.state == VersionState.READY]
 
     # Changes.
 
@@ -285,6 +296,14 @@ class ModelRegistry:
 
 def _refusal(code: Code, text: str) -> InferenceError:
     return InferenceError(code, f"Request for unknown model: {text}")
+
+
+def _preferred(known: KnownModel) -> Model:
+    """The version of a request that names none: `stable` if it is able, else the highest."""
+    stable = known.versions.get(known.labels[STABLE]) if STABLE in known.labels else None
+    model = None if stable is None else stable.model
+    able = model is not None and model.instances.ready and model.takes_requests
+    return model if model is not None and able else _highest(known)
 
 
 def _highest(known: KnownModel) -> Model:
@@ -330,25 +349,3 @@ def _version_number(version: str) -> int:
             "> 0",
         )
     return number
-
-
-def _is_listed(known: KnownModel) -> bool:
-    """Whether the index has a model that is not on disk: not all versions are unloaded."""
-    gone = (s.state is VersionState.UNAVAILABLE and not s.wanted for s in known.versions.values())
-    return bool(known.trouble) or not all(gone)
-
-
-def _rows_of(model: ModelId, known: KnownModel | None) -> Iterator[IndexRow]:
-    if known is not None and known.versions:
-        for number, status in known.versions.items():
-            yield _row(model.name, number, status)
-    elif known is not None and known.trouble:
-        yield IndexRow(model.name, "", VersionState.UNAVAILABLE, known.trouble)
-    else:
-        yield IndexRow(model.name)
-
-
-def _row(name: str, number: int, status: VersionStatus) -> IndexRow:
-    if status.model is not None and not status.ready:
-        return IndexRow(name, str(number), VersionState.UNAVAILABLE, status.trouble)
-    return IndexRow(name, str(number), status.state, status.reason)

@@ -14,12 +14,13 @@ from gateway.errors import Code, InferenceError, exiting
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.ensemble_members import poll_failed
+from gateway.models.index import IndexRow, index_rows
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
-from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
+from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
@@ -105,7 +106,7 @@ class RepositoryControl:
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
         """Rows for models on disk, loaded or failed; `ready` keeps only READY versions."""
         on_disk = await self._request_threads.run(self._repository.ids)
-        return self.registry.rows(on_disk, ready=ready)
+        return index_rows(self.registry, on_disk, ready=ready)
 
     # Operations.
 

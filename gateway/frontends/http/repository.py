@@ -18,8 +18,8 @@ from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
+from gateway.models.index import IndexRow
 from gateway.models.model_folder import FILE_PREFIX, Override
-from gateway.models.registry import IndexRow
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES
