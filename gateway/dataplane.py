@@ -195,14 +195,23 @@ class DataPlane:
         return await self._control.index(ready=ready)
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Load or reload a model; after an InferenceError the old version still serves."""
+        """Load or reload a model; after an InferenceError the old versions still serve."""
         self._refuse_if_exiting()
         await self._control.load(name, override)
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Begin to unload a model: look-ups fail from now on. Unknown names are ignored."""
+    async def unload(
+        self,
+        name: str,
+        versions: frozenset[int] = frozenset(),
+        *,
+        unload_dependents: bool = False,
+    ) -> None:
+        """Begin to unload a model, or only these versions: look-ups fail from now on.
+
+        Unknown names are ignored.
+        """
         self._refuse_if_exiting()
-        await self._control.unload(name, unload_dependents=unload_dependents)
+        await self._control.unload(name, versions, unload_dependents=unload_dependents)
 
     @property
     def ready(self) -> bool:

@@ -6,16 +6,25 @@ Progress is a response, or the start of an execution.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.backend import Instance
 from gateway.ensembles.backend import EnsembleInstance
 from gateway.errors import InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
+from gateway.models.loading import InPlaceUpdate, Loaded
 from gateway.models.model import Model
+from gateway.models.registry import (
+    UNLOADED,
+    KnownModel,
+    ModelRegistry,
+    VersionState,
+    VersionStatus,
+)
+from gateway.models.repository import LoadSource
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Execution
 from gateway.stream import ResponseStream
@@ -136,6 +145,65 @@ class LoadedModels:
             del self._lives[model]
             for callback in life.ended:
                 callback()
+
+
+class ServedVersions:
+    """Exchanges the versions in the registry, each time in one synchronous step."""
+
+    def __init__(self, registry: ModelRegistry, loaded: LoadedModels) -> None:
+        self._registry = registry
+        self._loaded = loaded
+
+    def swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
+        """Direct every request to the loaded versions; the others end after their last request."""
+        for number, status in known.versions.items():
+            if not isinstance(loaded.get(number), InPlaceUpdate):
+                self._retire(status, UNLOADED)
+        for number, each in loaded.items():
+            if isinstance(each, InPlaceUpdate):
+                each.commit()
+            else:
+                known.versions[number] = VersionStatus(VersionState.READY, model=each)
+                self._start(known, source, each)
+        known.versions = dict(sorted(known.versions.items()))
+        known.source = source
+
+    def drop(self, known: KnownModel, reason: str) -> None:
+        """End every version of the model."""
+        for status in known.versions.values():
+            self._retire(status, reason)
+        known.source = known.seen = None
+        known.bound = frozenset()
+        known.trouble = ""
+        self._registry.notify()
+
+    def drop_some(self, known: KnownModel, versions: frozenset[int]) -> None:
+        """End these versions; the others stay, until a load that names no version."""
+        for number in versions & known.versions.keys():
+            self._retire(known.versions[number], UNLOADED)
+        if known.source is not None:
+            known.source = replace(known.source, chosen=known.loaded - versions)
+        self._registry.notify()
+
+    def _start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
+        model.namespace = known.id.namespace
+        if source.upload is not None:
+            source.upload.hold()
+        self._loaded.start(model, source.upload.release if source.upload else lambda: None)
+
+    def _retire(self, status: VersionStatus, reason: str) -> None:
+        """Stop new requests for a version; its reason is set once it has ended."""
+
+        def ended() -> None:
+            status.state, status.reason = VersionState.UNAVAILABLE, reason
+            self._registry.notify()
+
+        if status.model is not None:
+            model, status.model = status.model, None
+            status.state = VersionState.UNLOADING
+            self._loaded.retire(model, ended)
+        elif status.state is not VersionState.UNLOADING:
+            ended()
 
 
 log = logging.getLogger("sluice.progress")

@@ -60,8 +60,8 @@ class KnownModel:
     Of an ensemble, `members` are the names of its models and `bound` the versions that it was
     loaded with. `suspended` is the source for its next load while its members do not suit it.
 
-    `labels` are names of versions. The versions `held` are loaded, also if the policy
-    does not select them.
+    `labels` are names of versions. The versions `held` are loaded, also if the policy does not
+    select them.
     """
 
     id: ModelId
@@ -84,6 +84,11 @@ class KnownModel:
     def chosen(self) -> frozenset[int] | None:
         """The versions that a client has chosen in place of those of the policy; None if none."""
         return None if self.source is None else self.source.chosen
+
+    @property
+    def loaded(self) -> frozenset[int]:
+        """The numbers of the loaded versions."""
+        return frozenset(int(model.version) for model in self.models)
 
     @property
     def models(self) -> list[Model]:
@@ -118,13 +123,40 @@ class KnownModel:
             return False
         if served.snapshot != source.snapshot or not all(model.ready for model in self.models):
             return False
-        return {int(model.version) for model in self.models} == set(self.wanted_versions(source))
+        return self.loaded == set(self.wanted_versions(source))
 
     def wanted_versions(self, source: LoadSource) -> tuple[int, ...]:
         """The versions that a load of the source serves, ascending; INVALID_ARG if none."""
         wanted = source.selected | self.held
         found = tuple(each for each in source.entry.available if each in wanted)
         return found or source.entry.versions(source.config.version_policy)
+
+    def choosing(self, source: LoadSource, versions: frozenset[int]) -> LoadSource:
+        """The source with versions that a client loads besides those that serve.
+
+        A changed policy ends the choice of before.
+        """
+        served = self.source
+        if served is None:
+            return replace(source, chosen=versions)
+        is_same = served.config.version_policy == source.config.version_policy
+        return replace(source, chosen=versions | (served if is_same else source).selected)
+
+    def may_lose(self, versions: frozenset[int]) -> bool:
+        """Whether others serve without these versions, so that they can be unloaded alone.
+
+        Raises NOT_FOUND for a version that the model does not have, UNAVAILABLE for one that is
+        held.
+        """
+        if self.source is not None:
+            self.source.entry.require(versions)
+        for number in sorted(versions & self.held & self.loaded):
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"version {number} of model '{self.id.name}' is part of a rollout; end the rollout "
+                "first",
+            )
+        return bool(self.loaded - versions)
 
     def unchanged_versions(
         self, source: LoadSource, bound: frozenset[Model]

@@ -2,7 +2,7 @@
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,6 +62,14 @@ class ModelEntry:
             "at least one version must be available under the version policy of model "
             f"'{self.name}'",
         )
+
+    def require(self, versions: Iterable[int]) -> None:
+        """Raise NOT_FOUND for a version that the model does not have."""
+        for number in sorted(set(versions) - set(self.available)):
+            listed = ", ".join(map(str, self.available)) or "none"
+            raise InferenceError(
+                Code.NOT_FOUND, f"model '{self.name}' has no version {number}, it has {listed}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
 from gateway.models.model import Model
-from gateway.models.model_folder import Override, Snapshot
+from gateway.models.model_folder import SHOWN_CHARS, Override, Snapshot
 from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.policy.areas import Area
@@ -31,8 +31,6 @@ log = logging.getLogger("sluice.lifecycle")
 
 NAME_BYTES = 255
 """Longest name of a folder on Linux."""
-
-SHOWN_CHARS = 64
 
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
@@ -126,8 +124,14 @@ class RepositoryControl:
         for model in on_disk or (ModelId(name),):
             await self._perform(model, self._running_lifecycle.load(model, override))
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Remove a model from look-ups; returns once its draining has begun.
+    async def unload(
+        self,
+        name: str,
+        versions: frozenset[int] = frozenset(),
+        *,
+        unload_dependents: bool = False,
+    ) -> None:
+        """Remove a model, or these versions, from look-ups; returns once draining has begun.
 
         An unknown name is no error. Raises UNAVAILABLE unless the server is under explicit control.
         """
@@ -137,7 +141,7 @@ class RepositoryControl:
                 raise InferenceError(Code.UNAVAILABLE, f"model '{name}' is hosted by replicas")
             if known.id.name == name:
                 unload = self._running_lifecycle.unload(
-                    known.id, unload_dependents=unload_dependents
+                    known.id, versions, unload_dependents=unload_dependents
                 )
                 await self._perform(known.id, unload)
 

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import orjson
@@ -19,7 +19,7 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
 from gateway.models.index import IndexRow
-from gateway.models.model_folder import FILE_PREFIX, Override
+from gateway.models.model_folder import FILE_PREFIX, VERSIONS, Override, read_versions
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES
@@ -27,6 +27,7 @@ from gateway.threads import LARGE_BYTES
 REPOSITORY = "/v2/repository"
 NAMED = "/v2/repository/{repository}"
 CONFIG = "config"
+UNLOAD_DEPENDENTS = "unload_dependents"
 NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
 """A `ready` that is not a boolean; it may be nested too deep to be parsed."""
 BASE64_UNIT = 4
@@ -67,22 +68,25 @@ class RepositoryRoutes:
         override = await self._read(request, _override_of)
         if override is not None:
             config = () if override.config is None else (CONFIG,)
-            note_change(request.scope, {"parameters": [*config, *override.files]})
+            about = {"parameters": [*config, *override.files]} if override.replaces else {}
+            note_change(request.scope, {**about, **_about(override.versions)})
         await self._dataplane.load(request.path_params["model"], override)
         return Response()
 
     async def unload(self, request: Request) -> Response:
         """Unload a model; when the response is sent, no new request reaches it."""
-        found = _parameters(await self._read(request, _members_of)).get("unload_dependents", False)
-        if not isinstance(found, bool):
-            raise InferenceError(
-                Code.INTERNAL,
-                "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
-                "boolean",
-            )
-        if found:
-            note_change(request.scope, {"parameters": ["unload_dependents"]})
-        await self._dataplane.unload(request.path_params["model"], unload_dependents=found)
+        parameters = _parameters(await self._read(request, _members_of))
+        dependents = parameters.get(UNLOAD_DEPENDENTS, False)
+        if not isinstance(dependents, bool):
+            raise _mismatch(UNLOAD_DEPENDENTS, "boolean")
+        given = parameters.get(VERSIONS)
+        if given is not None and not isinstance(given, str):
+            raise _mismatch(VERSIONS, "string")
+        versions = frozenset() if given is None else read_versions(given)
+        about = {"parameters": [UNLOAD_DEPENDENTS]} if dependents else {}
+        note_change(request.scope, {**about, **_about(versions)})
+        name = request.path_params["model"]
+        await self._dataplane.unload(name, versions, unload_dependents=dependents)
         return Response()
 
     async def refuse_repository(self, request: Request) -> Response:
@@ -125,8 +129,22 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _mismatch(parameter: str, kind: str) -> InferenceError:
+    text = f"Unable to parse '{parameter}': attempt to access JSON non-{kind} as {kind}"
+    return InferenceError(Code.INTERNAL, text)
+
+
+def _about(versions: Collection[int]) -> dict[str, Any]:
+    """The versions of a change, for the audit log."""
+    return {VERSIONS: sorted(versions)} if versions else {}
+
+
+def _text(value: str | LongString) -> str:
+    return value if isinstance(value, str) else value.text()
+
+
 def _override(parameters: dict[str, Any]) -> Override | None:
-    config, files = None, {}
+    config, files, versions = None, {}, frozenset[int]()
     for key, value in parameters.items():
         if not isinstance(value, str | LongString):
             raise InferenceError(
@@ -134,16 +152,18 @@ def _override(parameters: dict[str, Any]) -> Override | None:
                 f"load parameter '{key}': attempt to access JSON non-string as string",
             )
         if key == CONFIG:
-            config = value if isinstance(value, str) else value.text()
+            config = _text(value)
+        elif key == VERSIONS:
+            versions = read_versions(_text(value))
         elif key.startswith(FILE_PREFIX):
             files[key] = _decoded(key, value)
         else:
             raise InferenceError(
                 Code.INTERNAL,
                 f"unexpected error on creating Triton parameter: load parameter '{key}' is "
-                f"unknown, expected '{CONFIG}' or '{FILE_PREFIX}<path>'",
+                f"unknown, expected '{CONFIG}', '{VERSIONS}' or '{FILE_PREFIX}<path>'",
             )
-    return Override(config, files) if parameters else None
+    return Override(config, files, versions) if parameters else None
 
 
 def _decoded(key: str, value: str | LongString) -> bytes:

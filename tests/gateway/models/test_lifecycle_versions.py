@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import InferenceError
+from gateway.models.model_folder import Override, read_versions
 from gateway.models.repository import ModelId
 from gateway.models.repository_control import RepositoryControl
 from tests.builders import read_all, settle, soon, text_request
 from tests.gateway.models.ensembles import chain
-from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, answer, refusal
+from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, answer, lookup, refusal, states
 from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, write
 
 
@@ -148,3 +150,113 @@ async def test_a_request_without_a_version_gets_the_stable_one(
     assert control.registry.find("a", "").version == "2"
     control.registry.get_or_add(ModelId("a")).labels["stable"] = 9
     assert control.registry.find("a", "").version == "2"
+
+
+def only(*versions: int) -> Override:
+    return Override(versions=frozenset(versions))
+
+
+async def test_versions_of_a_load_are_served_besides_those_that_serve_until_a_load_without_them(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, 2, 3)
+    control = await start(startup=("a",), **EXPLICIT)
+    await soon(control.load("a", only(1)))
+    assert serving(control) == ["1", "3"]
+    write(tmp_path, "a", 4)
+    await soon(control.load("a", only(2)))
+    assert serving(control) == ["1", "2", "3"]
+    await soon(control.load("a"))
+    assert serving(control) == ["4"]
+    assert loads(backend) == {f"a {number}": 1 for number in (1, 2, 3, 4)}
+
+
+async def test_a_changed_policy_ends_the_choice_of_versions(tmp_path: Path, start: Start) -> None:
+    write(tmp_path, "a", 1, 2, 3, 4)
+    control = await start(startup=("a",), **EXPLICIT)
+    await soon(control.load("a", only(1)))
+    write(tmp_path, "a", more=selecting(3))
+    await soon(control.load("a", only(2)))
+    assert serving(control) == ["2", "3"]
+
+
+async def test_a_version_of_a_model_that_is_not_loaded_is_loaded_alone(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
+    control = await start(**EXPLICIT)
+    await soon(control.load("a", only(1)))
+    assert serving(control) == ["1"]
+
+
+async def test_a_version_that_is_not_there_is_neither_loaded_nor_unloaded(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "a", 1, 3, 4, more=ALL_VERSIONS)
+    control = await start(startup=("a",), **EXPLICIT)
+    for ask in (control.load("a", only(3, 9)), control.unload("a", frozenset({3, 9}))):
+        with pytest.raises(InferenceError) as caught:
+            await soon(ask)
+        assert caught.value.message == "model 'a' has no version 9, it has 1, 3, 4"
+    assert serving(control) == ["1", "3", "4"]
+
+
+async def test_versions_are_unloaded_alone_and_the_last_one_with_its_model(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1, 2, 3, more=ALL_VERSIONS)
+    control = await start(startup=("a",), **EXPLICIT)
+    with control.registry.find("a", "3").submit(text_request()) as stream:
+        execution = await backend.instances["a 3"][0].begun()
+        await soon(control.unload("a", frozenset({3})))
+        assert serving(control) == ["1", "2"]
+        execution.finish("done")
+        assert await soon(read_all(stream)) == ["done"]
+    await soon(backend.instances["a 3"][0].closed.wait())
+    await settle()
+    assert await states(control) == [
+        ("a", "1", "READY", ""),
+        ("a", "2", "READY", ""),
+        ("a", "3", "UNAVAILABLE", "unloaded"),
+    ]
+    assert control.registry.failures() == {}
+    await soon(control.unload("a", frozenset({1, 2})))
+    assert lookup(control, "a") == "'a' has no available versions"
+    await soon(control.unload("a", frozenset({1})))
+    await soon(control.load("a"))
+    assert serving(control) == ["1", "2", "3"]
+
+
+async def test_an_ensemble_ends_with_the_version_that_it_calls(
+    tmp_path: Path, start: Start
+) -> None:
+    write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
+    write(tmp_path, "e", 1, text=chain("a", "a", version=1))
+    control = await start(startup=("e",), **EXPLICIT)
+    await soon(control.unload("a", frozenset({2})))
+    assert serving(control, "e") == ["1"]
+    await soon(control.load("a", only(2)))
+    await soon(control.unload("a", frozenset({1})))
+    assert serving(control, "e") == []
+    await soon(control.load("a", only(1)))
+    assert serving(control, "e") == ["1"]
+
+
+async def test_a_version_that_is_held_is_not_unloaded_alone(tmp_path: Path, start: Start) -> None:
+    write(tmp_path, "a", 1, 2, more=ALL_VERSIONS)
+    control = await start(startup=("a",), **EXPLICIT)
+    control.registry.get_or_add(ModelId("a")).held = frozenset({2})
+    with pytest.raises(InferenceError, match="version 2 of model 'a' is part of a rollout"):
+        await soon(control.unload("a", frozenset({2})))
+    await soon(control.unload("a", frozenset({1})))
+    assert serving(control) == ["2"]
+
+
+@pytest.mark.parametrize("text", ["", "x", "4,", "-1", "01", "3,3", "9" * 30])
+def test_versions_that_are_no_numbers_are_refused(text: str) -> None:
+    with pytest.raises(InferenceError, match=r"'versions': found .* such as"):
+        read_versions(text)
+
+
+def test_versions_are_numbers_with_commas_between() -> None:
+    assert read_versions("3, 14") == {3, 14}
