@@ -166,9 +166,7 @@ class Lifecycle:
             known = self._registry.get(model)
             if known is None or (versions and known.source is None):
                 return
-            if versions and known.may_lose(versions):
-                self._served.drop_some(known, versions)
-            else:
+            if not (versions and self._served.drop_some(known, versions)):
                 source = known.source
                 self._end(known)
         await self._ripple([model])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.backend import Instance
 from gateway.ensembles.backend import EnsembleInstance
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.loading import InPlaceUpdate, Loaded
@@ -177,13 +177,28 @@ class ServedVersions:
         known.trouble = ""
         self._registry.notify()
 
-    def drop_some(self, known: KnownModel, versions: frozenset[int]) -> None:
-        """End these versions; the others stay, until a load that names no version."""
-        for number in versions & known.versions.keys():
-            self._retire(known.versions[number], UNLOADED)
-        if known.source is not None:
-            known.source = replace(known.source, chosen=known.loaded - versions)
-        self._registry.notify()
+    def drop_some(self, known: KnownModel, versions: frozenset[int]) -> bool:
+        """End these versions, if others of the model serve; whether that is so.
+
+        The others stay until a load that names no versions. Raises NOT_FOUND for a version that
+        the model does not have, UNAVAILABLE for one that is held.
+        """
+        source, left = known.source, known.loaded - versions
+        if source is None:
+            return False
+        source.entry.require(versions)
+        for number in sorted(versions & known.held & known.loaded):
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"version {number} of model '{known.id.name}' is part of a rollout; end the "
+                "rollout first",
+            )
+        if left:
+            for number in versions & known.versions.keys():
+                self._retire(known.versions[number], UNLOADED)
+            known.source = replace(source, chosen=left)
+            self._registry.notify()
+        return bool(left)
 
     def _start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
         model.namespace = known.id.namespace

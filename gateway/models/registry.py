@@ -13,6 +13,8 @@ from gateway.models.model_folder import Snapshot, by_version
 from gateway.models.repository import LoadSource, ModelId
 
 UNLOADED = "unloaded"
+STABLE = "stable"
+"""The label of the version for requests that name none."""
 
 
 class VersionState(StrEnum):
@@ -142,22 +144,6 @@ class KnownModel:
         is_same = served.config.version_policy == source.config.version_policy
         return replace(source, chosen=versions | (served if is_same else source).selected)
 
-    def may_lose(self, versions: frozenset[int]) -> bool:
-        """Whether others serve without these versions, so that they can be unloaded alone.
-
-        Raises NOT_FOUND for a version that the model does not have, UNAVAILABLE for one that is
-        held.
-        """
-        if self.source is not None:
-            self.source.entry.require(versions)
-        for number in sorted(versions & self.held & self.loaded):
-            raise InferenceError(
-                Code.UNAVAILABLE,
-                f"version {number} of model '{self.id.name}' is part of a rollout; end the rollout "
-                "first",
-            )
-        return bool(self.loaded - versions)
-
     def unchanged_versions(
         self, source: LoadSource, bound: frozenset[Model]
     ) -> Mapping[int, Model]:
@@ -218,10 +204,6 @@ def _without_instances(config: ModelConfig) -> ModelConfig:
     return replace(config, instance_group=(), version_policy=None)
 
 
-STABLE = "stable"
-"""The label of the version for requests that name none."""
-
-
 class ModelRegistry:
     """All known models by name; only synchronous functions change it."""
 
@@ -262,12 +244,39 @@ class ModelRegistry:
     def find(self, name: str, version: str) -> Model:
         """The named version; for "" the version `stable`, the highest ready or loaded version.
 
-        Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
+        A version is a number or a label; a name may end in `@label`. Raises InferenceError with
+        Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
-        found = self._named.get(name, [])
-        if len(found) != 1:
-            found = self.named(name)
-        if not found or not (found[0].versions or found[0].shown):
+        found = self._named.get(name)
+        if found is not None and len(found) == 1 and found[0].versions:
+            known = found[0]
+        else:
+            plain, label = self.address(name, version)
+            if plain != name:
+                return self.find(plain, label)
+            known = self.only(name)
+        if version:
+            return _numbered(known, version)
+        return _preferred(known) if known.labels else _highest(known)
+
+    def address(self, name: str, version: str = "") -> tuple[str, str]:
+        """The model and the version that a name means; `m@label` is that label of the model `m`.
+
+        A model of the whole name comes first.
+        """
+        plain, at, label = name.rpartition("@")
+        if not at or version or self.named(name) or not self.has_label(plain, label):
+            return name, version
+        return plain, label
+
+    def has_label(self, name: str, label: str) -> bool:
+        """Whether a model has a version of that label."""
+        return any(label in known.labels for known in self.named(name))
+
+    def only(self, name: str) -> KnownModel:
+        """The model of a name, loaded or failed; raises as `find` if there is not exactly one."""
+        found = self.named(name)
+        if not found:
             raise self.absent(name)
         if len(found) > 1:
             raise InferenceError(
@@ -275,10 +284,7 @@ class ModelRegistry:
                 f"There are {len(found)} identifiers of model '{name}' in global map, model "
                 "namespace must be provided to resolve ambiguity.",
             )
-        known = found[0]
-        if version:
-            return _numbered(known, version)
-        return _preferred(known) if known.labels else _highest(known)
+        return found[0]
 
     def absent(self, name: str) -> InferenceError:
         """The error of a look-up of a name that no model has."""
@@ -353,14 +359,17 @@ def _highest(known: KnownModel) -> Model:
 
 
 def _numbered(known: KnownModel, version: str) -> Model:
-    status = known.versions.get(_version_number(version))
+    labelled = known.labels.get(version) if known.labels else None
+    status = known.versions.get(_version_number(version) if labelled is None else labelled)
+    if status is not None and status.model is not None:
+        return status.model
+    name = known.id.name
+    if labelled is not None:
+        text = f"label '{version}' of model '{name}' is version {labelled}, which is not loaded"
+        raise InferenceError(Code.UNAVAILABLE, text)
     if status is None:
-        raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' version {version} is not found")
-    if status.model is None:
-        raise _refusal(
-            Code.UNAVAILABLE, f"'{known.id.name}' version {version} is not at ready state"
-        )
-    return status.model
+        raise _refusal(Code.NOT_FOUND, f"'{name}' version {version} is not found")
+    raise _refusal(Code.UNAVAILABLE, f"'{name}' version {version} is not at ready state")
 
 
 def _version_number(version: str) -> int:

@@ -19,7 +19,13 @@ from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
 from gateway.models.index import IndexRow
-from gateway.models.model_folder import FILE_PREFIX, VERSIONS, Override, read_versions
+from gateway.models.model_folder import (
+    FILE_PREFIX,
+    SHOWN_CHARS,
+    VERSIONS,
+    Override,
+    read_versions,
+)
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES
@@ -27,6 +33,7 @@ from gateway.threads import LARGE_BYTES
 REPOSITORY = "/v2/repository"
 NAMED = "/v2/repository/{repository}"
 CONFIG = "config"
+LABELS = "labels"
 UNLOAD_DEPENDENTS = "unload_dependents"
 NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
 """A `ready` that is not a boolean; it may be nested too deep to be parsed."""
@@ -51,6 +58,8 @@ class RepositoryRoutes:
             DocumentedRoute("POST", f"{NAMED}/index", self.index),
             DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/load", self.load),
             DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/unload", self.unload),
+            DocumentedRoute("GET", f"{REPOSITORY}/models/{{model}}/labels", self.labels),
+            DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/labels", self.label),
             DocumentedRoute("POST", f"{NAMED}/models/{{model}}/load", self.refuse_repository),
             DocumentedRoute("POST", f"{NAMED}/models/{{model}}/unload", self.refuse_repository),
         ]
@@ -68,8 +77,7 @@ class RepositoryRoutes:
         override = await self._read(request, _override_of)
         if override is not None:
             config = () if override.config is None else (CONFIG,)
-            about = {"parameters": [*config, *override.files]} if override.replaces else {}
-            note_change(request.scope, {**about, **_about(override.versions)})
+            note_change(request.scope, _about([*config, *override.files], override.versions))
         await self._dataplane.load(request.path_params["model"], override)
         return Response()
 
@@ -83,11 +91,22 @@ class RepositoryRoutes:
         if given is not None and not isinstance(given, str):
             raise _mismatch(VERSIONS, "string")
         versions = frozenset() if given is None else read_versions(given)
-        about = {"parameters": [UNLOAD_DEPENDENTS]} if dependents else {}
-        note_change(request.scope, {**about, **_about(versions)})
+        note_change(request.scope, _about([UNLOAD_DEPENDENTS] if dependents else [], versions))
         name = request.path_params["model"]
         await self._dataplane.unload(name, versions, unload_dependents=dependents)
         return Response()
+
+    async def labels(self, request: Request) -> Response:
+        """The labels of a model, each with its version."""
+        found = self._dataplane.labels(request.path_params["model"])
+        return Response(orjson.dumps({LABELS: found}), media_type=JSON)
+
+    async def label(self, request: Request) -> Response:
+        """Name loaded versions of a model; null removes a label. The answer has all labels."""
+        changes = await self._read(request, _labels_of)
+        note_change(request.scope, {LABELS: changes})
+        self._dataplane.set_labels(request.path_params["model"], changes)
+        return await self.labels(request)
 
     async def refuse_repository(self, request: Request) -> Response:
         """A repository in the path is unsupported: 501, as on Triton."""
@@ -106,6 +125,25 @@ def _members_of(body: Buffer, parse: Parse = parse_json_object) -> dict[str, Any
 
 def _ready_of(body: Buffer) -> Any:
     return None if NESTED_READY.match(body) else _members_of(body).get("ready", False)
+
+
+def _labels_of(body: Buffer) -> dict[str, int | None]:
+    members = _members_of(body)
+    found = members.get(LABELS)
+    if not isinstance(found, dict) or len(members) > 1:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"expected an object with the only member '{LABELS}', an object with a version number "
+            "or null for each label",
+        )
+    for label, number in found.items():
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"'{LABELS}': found {orjson.dumps(number).decode()[:SHOWN_CHARS]} for label "
+                f"{label[:SHOWN_CHARS]!r}, expected a version number or null",
+            )
+    return found
 
 
 def _override_of(body: Buffer) -> Override | None:
@@ -134,9 +172,12 @@ def _mismatch(parameter: str, kind: str) -> InferenceError:
     return InferenceError(Code.INTERNAL, text)
 
 
-def _about(versions: Collection[int]) -> dict[str, Any]:
-    """The versions of a change, for the audit log."""
-    return {VERSIONS: sorted(versions)} if versions else {}
+def _about(parameters: Collection[str], versions: Collection[int]) -> dict[str, Any]:
+    """The parameters of a load or an unload, for the audit log."""
+    if versions:
+        listed = ",".join(map(str, sorted(versions)))
+        return {"parameters": [*parameters, VERSIONS], VERSIONS: listed}
+    return {"parameters": list(parameters)} if parameters else {}
 
 
 def _text(value: str | LongString) -> str:
