@@ -15,14 +15,14 @@ from tritonclient.grpc import service_pb2
 
 from gateway import cli
 from tests.conformance.clients import Client
-from tests.conformance.models import EVERY_VERSION, identity
+from tests.conformance.models import EVERY_VERSION, NEVER_US, REPEAT, identity
 from tests.conformance.openai_models import contract, piece
-from tests.rpc import connected
+from tests.rpc import connected, infer_request, streaming
 from tests.serving import WAIT_SECS, Serving, write_model
 
 pytestmark = pytest.mark.own_models("loads and unloads")
 
-MODELS = ("many", "say", "chat", "a", "a@b")
+MODELS = ("many", "repeat", "say", "chat", "a", "a@b")
 FLAGS = (
     *("--model-control-mode=explicit", "--strict-readiness=false"),
     *(f"--load-model={name}" for name in MODELS),
@@ -39,6 +39,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models with several versions, and one with a name like that of a label."""
     folder = tmp_path_factory.mktemp("versions")
     write_model(folder, "many", ADD, versions=(1, 2, 3, 4))
+    write_model(folder, "repeat", REPEAT + EVERY_VERSION, versions=(1, 2))
     write_model(folder, "say", identity("BYTES", "1") + EVERY_VERSION, versions=(1, 2))
     answer = contract(piece("hello"), piece(reason="stop"))
     write_model(folder, "chat", answer + EVERY_VERSION, versions=(1, 2))
@@ -158,6 +159,33 @@ def test_a_label_moves_without_a_pause(http: httpx.Client) -> None:
         }
         answer = http.post("/v2/models/say@champion/generate", json=body).json()
         assert (answer["model_name"], answer["model_version"]) == ("say", "2")
+
+
+@pytest.mark.parametrize(("name", "version"), [("repeat@champion", ""), ("repeat", "champion")])
+def test_every_answer_of_a_stream_has_the_number_and_a_label_cancels(
+    server: Serving, http: httpx.Client, name: str, version: str
+) -> None:
+    def asked(request_id: str, **inputs: int) -> Any:
+        request = infer_request(name, request_id, text_input="x", **inputs)
+        request.model_version = version
+        return request
+
+    with (
+        labelled(http, "repeat", champion=1),
+        connected(server.grpc) as stub,
+        streaming(stub) as rpc,
+    ):
+        rpc.ask(asked("a", n=1))
+        answers = [rpc.answer().infer_response]
+        rpc.ask(asked("b", n=2, delay_us=NEVER_US))
+        stop = service_pb2.ModelInferRequest(model_name=name, model_version=version, id="b")
+        stop.parameters["cancel"].bool_param = True
+        rpc.ask(stop)
+        answers.append(rpc.answer().infer_response)
+        assert answers[1].parameters["cancelled"].bool_param
+        assert not answers[1].outputs
+    for found in answers:
+        assert (found.model_name, found.model_version) == ("repeat", "1")
 
 
 def test_openai_clients_name_a_label_behind_the_model(http: httpx.Client) -> None:
