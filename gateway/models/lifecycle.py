@@ -23,7 +23,7 @@ from gateway.models.ensemble_members import (
     versions_failed,
 )
 from gateway.models.loaded_models import LoadedModels, ServedVersions
-from gateway.models.loading import Loaded, LoadedMembers, ModelLoader, close_all
+from gateway.models.loading import InPlaceUpdate, Loaded, LoadedMembers, ModelLoader, close_all
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.registry import (
     UNLOADED,
@@ -269,7 +269,7 @@ class Lifecycle:
             await close_all(outcomes.values())
             raise versions_failed(known.id.name, errors)
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
-        self._served.swap(known, source, loaded)
+        self._swap(known, source, loaded)
         known.bound = frozenset(bound.values())
         known.suspend(None)
 
@@ -357,6 +357,19 @@ class Lifecycle:
         if served:
             self._served.drop(known, UNLOADED)
         return served
+
+    def _swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
+        """Direct every request to the loaded versions, in one synchronous step."""
+        for number, status in known.versions.items():
+            if not isinstance(loaded.get(number), InPlaceUpdate):
+                self._served.retire(status, UNLOADED)
+        for each in loaded.values():
+            if isinstance(each, InPlaceUpdate):
+                each.commit()
+            else:
+                self._served.start(known, source, each)
+        known.versions = dict(sorted(known.versions.items()))
+        known.source = source
 
 
 def _extra(model: ModelId, error: InferenceError) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ Progress is a response, or the start of an execution.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,6 @@ from gateway.ensembles.backend import EnsembleInstance
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
-from gateway.models.loading import InPlaceUpdate, Loaded
 from gateway.models.model import Model
 from gateway.models.registry import (
     UNLOADED,
@@ -148,30 +147,16 @@ class LoadedModels:
 
 
 class ServedVersions:
-    """Exchanges the versions in the registry, each time in one synchronous step."""
+    """Begins and ends versions in the registry, each time in one synchronous step."""
 
     def __init__(self, registry: ModelRegistry, loaded: LoadedModels) -> None:
         self._registry = registry
         self._loaded = loaded
 
-    def swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
-        """Direct every request to the loaded versions; the others end after their last request."""
-        for number, status in known.versions.items():
-            if not isinstance(loaded.get(number), InPlaceUpdate):
-                self._retire(status, UNLOADED)
-        for number, each in loaded.items():
-            if isinstance(each, InPlaceUpdate):
-                each.commit()
-            else:
-                known.versions[number] = VersionStatus(VersionState.READY, model=each)
-                self._start(known, source, each)
-        known.versions = dict(sorted(known.versions.items()))
-        known.source = source
-
     def drop(self, known: KnownModel, reason: str) -> None:
         """End every version of the model."""
         for status in known.versions.values():
-            self._retire(status, reason)
+            self.retire(status, reason)
         known.source = known.seen = None
         known.bound = frozenset()
         known.trouble = ""
@@ -195,18 +180,20 @@ class ServedVersions:
             )
         if left:
             for number in versions & known.versions.keys():
-                self._retire(known.versions[number], UNLOADED)
+                self.retire(known.versions[number], UNLOADED)
             known.source = replace(source, chosen=left)
             self._registry.notify()
         return bool(left)
 
-    def _start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
+    def start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
+        """Serve with a loaded version from now on; it replaces none."""
+        known.versions[int(model.version)] = VersionStatus(VersionState.READY, model=model)
         model.namespace = known.id.namespace
         if source.upload is not None:
             source.upload.hold()
         self._loaded.start(model, source.upload.release if source.upload else lambda: None)
 
-    def _retire(self, status: VersionStatus, reason: str) -> None:
+    def retire(self, status: VersionStatus, reason: str) -> None:
         """Stop new requests for a version; its reason is set once it has ended."""
 
         def ended() -> None:

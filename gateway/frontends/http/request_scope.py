@@ -236,9 +236,8 @@ def _answer(cycle: RequestResponseCycle, start: Start, answer: Response) -> None
 
 def addressed(request: Request, dataplane: DataPlane) -> tuple[str, str]:
     """The model and the version in the path, "" without a version; 404 as `path_address`."""
-    parameters = request.path_params
-    version = parameters.get("version", "")
-    found = path_address(dataplane, parameters["model"], version, caller=caller_in(request.scope))
+    named, caller = request.path_params, caller_in(request.scope)
+    found = path_address(dataplane, named["model"], named.get("version", ""), caller=caller)
     if found is None:
         raise HTTPException(404)
     return found
@@ -247,10 +246,9 @@ def addressed(request: Request, dataplane: DataPlane) -> tuple[str, str]:
 def path_address(
     dataplane: DataPlane, name: str, version: str, *, caller: Caller | None
 ) -> tuple[str, str] | None:
-    """The model and the version that a path names (protocol: HTTP routes).
+    """The model and the version that a path names, by its number or label; None for others.
 
-    None for a version that is neither a number nor a label of the model. A number may have more
-    digits than any integer type; its look-up refuses that.
+    A number may have more digits than any integer type; its look-up refuses that.
     """
     found = name, version = dataplane.address(name, version, caller)
     is_number = not version or (version.isascii() and version.isdigit())
