@@ -14,7 +14,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 
 from gateway import cli
-from tests.conformance.clients import Client
+from tests.conformance.clients import WIRES, Client
 from tests.conformance.models import EVERY_VERSION, NEVER_US, REPEAT, identity
 from tests.conformance.openai_models import contract, piece
 from tests.rpc import connected, infer_request, streaming
@@ -22,7 +22,7 @@ from tests.serving import WAIT_SECS, Serving, write_model
 
 pytestmark = pytest.mark.own_models("loads and unloads")
 
-MODELS = ("many", "repeat", "say", "chat", "a", "a@b")
+MODELS = ("many", "repeat", "say", "chat", "a")
 FLAGS = (
     *("--model-control-mode=explicit", "--strict-readiness=false"),
     *(f"--load-model={name}" for name in MODELS),
@@ -36,7 +36,7 @@ STOL = (
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models with several versions, and one with a name like that of a label."""
+    """Models with several versions, and some with names like those of labels."""
     folder = tmp_path_factory.mktemp("versions")
     write_model(folder, "many", ADD, versions=(1, 2, 3, 4))
     write_model(folder, "repeat", REPEAT + EVERY_VERSION, versions=(1, 2))
@@ -44,7 +44,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answer = contract(piece("hello"), piece(reason="stop"))
     write_model(folder, "chat", answer + EVERY_VERSION, versions=(1, 2))
     write_model(folder, "a", ADD + EVERY_VERSION, versions=(1, 2))
-    write_model(folder, "a@b", ADD)
+    for wire in WIRES:
+        write_model(folder, f"a@{wire.replace('.', '-')}", ADD)
     return folder
 
 
@@ -142,9 +143,15 @@ async def test_a_label_is_a_version_and_a_part_of_a_name(
 async def test_a_model_of_the_whole_name_comes_before_a_label(
     client: Client, http: httpx.Client
 ) -> None:
-    with labelled(http, "a", b=1):
-        assert await versions(client, "a@b") == ("a@b", "1")
-        assert await versions(client, "a", "b") == ("a", "1")
+    label = client.wire.replace(".", "-")
+    name = f"a@{label}"
+    with labelled(http, "a", **{label: 1}):
+        for _ in range(2):
+            assert await versions(client, name) == ("a", "1")
+        assert http.post(f"/v2/repository/models/{name}/load").status_code == 200
+        for _ in range(2):
+            assert await versions(client, name) == (name, "1")
+        assert await versions(client, "a", label) == ("a", "1")
 
 
 def test_a_label_moves_without_a_pause(http: httpx.Client) -> None:

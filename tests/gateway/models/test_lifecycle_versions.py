@@ -220,6 +220,8 @@ async def test_versions_are_unloaded_alone_and_the_last_one_with_its_model(
         ("a", "3", "UNAVAILABLE", "unloaded"),
     ]
     assert control.registry.failures() == {}
+    await soon(control.load("a", only(1)))
+    assert serving(control) == ["1", "2"]
     await soon(control.unload("a", frozenset({1, 2})))
     assert lookup(control, "a") == "'a' has no available versions"
     await soon(control.unload("a", frozenset({1})))
