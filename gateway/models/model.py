@@ -64,6 +64,16 @@ class Interceptor(Protocol):
         """Submit the request now or later, or end its stream. Must not raise."""
 
 
+class Tap(Protocol):
+    """Observes one request: its responses, its end, and their times."""
+
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """The recorder of the request's stream, which passes every event on to `account`.
+
+        Called when the request is accepted; never for a request that `submit` refuses.
+        """
+
+
 class Model:
     """A loaded version: its config, instances, scheduler, statistics and requests in flight.
 
@@ -191,14 +201,15 @@ class Model:
         trace: Trace | None = None,
         interceptor: Interceptor | None = None,
         *,
+        tap: Tap | None = None,
         limited: bool = True,
     ) -> ResponseStream:
         """Check a request and pass it to the interceptor, or to the scheduler, in one step.
 
         A request that the cache can answer takes no place in a queue. The cache is not asked for a
-        request with an interceptor, or of a sequence at a replica. Raises InferenceError:
-        INVALID_ARG from validation, UNAVAILABLE if no instance is alive or, if `limited`, too many
-        requests are in flight.
+        request with an interceptor, or of a sequence at a replica. `tap` observes the request.
+        Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE if no instance is alive or,
+        if `limited`, too many requests are in flight.
         """
         checked = request.checked
         if checked is not None and checked.rules is self._rules:
@@ -224,7 +235,8 @@ class Model:
         record = Record(
             self.statistics, batch_size, request.received_ns, self.requests.remove, trace
         )
-        stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
+        account = record if interceptor is None else interceptor.recorder(record)
+        stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream)
         entry = Entry(request, stream, record)
         if interceptor is None:

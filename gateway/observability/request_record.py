@@ -35,12 +35,12 @@ class Record:
         "_last_ns",
         "_last_tokens_ns",
         "_on_end",
-        "_received_ns",
         "_started_ns",
         "_statistics",
         "batch_size",
         "phases",
         "progress_ns",
+        "received_ns",
         "submitted_ns",
         "trace",
     )
@@ -57,7 +57,7 @@ class Record:
         self.batch_size = batch_size
         self._on_end = on_end
         self.submitted_ns = self.progress_ns = time.perf_counter_ns()
-        self._received_ns = received_ns or self.submitted_ns
+        self.received_ns = received_ns or self.submitted_ns
         self._started_ns = 0
         self._hit_ns = 0
         self._first_ns = 0
@@ -93,7 +93,7 @@ class Record:
         """
         self._hit_ns = lookup_ns
         self._started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
-        self._received_ns = min(self._received_ns, self._started_ns)  # the look-up came first
+        self.received_ns = min(self.received_ns, self._started_ns)  # the look-up came first
         self._statistics.pending -= 1
 
     def missed(self, lookup_and_insert_ns: int) -> None:
@@ -115,7 +115,7 @@ class Record:
             self.trace.responded(response, now, first=not self._first_ns)
         if not self._first_ns:
             self._first_ns = now
-            statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
+            statistics.first_response_ms.observe((now - self.received_ns) // 1_000_000)
         if statistics.responses is not None:
             if response.error is not None:
                 self._count_failed_response(now, response.error)
@@ -152,7 +152,7 @@ class Record:
     def taken(self) -> None:
         """Record that the frontend has the first response; time outside the engine is overhead."""
         engine_ns = self._first_ns - self._started_ns
-        spent_ns = time.perf_counter_ns() - self._received_ns
+        spent_ns = time.perf_counter_ns() - self.received_ns
         self._statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
 
     def ended(self, error: InferenceError | None) -> None:
@@ -183,7 +183,7 @@ class Record:
 
     def _answer_error(self, now: int) -> None:
         """Count an error in place of the first response as the first response."""
-        self._statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
+        self._statistics.first_response_ms.observe((now - self.received_ns) // 1_000_000)
         if self.trace is not None:
             self.trace.answered(now)
 
@@ -226,7 +226,7 @@ class Record:
             gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
             statistics.inter_token.observe(gap)
         else:
-            statistics.first_token.observe((now - self._received_ns) / NS_PER_SECOND)
+            statistics.first_token.observe((now - self.received_ns) / NS_PER_SECOND)
         self._last_tokens_ns = now
 
     def _succeed(self, now: int) -> None:
@@ -239,7 +239,7 @@ class Record:
             phases = within(self.phases, now - self._started_ns)
         statistics.inference_count += self.batch_size
         count_each(
-            (statistics.success, now - self._received_ns),
+            (statistics.success, now - self.received_ns),
             (statistics.queue, self._started_ns - self.submitted_ns),
             (statistics.compute_input, phases.input_ns),
             (statistics.compute_infer, phases.infer_ns),
@@ -250,7 +250,7 @@ class Record:
 
     def _succeed_from_cache(self, now: int) -> None:
         statistics = self._statistics
-        statistics.success.add(now - self._received_ns)
+        statistics.success.add(now - self.received_ns)
         statistics.queue.add(max(0, self._started_ns - self.submitted_ns))
         statistics.cache_hit.add(self._hit_ns)
         if statistics.summaries is not None:
@@ -260,7 +260,7 @@ class Record:
         summaries, moment = self._statistics.summaries, time.monotonic()
         if summaries is None:
             return
-        summaries.request.observe((now - self._received_ns) // 1000, moment)
+        summaries.request.observe((now - self.received_ns) // 1000, moment)
         summaries.queue.observe(max(0, self._started_ns - self.submitted_ns) // 1000, moment)
         if phases is None:
             summaries.cache_hit.observe(self._hit_ns // 1000, moment)
@@ -272,7 +272,7 @@ class Record:
     def _fail(self, now: int, error: InferenceError | None) -> None:
         statistics = self._statistics
         started = bool(self._started_ns) and not statistics.composed
-        statistics.fail.add(now - self._received_ns)
+        statistics.fail.add(now - self.received_ns)
         statistics.failures[failure_reason(error, started=started)] += 1
         if started:
             self._count_failed_response(now, error)
