@@ -1,7 +1,7 @@
 """The evidence of a rollout: its requests in blocks, the test of each guardrail, breaches."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -18,8 +18,10 @@ BLOCK_REQUESTS = 20
 """A block has at least that many requests, and lasts at least that long."""
 HORIZON_NS = 30 * NS_PER_SEC
 """The time from the last admission to a block until its undecided requests count as no event."""
-EVENT_NS = 10 * NS_PER_SEC
-"""The time in which the events of one key count once."""
+SHARE_OF_KEY = 0.2
+"""The largest share of the candidate's events that one key may have; further ones do not count."""
+MOST_KEYS = 10_000
+"""Keys whose events are counted; then those with one event are forgotten."""
 WINDOW, LEAST_WINDOW = 1000, 50
 """Stable's latest requests, whose quantiles are limits, and the fewest for a limit."""
 LEAST_EVENTS = 3
@@ -94,7 +96,8 @@ class Evidence:
             if each.kind.measure is not None and each.limit is None
         }
         self._blocks: deque[Block] = deque()
-        self._counted: dict[tuple[int, Arm, bytes], int] = {}
+        self._keys = [Counter[bytes]() for _ in self._tests]
+        self._candidate_events = [0] * len(self._tests)
         self._breached: set[str] = set()
         self._golden_failures = 0
         self._has_arrived = False
@@ -166,8 +169,6 @@ class Evidence:
                 self._judge(block, waiting, now_ns)
         while self._blocks and self._blocks[0].is_closed and not self._blocks[0].left:
             self._blocks.popleft()
-        since = now_ns - HORIZON_NS - EVENT_NS
-        self._counted = {key: at for key, at in self._counted.items() if at > since}
         return [breach for at in range(len(self._tests)) if (breach := self._breach(at))]
 
     @property
@@ -270,14 +271,21 @@ class Evidence:
             self._prove(guardrail.name, stable, candidate)
 
     def _counts(self, event: Observation, at: int) -> bool:
-        """Whether an event counts: one of a key, arm and guardrail in EVENT_NS does."""
-        if not event.key:
+        """Whether an event counts; of the candidate's, those of one key are limited.
+
+        Of stable's they are not: fewer events of stable would be evidence against the candidate.
+        """
+        if event.arm is Arm.STABLE:
             return True
-        key = (at, event.arm, event.key)
-        last = self._counted.get(key)
-        if last is not None and event.admitted_ns - last < EVENT_NS:
-            return False
-        self._counted[key] = event.admitted_ns
+        keys = self._keys[at]
+        if event.key:
+            of_key = keys[event.key]
+            if of_key >= max(1, SHARE_OF_KEY * self._candidate_events[at]):
+                return False
+            keys[event.key] = of_key + 1
+            if len(keys) > MOST_KEYS:
+                self._keys[at] = Counter({key: count for key, count in keys.items() if count > 1})
+        self._candidate_events[at] += 1
         return True
 
     def _prove(self, name: str, stable: Counts, candidate: Counts) -> None:
