@@ -77,6 +77,8 @@ def simulate(scenario: Scenario, seed: int, alpha: float = ALPHA) -> Alarm | Non
                 return Alarm(count, on_candidate)
         on_candidate += arm
         request = evidence.tap(ARMS[arm], b"" if key < 0 else b"%d" % key)
+        if request is None:
+            continue
         request.admitted_ns = request.received_ns = now
         evidence.admit(request)
         if has_failed:

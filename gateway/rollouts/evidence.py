@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from gateway.errors import InferenceError
 from gateway.rollouts.guardrails import DIFFERS, EMPTY, GOLDEN, NAN, Guardrail, Guardrails
 from gateway.rollouts.observation import Arm, Observation
 from gateway.rollouts.sequential_test import Counts, SequentialTest
@@ -18,6 +17,8 @@ BLOCK_REQUESTS = 20
 """A block has at least that many requests, and lasts at least that long."""
 HORIZON_NS = 30 * NS_PER_SEC
 """The time from the last admission to a block until its undecided requests count as no event."""
+MOST_OBSERVED, MOST_TOKENS = 250, 5000
+"""Requests of each arm, and their tokens, that are observed in a second; more are sampled."""
 SHARE_OF_KEY = 0.2
 """The largest share of the candidate's events that one key may have; further ones do not count."""
 MOST_KEYS = 10_000
@@ -65,7 +66,7 @@ class Evidence:
     """Implements `Observer`. Call `judge` once a second; all times are of `time.perf_counter_ns`.
 
     `alpha` is the probability that a candidate as good as stable ever breaches any guardrail. A
-    request is observed if its stream's recorder is made by `tap`. `on_dead_on_arrival` is called
+    request is observed if its stream's recorder is made by its `tap`. `on_dead_on_arrival` is called
     once the candidate's first requests have all failed by the server's fault; those of one key
     count once.
     """
@@ -81,7 +82,7 @@ class Evidence:
         self.limit = math.log(max(1, len(guardrails.tested)) / alpha)
         """The `log_e` of a breach."""
         self.ended = [0] * len(Arm)
-        """The requests of each arm that have ended, or were refused."""
+        """The observed requests of each arm that have ended, or were refused."""
         names = {each.name for each in guardrails.tested}
         self.reads_content, self.reads_numbers = EMPTY in names, NAN in names
         self._on_dead_on_arrival = on_dead_on_arrival
@@ -96,6 +97,9 @@ class Evidence:
             if each.kind.measure is not None and each.limit is None
         }
         self._blocks: deque[Block] = deque()
+        self._arrived, self._tokens = [0] * len(Arm), [0] * len(Arm)
+        self._strides = [1] * len(Arm)
+        self._began_ns = -NS_PER_SEC
         self._keys = [Counter[bytes]() for _ in self._tests]
         self._candidate_events = [0] * len(self._tests)
         self._breached: set[str] = set()
@@ -103,16 +107,15 @@ class Evidence:
         self._has_arrived = False
         self._first_failures: set[object] = set()
 
-    def tap(self, arm: Arm, key: bytes = b"") -> Observation:
-        """The tap of a request of a client, or of a copy; `key` is what its version sticks to."""
-        return Observation(self, arm, key)
+    def tap(self, arm: Arm, key: bytes = b"") -> Observation | None:
+        """The tap of a request, None if it is not observed; `key` is what its version sticks to.
 
-    def refuse(self, error: InferenceError, arm: Arm, key: bytes, now_ns: int) -> None:
-        """Count a request that a version has refused, so that it has no stream."""
-        refused = Observation(self, arm, key)
-        refused.admitted_ns = refused.received_ns = refused.ended_ns = now_ns
-        self.admit(refused)
-        refused.finish(error)
+        Call `Observation.refuse` if the version then refuses the request.
+        """
+        self._arrived[arm] += 1
+        if self._arrived[arm] % self._strides[arm]:
+            return None
+        return Observation(self, arm, key)
 
     def golden(self, failure: str = "") -> Breach | None:
         """Count a golden request asked again; two failures in a row are a breach."""
@@ -145,6 +148,7 @@ class Evidence:
                 block.events[at].append(observation)
         arm = observation.arm
         self.ended[arm] += 1
+        self._tokens[arm] += observation.tokens
         if arm is not Arm.STABLE:
             if not self._has_arrived:
                 self._look_at_arrival(observation)
@@ -217,12 +221,21 @@ class Evidence:
     def _begin_block(self, now: int) -> Block:
         if self._blocks:
             self._blocks[-1].is_closed = True
+        self._strides = [self._stride(arm, now) for arm in Arm]
+        self._arrived, self._tokens, self._began_ns = [0] * len(Arm), [0] * len(Arm), now
         sorted_windows = {measure: _sorted(window) for measure, window in self._windows.items()}
         limits = [_limit(each, sorted_windows) for each in self.guardrails.tested]
         left = [at for at, limit in enumerate(limits) if not math.isnan(limit)]
         block = Block(now, limits, left)
         self._blocks.append(block)
         return block
+
+    def _stride(self, arm: Arm, now: int) -> int:
+        """Every such request of an arm is observed in the next block."""
+        secs = (now - self._began_ns) / NS_PER_SEC
+        tokens = self._tokens[arm] * self._strides[arm]
+        wanted = max(self._arrived[arm] / MOST_OBSERVED, tokens / MOST_TOKENS) / secs
+        return max(1, math.ceil(wanted))
 
     def _look_at_arrival(self, observation: Observation) -> None:
         if observation.complete:

@@ -25,6 +25,7 @@ class Traffic:
     def begin(self, arm: Arm = Arm.STABLE, key: bytes = b"") -> Observation:
         self.now += 10 * MS
         request = self.evidence.tap(arm, key)
+        assert request is not None
         request.admitted_ns = request.received_ns = self.now
         self.evidence.admit(request)
         return request
