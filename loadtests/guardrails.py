@@ -189,7 +189,9 @@ def _guardrails(asked: argparse.Namespace, _: Path, console: Console) -> Report:
             found = _alarms(scenario, asked.seed, runs, ALPHA)
             holds = len(found) <= MOST_FALSE_ALARMS * runs
             failures += [] if holds else [name]
-            results.add(f"as good: {name}", {line.lower("false alarms"): len(found) / runs})
+            results.add(
+                f"as good: {name}", {line.lower("false alarms", "of a run"): len(found) / runs}
+            )
             table.add_row(f"as good: {name}", f"{runs}", f"{len(found)}", "", "", _verdict(holds))
         for name, (scenario, limit) in ALARMS.items():
             bar.update(task, description=name, advance=1)
@@ -199,7 +201,7 @@ def _guardrails(asked: argparse.Namespace, _: Path, console: Console) -> Report:
             on_candidate = _median(found, [each.candidate for each in found], asked.runs)
             holds = limit is None or requests <= limit
             failures += [] if holds else [name]
-            results.add(name, {line.lower("requests until the alarm"): requests})
+            results.add(name, {line.lower("requests until the alarm", ""): requests})
             cells = (number(requests), number(on_candidate))
             verdict = "" if limit is None else f"{limit:,}: {_verdict(holds)}"
             table.add_row(name, f"{asked.runs}", f"{len(found)}", *cells, verdict)

@@ -299,6 +299,11 @@ class ModelLoader:
     ) -> ModelContext:
         policies = self._settings.host_policies
         composed = config.ensemble_scheduling is not None
+
+        def infer(request: InferRequest) -> ResponseStream:
+            statistics.calls += 1
+            return self._infer(request)
+
         return ModelContext(
             config=config,
             name=placement.name,
@@ -307,7 +312,7 @@ class ModelLoader:
             cpu_cores=EVERY_CORE if composed else cores_of(placement, config, backend, policies),
             path=folder,
             store=self._settings.store,
-            infer=self._infer,
+            infer=infer,
             control=self._control,
             wasted=statistics.waste,
         )

@@ -224,7 +224,7 @@ class Model:
             interceptor = cached = CachedRequest(self._cache, request)
         needs_place = limited and (cached is None or cached.lookup.response is None)
         if needs_place and len(self.requests) >= self.most_in_flight:
-            raise self._full()
+            raise self._full(self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
         if trace is None and isinstance(request.trace, Trace):
@@ -248,6 +248,23 @@ class Model:
     def call(self, request: InferRequest) -> ResponseStream:
         """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""
         return self.submit(request, limited=False)
+
+    def copy(self, request: InferRequest, statistics: ModelStatistics, tap: Tap) -> ResponseStream:
+        """As `submit`, for a copy of a request to another version.
+
+        It counts in `statistics` instead of the model's, and has neither trace nor cached response.
+        """
+        batch_size = self._rules.check(request)
+        if not self.instances.able:
+            raise self._unable()
+        if len(self.requests) >= self.most_in_flight:
+            raise self._full(statistics)
+        self.scheduler.admit(request)
+        record = Record(statistics, batch_size, 0, self.requests.remove)
+        stream = ResponseStream(tap.recorder(record, record))
+        self.requests.add(record, stream)
+        self.scheduler.submit(Entry(request, stream, record))
+        return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
         """The request, marked as checked for `submit`; callable from any thread.
@@ -299,8 +316,8 @@ class Model:
     def _unable(self) -> InferenceError:
         return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")
 
-    def _full(self) -> InferenceError:
-        self.statistics.rejected()
+    def _full(self, statistics: ModelStatistics) -> InferenceError:
+        statistics.rejected()
         return InferenceError(
             Code.UNAVAILABLE,
             f"model '{self.name}' has {self.most_in_flight} requests in flight, the most it "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from gateway.errors import InferenceError
 from gateway.rollouts.guardrails import DIFFERS, EMPTY, GOLDEN, NAN, Guardrail, Guardrails
 from gateway.rollouts.observation import Arm, Observation
 from gateway.rollouts.sequential_test import Counts, SequentialTest
@@ -66,9 +67,9 @@ class Evidence:
     """Implements `Observer`. Call `judge` once a second; all times are of `time.perf_counter_ns`.
 
     `alpha` is the probability that a candidate as good as stable ever breaches any guardrail. A
-    request is observed if its stream's recorder is made by its `tap`. `on_dead_on_arrival` is called
-    once the candidate's first requests have all failed by the server's fault; those of one key
-    count once.
+    request is observed if its stream's recorder is made by its `tap`. `on_dead_on_arrival` is
+    called once the candidate's first requests have all failed by the server's fault; those of one
+    key count once.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Evidence:
         }
         self._blocks: deque[Block] = deque()
         self._arrived, self._tokens = [0] * len(Arm), [0] * len(Arm)
-        self._strides = [1] * len(Arm)
+        self._refused, self._strides = [0] * len(Arm), [1] * len(Arm)
         self._began_ns = -NS_PER_SEC
         self._keys = [Counter[bytes]() for _ in self._tests]
         self._candidate_events = [0] * len(self._tests)
@@ -108,14 +109,21 @@ class Evidence:
         self._first_failures: set[object] = set()
 
     def tap(self, arm: Arm, key: bytes = b"") -> Observation | None:
-        """The tap of a request, None if it is not observed; `key` is what its version sticks to.
-
-        Call `Observation.refuse` if the version then refuses the request.
-        """
+        """The tap of a request, None if it is not observed; `key` is what its version sticks to."""
         self._arrived[arm] += 1
         if self._arrived[arm] % self._strides[arm]:
             return None
         return Observation(self, arm, key)
+
+    def refuse(self, error: InferenceError, arm: Arm, key: bytes, now_ns: int) -> None:
+        """Count a request that a version has refused, so that it has no stream."""
+        self._refused[arm] += 1
+        if self._refused[arm] % self._strides[arm]:
+            return
+        refused = Observation(self, arm, key)
+        refused.admitted_ns = refused.received_ns = refused.ended_ns = now_ns
+        self.admit(refused)
+        refused.finish(error)
 
     def golden(self, failure: str = "") -> Breach | None:
         """Count a golden request asked again; two failures in a row are a breach."""
@@ -157,6 +165,13 @@ class Evidence:
                 value = measure(observation, now)
                 if value == value:
                     window.append(value)
+
+    def withdraw(self, observation: Observation) -> None:
+        """Take back an admitted request: it was not sent."""
+        block: Block = observation.block
+        if observation in block.open:
+            block.open.remove(observation)
+            block.counts[observation.arm] -= 1
 
     # Judgement.
 

@@ -96,12 +96,6 @@ class Observation:
         self._observer.admit(self)
         return self
 
-    def refuse(self, error: InferenceError) -> None:
-        """Take a refusal of the version: the request has no stream."""
-        self.admitted_ns = self.received_ns = self.ended_ns = time.perf_counter_ns()
-        self._observer.admit(self)
-        self.finish(error)
-
     # StreamRecorder.
 
     def responded(self, response: InferResponse) -> None:
