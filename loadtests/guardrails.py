@@ -176,8 +176,9 @@ def guardrails(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Non
 
 def _guardrails(asked: argparse.Namespace, _: Path, console: Console) -> Report:
     table = Table(title="Guardrails of rollouts, simulated", title_justify="left")
-    for heading in ("stable -> candidate", "runs", "alarms", "requests", "on the candidate", ""):
-        table.add_column(heading, justify="left" if heading.startswith("stable") else "right")
+    table.add_column("stable -> candidate", no_wrap=True)
+    for heading in ("runs", "alarms", "requests", "on the candidate", ""):
+        table.add_column(heading, justify="right")
     results = Results()
     line = Line("simulated rollouts", "request", 1, "run")
     failures = []

@@ -27,7 +27,7 @@ WORDS = frozenset(
 """The members of OpenAI's answers that are compared; ids and times differ always."""
 
 
-class Answer:
+class KeptAnswer:
     """The outputs of a request's responses, in order; texts of one element are joined by name.
 
     Versions may cut the same text into different responses.
@@ -58,7 +58,7 @@ class Answer:
                 known = self.texts.setdefault(name, bytearray())
                 known += b"".join(_words(text)) if name == RESPONSE else text
 
-    def differs(self, other: "Answer") -> bool | None:
+    def differs(self, other: "KeptAnswer") -> bool | None:
         """Whether the answers differ; None if one of them is not whole."""
         if not (self.is_whole and other.is_whole):
             return None

@@ -15,7 +15,7 @@ from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics, is_timeout
-from gateway.rollouts.comparison import MOST_BYTES, Answer
+from gateway.rollouts.comparison import MOST_BYTES, KeptAnswer
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.observation import Arm, Observation
 from gateway.stream import ResponseStream
@@ -30,7 +30,7 @@ SHADOW_METRICS = {
 }
 
 
-class Outcome(StrEnum):
+class CopyOutcome(StrEnum):
     """The end of a copy; `dropped` ones were not sent, or waited for too long."""
 
     EQUAL = "equal"
@@ -60,7 +60,7 @@ class Shadow:
         random: Random | None = None,
     ) -> None:
         self.share = 0.0
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[CopyOutcome] = Counter()
         self.statistics = ModelStatistics.of(candidate.config)
         """Of copies only: they are in no statistics of the protocol."""
         self.candidate = candidate
@@ -95,7 +95,7 @@ class Shadow:
         """Count a copy as in flight."""
         self._copies.add(copy)
 
-    def end(self, copy: "ShadowedRequest", outcome: Outcome) -> None:
+    def end(self, copy: "ShadowedRequest", outcome: CopyOutcome) -> None:
         """Count the end of a copy."""
         self._copies.discard(copy)
         self.outcomes[outcome] += 1
@@ -110,7 +110,7 @@ class Shadow:
         """The metrics of the copies."""
         labels = {"model": self.candidate.name, "version": self.candidate.version}
         requests = MetricReading(REQUESTS, SHADOW_METRICS[REQUESTS], "counter")
-        for outcome in Outcome:
+        for outcome in CopyOutcome:
             requests.add_sample(
                 REQUESTS, {**labels, "outcome": outcome.value}, self.outcomes[outcome]
             )
@@ -181,7 +181,7 @@ class ShadowedRequest:
         self._own = own
         self._copied = copied
         self._account: StreamRecorder = own
-        self._answer, self._copied_answer = Answer(), Answer()
+        self._answer, self._copied_answer = KeptAnswer(), KeptAnswer()
         self._error: InferenceError | None = None
         self._stream: ResponseStream | None = None
         self._is_due = self._has_ended = self._is_answered = self._is_over = False
@@ -234,7 +234,7 @@ class ShadowedRequest:
     def cancel(self) -> None:
         """End the copy, which is no evidence then; idempotent."""
         stream, self._stream = self._stream, None
-        self._drop(Outcome.CANCELLED)
+        self._drop(CopyOutcome.CANCELLED)
         if stream is not None:
             stream.cancel()
 
@@ -247,7 +247,7 @@ class ShadowedRequest:
         if self._is_over:
             return
         if not self._shadow.has_room:
-            self._drop(Outcome.DROPPED)
+            self._drop(CopyOutcome.DROPPED)
             return
         shadow = self._shadow
         try:
@@ -255,7 +255,7 @@ class ShadowedRequest:
             self._stream = shadow.candidate.copy(request, shadow.statistics, self._copied)
         except InferenceError as error:
             if error.code is Code.UNAVAILABLE and not error.lacks_instance:
-                self._drop(Outcome.DROPPED)
+                self._drop(CopyOutcome.DROPPED)
             else:
                 self._fail(error)
             return
@@ -283,27 +283,27 @@ class ShadowedRequest:
         """End a copy that failed; one that waited for too long is dropped."""
         self._stream = None
         if is_timeout(error.message):
-            self._drop(Outcome.DROPPED)
+            self._drop(CopyOutcome.DROPPED)
             return
         self._copied.compare(error, differs=False)
-        self._end(Outcome.FAILED if self._copied.failed else Outcome.NOT_COMPARED)
+        self._end(CopyOutcome.FAILED if self._copied.failed else CopyOutcome.NOT_COMPARED)
 
     def _compare(self) -> None:
         differs = None if self._error else self._answer.differs(self._copied_answer)
         self._copied.compare(None, differs=bool(differs))
         if differs is None:
-            self._end(Outcome.NOT_COMPARED)
+            self._end(CopyOutcome.NOT_COMPARED)
         else:
-            self._end(Outcome.DIFFERENT if differs else Outcome.EQUAL)
+            self._end(CopyOutcome.DIFFERENT if differs else CopyOutcome.EQUAL)
 
-    def _drop(self, outcome: Outcome) -> None:
+    def _drop(self, outcome: CopyOutcome) -> None:
         if not self._is_over:
             self._shadow.evidence.withdraw(self._copied)
             self._end(outcome)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: CopyOutcome) -> None:
         self._is_over = True
-        self._answer = self._copied_answer = Answer()
+        self._answer = self._copied_answer = KeptAnswer()
         self._shadow.end(self, outcome)
 
 

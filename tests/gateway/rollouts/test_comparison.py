@@ -6,13 +6,13 @@ import pytest
 
 from gateway.messages import InferResponse
 from gateway.openai_contract import RESPONSE
-from gateway.rollouts.comparison import MOST_BYTES, Answer
+from gateway.rollouts.comparison import MOST_BYTES, KeptAnswer
 from gateway.tensor import Datatype, Tensor
 from tests.builders import text_response
 
 
-def answer(*responses: InferResponse) -> Answer:
-    made = Answer()
+def answer(*responses: InferResponse) -> KeptAnswer:
+    made = KeptAnswer()
     for each in responses:
         made.add(each)
     return made

@@ -15,7 +15,7 @@ from gateway.models.model import Model
 from gateway.rollouts.comparison import MOST_BYTES
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.guardrails import read_guardrails
-from gateway.rollouts.shadow import IN_FLIGHT, Outcome, Shadow
+from gateway.rollouts.shadow import IN_FLIGHT, CopyOutcome, Shadow
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (
@@ -84,11 +84,11 @@ def counted(model: Model) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("answer", "outcome"),
-    [("hi", Outcome.EQUAL), ("ho", Outcome.DIFFERENT), (BROKEN, Outcome.FAILED)],
+    [("hi", CopyOutcome.EQUAL), ("ho", CopyOutcome.DIFFERENT), (BROKEN, CopyOutcome.FAILED)],
     ids=["equal", "different", "failed"],
 )
 async def test_an_answer_of_the_candidate_is_compared_and_counts_in_no_statistics(
-    pair: Pair, answer: str | InferenceError, outcome: Outcome
+    pair: Pair, answer: str | InferenceError, outcome: CopyOutcome
 ) -> None:
     await pair.ask("hi", answer)
     assert pair.shadow.outcomes == {outcome: 1}
@@ -119,7 +119,7 @@ async def test_a_copy_is_sent_once_stable_has_begun_to_answer(pair: Pair) -> Non
         assert pair.shadow.outcomes == {}
         execution.finish("b")
         assert await soon(read_all(stream)) == ["a", "b"]
-    assert pair.shadow.outcomes == {Outcome.EQUAL: 1}
+    assert pair.shadow.outcomes == {CopyOutcome.EQUAL: 1}
 
 
 async def test_a_request_that_stable_fails_is_copied(pair: Pair) -> None:
@@ -129,7 +129,7 @@ async def test_a_request_that_stable_fails_is_copied(pair: Pair) -> None:
             await soon(read_all(stream))
     (await pair.instances[1].begun()).finish("fine")
     await soon(pair.candidate.requests.drained())
-    assert pair.shadow.outcomes == {Outcome.NOT_COMPARED: 1}
+    assert pair.shadow.outcomes == {CopyOutcome.NOT_COMPARED: 1}
     assert pair.evidence.ended == [1, 0, 1]
 
 
@@ -138,7 +138,7 @@ async def test_a_copy_ends_with_its_client(pair: Pair) -> None:
         (await pair.instances[0].begun()).answer(text_response("a"))
         copy = await pair.instances[1].begun()
     await soon(copy.stopped.wait())
-    assert pair.shadow.outcomes == {Outcome.CANCELLED: 1}
+    assert pair.shadow.outcomes == {CopyOutcome.CANCELLED: 1}
     assert pair.evidence.ended == [1, 0, 0]
 
 
@@ -148,12 +148,12 @@ async def test_copies_beyond_the_limit_are_dropped(serve: Serve) -> None:
         with pair.infer() as stream:
             (await pair.instances[0].begun()).finish("hi")
             await soon(read_all(stream))
-    assert pair.shadow.outcomes == {Outcome.DROPPED: 2}
+    assert pair.shadow.outcomes == {CopyOutcome.DROPPED: 2}
     (family,) = (each for each in pair.shadow.families() if each.name == IN_FLIGHT)
     assert [each.value for each in family.samples] == [1]
     pair.shadow.close()
     await soon(pair.candidate.requests.drained())
-    assert pair.shadow.outcomes == {Outcome.DROPPED: 2, Outcome.CANCELLED: 1}
+    assert pair.shadow.outcomes == {CopyOutcome.DROPPED: 2, CopyOutcome.CANCELLED: 1}
     assert pair.shadow.tap(text_request()) is None
 
 
@@ -164,7 +164,7 @@ async def test_a_candidate_without_an_instance_fails_its_copies(pair: Pair) -> N
         (await pair.instances[0].begun()).finish("hi")
         assert await soon(read_all(stream)) == ["hi"]
     await settle()
-    assert pair.shadow.outcomes == {Outcome.FAILED: 1}
+    assert pair.shadow.outcomes == {CopyOutcome.FAILED: 1}
 
 
 async def test_a_copy_has_the_lowest_priority_and_no_timeout(serve: Serve) -> None:
