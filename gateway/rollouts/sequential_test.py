@@ -54,9 +54,8 @@ class SequentialTest:
 
     def add(self, reference: Counts, tested: Counts) -> None:
         """Add one block. Blocks come in the order of their requests' admission."""
-        if tested.requests and (reference.requests or self.most is not None):
-            grown = (self._growth(ratio, reference, tested) for ratio in RATIOS)
-            self._logs = [log + more for log, more in zip(self._logs, grown, strict=True)]
+        grown = (self._growth(ratio, reference, tested) for ratio in RATIOS)
+        self._logs = [log + more for log, more in zip(self._logs, grown, strict=True)]
         self.reference, self.tested = self.reference.plus(reference), self.tested.plus(tested)
 
     @property

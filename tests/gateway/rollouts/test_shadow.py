@@ -157,6 +157,28 @@ async def test_copies_beyond_the_limit_are_dropped(serve: Serve) -> None:
     assert pair.shadow.tap(text_request()) is None
 
 
+async def test_a_copy_that_was_dropped_is_no_evidence(serve: Serve) -> None:
+    pair = Pair(serve, most_in_flight=0)
+    for _ in range(25):
+        with pair.infer() as stream:
+            (await pair.instances[0].begun()).finish("hi")
+            await soon(read_all(stream))
+        await settle()
+    pair.evidence.judge(time.perf_counter_ns() + 2_000_000_000)
+    errors, _ = pair.evidence.describe()
+    assert (errors["stable"]["requests"], errors["candidate"]["requests"]) == (25, 0)
+
+
+async def test_a_client_gets_its_response_before_the_copy_is_sent(pair: Pair) -> None:
+    sent: list[int] = []
+    with pair.infer() as stream:
+        stream.listen(lambda: sent.append(len(pair.candidate.requests)))
+        (await pair.instances[0].begun()).finish("hi")
+        (await pair.instances[1].begun()).finish("hi")
+    await soon(pair.candidate.requests.drained())
+    assert sent == [0]
+
+
 async def test_a_candidate_without_an_instance_fails_its_copies(pair: Pair) -> None:
     pair.instances[1].die("gone")
     await settle()
