@@ -98,8 +98,9 @@ class Evidence:
             if each.kind.measure is not None and each.limit is None
         }
         self._blocks: deque[Block] = deque()
-        self._arrived, self._tokens = [0] * len(Arm), [0] * len(Arm)
-        self._refused, self._strides = [0] * len(Arm), [1] * len(Arm)
+        self._observed, self._tokens = [0] * len(Arm), [0] * len(Arm)
+        self._skipped, self._refused = [0] * len(Arm), [0] * len(Arm)
+        self._strides = [1] * len(Arm)
         self._began_ns = -NS_PER_SEC
         self._keys = [Counter[bytes]() for _ in self._tests]
         self._candidate_events = [0] * len(self._tests)
@@ -110,9 +111,11 @@ class Evidence:
 
     def tap(self, arm: Arm, key: bytes = b"") -> Observation | None:
         """The tap of a request, None if it is not observed; `key` is what its version sticks to."""
-        self._arrived[arm] += 1
-        if self._arrived[arm] % self._strides[arm]:
+        left = self._skipped[arm]
+        if left:
+            self._skipped[arm] = left - 1
             return None
+        self._skipped[arm] = self._strides[arm] - 1
         return Observation(self, arm, key)
 
     def refuse(self, error: InferenceError, arm: Arm, key: bytes, now_ns: int) -> None:
@@ -143,6 +146,7 @@ class Evidence:
             block = self._begin_block(now)
         block.last_ns = now
         block.counts[observation.arm] += 1
+        self._observed[observation.arm] += 1
         block.open.add(observation)
         observation.block = block
 
@@ -237,7 +241,7 @@ class Evidence:
         if self._blocks:
             self._blocks[-1].is_closed = True
         self._strides = [self._stride(arm, now) for arm in Arm]
-        self._arrived, self._tokens, self._began_ns = [0] * len(Arm), [0] * len(Arm), now
+        self._observed, self._tokens, self._began_ns = [0] * len(Arm), [0] * len(Arm), now
         sorted_windows = {measure: _sorted(window) for measure, window in self._windows.items()}
         limits = [_limit(each, sorted_windows) for each in self.guardrails.tested]
         left = [at for at, limit in enumerate(limits) if not math.isnan(limit)]
@@ -248,9 +252,8 @@ class Evidence:
     def _stride(self, arm: Arm, now: int) -> int:
         """Every such request of an arm is observed in the next block."""
         secs = (now - self._began_ns) / NS_PER_SEC
-        tokens = self._tokens[arm] * self._strides[arm]
-        wanted = max(self._arrived[arm] / MOST_OBSERVED, tokens / MOST_TOKENS) / secs
-        return max(1, math.ceil(wanted))
+        share = max(self._observed[arm] / MOST_OBSERVED, self._tokens[arm] / MOST_TOKENS)
+        return max(1, math.ceil(share * self._strides[arm] / secs))
 
     def _look_at_arrival(self, observation: Observation) -> None:
         if observation.complete:
