@@ -14,6 +14,7 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 
 from gateway import cli
+from tests import raw
 from tests.conformance.clients import WIRES, Client
 from tests.conformance.models import EVERY_VERSION, NEVER_US, REPEAT, identity
 from tests.conformance.openai_models import contract, piece
@@ -44,7 +45,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answer = contract(piece("hello"), piece(reason="stop"))
     write_model(folder, "chat", answer + EVERY_VERSION, versions=(1, 2))
     write_model(folder, "a", ADD + EVERY_VERSION, versions=(1, 2))
-    for wire in WIRES:
+    for wire in (*WIRES, "raw"):
         write_model(folder, f"a@{wire.replace('.', '-')}", ADD)
     return folder
 
@@ -100,7 +101,7 @@ def test_versions_that_the_model_does_not_have_change_nothing(
 
 
 @contextmanager
-def labelled(http: httpx.Client, model: str, **labels: int) -> Iterator[None]:
+def labelled(http: httpx.Client, model: str, /, **labels: int) -> Iterator[None]:
     """In this block versions of a model have labels."""
     path = f"/v2/repository/models/{model}/labels"
     answer = http.post(path, json={"labels": labels})
@@ -148,10 +149,23 @@ async def test_a_model_of_the_whole_name_comes_before_a_label(
     with labelled(http, "a", **{label: 1}):
         for _ in range(2):
             assert await versions(client, name) == ("a", "1")
-        assert http.post(f"/v2/repository/models/{name}/load").status_code == 200
+        await client.call("load_model", name)
         for _ in range(2):
             assert await versions(client, name) == (name, "1")
         assert await versions(client, "a", label) == ("a", "1")
+
+
+def test_a_model_with_the_name_of_a_label_gets_the_next_request_of_a_connection(
+    server: Serving, http: httpx.Client
+) -> None:
+    tensor = {"name": "INPUT", "datatype": "FP32", "shape": [1], "data": [1]}
+    with labelled(http, "a", raw=1), raw.Connection(server.ports["http"]) as connection:
+        for name in ("a", "a", "a@raw"):
+            if name == "a@raw":
+                assert http.post("/v2/repository/models/a@raw/load").status_code == 200
+            connection.ask("/v2/models/a@raw/infer", {"inputs": [tensor]})
+            found = connection.answer().json
+            assert (found["model_name"], found["model_version"]) == (name, "1")
 
 
 def test_a_label_moves_without_a_pause(http: httpx.Client) -> None:

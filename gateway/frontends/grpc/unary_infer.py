@@ -73,12 +73,8 @@ class UnaryInferRpcs:
         return model, decoder.decode(message, incoming.raw, model.config)
 
     def _learn(self, incoming: InferMessage, request: InferRequest) -> None:
-        """Add an accepted message to the memo, unless its metadata are a part of the request.
-
-        The meaning of a label may change.
-        """
-        has_label = request.version and not request.version.isdigit()
-        if incoming.known is None and not self._forwarding.enabled and not has_label:
+        """Add an accepted message to the memo, unless its metadata are a part of the request."""
+        if incoming.known is None and not self._forwarding.enabled:
             self._known.add(incoming, request)
 
     def _encoder(self, request: InferRequest, model: Model) -> InferResponseEncoder:
