@@ -13,6 +13,7 @@ from gateway import __version__
 from gateway.errors import InferenceError
 from gateway.flags import fleet as fleet_flags
 from gateway.flags import keys as key_flags
+from gateway.flags import label as label_flags
 from gateway.flags import serve as flags
 from gateway.flags.ray_fleet import require_ray
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
@@ -89,6 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="chat with a model of a running server")
     chat_options.add_flags(chat)
     chat.set_defaults(command=_chat)
+    label = commands.add_parser("label", help="name versions of a model of a running server")
+    label_flags.add_flags(label)
+    label.set_defaults(command=_label)
     fetch = commands.add_parser("fetch", help="store an embedded model in the user's cache")
     fetch.add_argument("names", nargs="*", metavar="NAME", help="models; none: all of them")
     fetch.set_defaults(command=_fetch)
@@ -228,6 +232,10 @@ def _chat(parsed: argparse.Namespace) -> None:
         command.run(chat_options.options(parsed))
     except importlib.import_module("gateway.tools.chat.server").ChatError as error:
         raise CliError(str(error)) from None
+
+
+def _label(parsed: argparse.Namespace) -> None:
+    importlib.import_module("gateway.tools.label").run(parsed, ENVIRONMENT)
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -11,9 +11,10 @@ from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
+from gateway.models.index import IndexRow
+from gateway.models.labels import set_labels
 from gateway.models.model import Model
 from gateway.models.model_folder import Override
-from gateway.models.registry import IndexRow
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
 from gateway.observability.log import Log
@@ -166,6 +167,13 @@ class DataPlane:
                 Code.NOT_FOUND, f"model '{name.model}' runs no request with the id '{name.id}'"
             )
 
+    def numbered(self, name: RequestName, caller: Caller | None = None) -> RequestName:
+        """The name with the number of a version that has been named by its label."""
+        model, version = self.address(name.model, name.version, caller)
+        if self.has_label(model, version, caller):
+            version = self._registry.find(model, version).version
+        return name._replace(model=model, version=version)
+
     def call(self, request: InferRequest) -> ResponseStream:
         """Submit a request that a model makes for a request in flight.
 
@@ -178,9 +186,38 @@ class DataPlane:
 
         None does for a caller for which it does not exist.
         """
-        if caller is not None and caller.models is not None and not caller.sees(name):
-            raise self._registry.absent(name)
+        if caller is not None and caller.models is not None:
+            name, version = self.address(name, version, caller)
+            if not caller.sees(name):
+                raise self._registry.absent(name)
         return self._registry.find(name, version)
+
+    def address(
+        self, name: str, version: str = "", caller: Caller | None = None
+    ) -> tuple[str, str]:
+        """The model and the version that a client names: `m@label` is a label of the model `m`.
+
+        It means no model that does not exist for the caller.
+        """
+        if "@" not in name:
+            return name, version
+        found = self._registry.address(name, version)
+        return found if caller is None or caller.sees(found[0]) else (name, version)
+
+    def has_label(self, name: str, label: str, caller: Caller | None = None) -> bool:
+        """Whether a version of the model has that label."""
+        exists = caller is None or caller.sees(name)
+        return exists and self._registry.has_label(name, label)
+
+    def labels(self, name: str) -> Mapping[str, int]:
+        """The labels of a model's versions; InferenceError as `model`."""
+        return dict(sorted(self._registry.only(name).labels.items()))
+
+    def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
+        """Name loaded versions of a model; None removes a label. Raises InferenceError."""
+        self._refuse_if_exiting()
+        set_labels(self._registry.only(name), changes)
+        self._registry.notify()
 
     def models(self) -> Iterator[Model]:
         """Every loaded version."""
@@ -204,14 +241,23 @@ class DataPlane:
         return families(self._control.residents)
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Load or reload a model; after an InferenceError the old version still serves."""
+        """Load or reload a model; after an InferenceError the old versions still serve."""
         self._refuse_if_exiting()
         await self._control.load(name, override)
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Begin to unload a model: look-ups fail from now on. Unknown names are ignored."""
+    async def unload(
+        self,
+        name: str,
+        versions: frozenset[int] = frozenset(),
+        *,
+        unload_dependents: bool = False,
+    ) -> None:
+        """Begin to unload a model, or only these versions: look-ups fail from now on.
+
+        Unknown names are ignored.
+        """
         self._refuse_if_exiting()
-        await self._control.unload(name, unload_dependents=unload_dependents)
+        await self._control.unload(name, versions, unload_dependents=unload_dependents)
 
     @property
     def ready(self) -> bool:

@@ -41,6 +41,7 @@ def model_metadata(
 
     Raises InferenceError with the lookup texts.
     """
+    name, version = dataplane.address(name, version, caller)
     model = dataplane.model(name, version, caller)
     ready = [each.version for each in dataplane.ready_versions(name)]
     config = model.config
@@ -58,6 +59,9 @@ def statistics(dataplane: DataPlane, name: str, version: str) -> list[dict[str, 
 
     Raises INVALID_ARG for an unknown model or version, as Triton.
     """
+    name, version = dataplane.address(name, version)
+    if dataplane.has_label(name, version):
+        version = dataplane.model(name, version).version
     ready = [each for each in dataplane.models() if each.ready]
     found = [each for each in ready if name in ("", each.name)]
     if name and not found:

@@ -268,6 +268,14 @@ class LoadedModels:
             )
         return found[-1]
 
+    def address(self, name: str, version: str = "") -> tuple[str, str]:
+        """The name and the version themselves: no model has labels."""
+        return name, version
+
+    def has_label(self, name: str, label: str) -> bool:
+        """No version has a label."""
+        return False
+
     def forget(self) -> None:
         """Find none any more, as if all had been unloaded."""
         self._models = ()

@@ -17,6 +17,7 @@ from gateway.errors import Code
 from gateway.fleet.metrics import FLEET_METRICS
 from gateway.models.resident_readings import RESIDENT_METRICS
 from gateway.observability.metrics import DOCUMENTED
+from gateway.rollouts.shadow import SHADOW_METRICS
 from gateway.schedulers.scheduler import Scheduler
 
 ROOT = Path(__file__).parent.parent
@@ -126,7 +127,7 @@ def test_every_option_of_serve_is_documented() -> None:
 
 def test_every_metric_is_documented() -> None:
     documented = (ROOT / "gateway/observability/README.md").read_text()
-    names = (*DOCUMENTED, *FLEET_METRICS, *RESIDENT_METRICS)
+    names = (*DOCUMENTED, *FLEET_METRICS, *RESIDENT_METRICS, *SHADOW_METRICS)
     assert [name for name in names if f"`{name}`" not in documented] == []
 
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from gateway.errors import Code, InferenceError
 from gateway.flags import serve
-from gateway.models.model_folder import FILE_PREFIX, Override
+from gateway.models.model_folder import FILE_PREFIX, VERSIONS, Override, read_versions
 from gateway.settings import Settings
 from gateway.storage.store import StoreError
 
@@ -87,7 +87,10 @@ def _refuse(message: str) -> NoReturn:
 
 
 def read_override(parameters: Mapping[str, Any] | None) -> Override | None:
-    """Read load parameters: `config` as JSON text or a mapping, files as bytes; or INVALID_ARG."""
+    """Read load parameters: `config` as JSON text or a mapping, files as bytes, `versions` as text.
+
+    Raises INVALID_ARG for others.
+    """
 
     if not parameters:
         return None
@@ -97,19 +100,21 @@ def read_override(parameters: Mapping[str, Any] | None) -> Override | None:
             f"load parameters are {type(parameters).__name__}, expected a mapping from names to "
             "values",
         )
-    config, files = None, {}
+    config, files, versions = None, {}, frozenset[int]()
     for name, value in parameters.items():
         if name == CONFIG and isinstance(value, str | Mapping):
             config = value if isinstance(value, str) else _json(value)
         elif str(name).startswith(FILE_PREFIX) and isinstance(value, bytes):
             files[name] = value
+        elif name == VERSIONS and isinstance(value, str):
+            versions = read_versions(value)
         else:
             raise InferenceError(
                 Code.INVALID_ARG,
                 f"load parameter '{name}' is {type(value).__name__}, expected '{CONFIG}' with JSON "
-                f"text or a mapping, or '{FILE_PREFIX}<path>' with bytes",
+                f"text or a mapping, '{VERSIONS}' with text, or '{FILE_PREFIX}<path>' with bytes",
             )
-    return Override(config, files)
+    return Override(config, files, versions)
 
 
 def _json(config: Mapping[str, Any]) -> str:

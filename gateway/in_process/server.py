@@ -14,6 +14,7 @@ from gateway.in_process.options import read_override, read_settings
 from gateway.in_process.request import RequestFields, draft
 from gateway.in_process.responses import AsyncResponses, LocalRequest, PostedRequest, Responses
 from gateway.in_process.server_loop import LoopThread, ServerHandle, ServerLoop
+from gateway.models.model_folder import read_versions
 from gateway.models.repository_control import LOAD, PROGRAM, UNLOAD, audited
 
 
@@ -269,7 +270,8 @@ class Server:
 
         UNAVAILABLE unless `model_control_mode="explicit"`. `parameters` are those of the model
         repository extension: `config` is a configuration as JSON, or a mapping; `file:<path>` is
-        the content of a file that replaces the repository's.
+        the content of a file that replaces the repository's; `versions`, such as "4" or "3,4", are
+        served besides those that serve.
         """
         return self._running.ask(lambda: self._load(name, parameters), "async_load")
 
@@ -279,16 +281,21 @@ class Server:
         """As `load`."""
         return await self._running.async_ask(lambda: self._load(name, parameters))
 
-    def unload(self, model: str | ModelHandle, *, unload_dependents: bool = False) -> None:
-        """Unload a model: look-ups fail when this returns. Unknown names are ignored."""
+    def unload(
+        self, model: str | ModelHandle, *, versions: str = "", unload_dependents: bool = False
+    ) -> None:
+        """Unload a model: look-ups fail when this returns. Unknown names are ignored.
 
-        self._running.ask(lambda: self._unload(model, unload_dependents), "async_unload")
+        `versions`, such as "3" or "3,4", are unloaded alone while others serve.
+        """
+
+        self._running.ask(lambda: self._unload(model, versions, unload_dependents), "async_unload")
 
     async def async_unload(
-        self, model: str | ModelHandle, *, unload_dependents: bool = False
+        self, model: str | ModelHandle, *, versions: str = "", unload_dependents: bool = False
     ) -> None:
         """As `unload`."""
-        await self._running.async_ask(lambda: self._unload(model, unload_dependents))
+        await self._running.async_ask(lambda: self._unload(model, versions, unload_dependents))
 
     # On the server's loop.
 
@@ -316,10 +323,13 @@ class Server:
             await self._dataplane.load(name, read_override(parameters))
         return self.model(name)
 
-    async def _unload(self, model: str | ModelHandle, unload_dependents: bool) -> None:
+    async def _unload(
+        self, model: str | ModelHandle, versions: str, unload_dependents: bool
+    ) -> None:
         name = model.name if isinstance(model, ModelHandle) else model
         with audited(self._dataplane.audit, PROGRAM, UNLOAD, name):
-            await self._dataplane.unload(name, unload_dependents=unload_dependents)
+            some = read_versions(str(versions)) if versions else frozenset[int]()
+            await self._dataplane.unload(name, some, unload_dependents=unload_dependents)
 
     @property
     def _running(self) -> ServerHandle:

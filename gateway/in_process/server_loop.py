@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
@@ -93,6 +94,9 @@ class ServerLoop:
         dataplane = self.server.dataplane
         model = dataplane.model(draft.request.model, draft.request.version)
         request = draft.complete(model.config)
+        if request.model != model.name:
+            name, version = dataplane.address(request.model, request.version)
+            request = replace(request, model=name, version=version)
         trace = dataplane.tracer.begin(request.model) if dataplane.tracer.on else None
         stream = dataplane.infer(request, model, trace)
         if trace is not None:

@@ -1,6 +1,6 @@
 """Members of ensembles: names, loaded versions, dependencies, checks, and failures of loads."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -113,6 +113,15 @@ class LoadFailure(InferenceError):
 def load_failed(name: str, why: str, cycle: DependencyCycle | None = None) -> LoadFailure:
     """The failure of a version, or of a member that is absent or does not suit its ensemble."""
     return LoadFailure(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n", why, cycle)
+
+
+def versions_failed(name: str, errors: Mapping[int, InferenceError]) -> LoadFailure:
+    """The failure of a load whose versions failed with these errors."""
+    clauses = (
+        f"version {number} is at UNAVAILABLE state: {error.reason};"
+        for number, error in sorted(errors.items())
+    )
+    return load_failed(name, "".join(clauses))
 
 
 def poll_failed(name: str, why: str) -> LoadFailure:

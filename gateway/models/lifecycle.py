@@ -20,17 +20,15 @@ from gateway.models.ensemble_members import (
     member_failed,
     orphans,
     poll_failed,
+    versions_failed,
 )
-from gateway.models.loaded_models import LoadedModels
+from gateway.models.loaded_models import LoadedModels, ServedVersions
 from gateway.models.loading import InPlaceUpdate, Loaded, LoadedMembers, ModelLoader, close_all
-from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.registry import (
     UNLOADED,
     KnownModel,
     ModelRegistry,
-    VersionState,
-    VersionStatus,
     members,
 )
 from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
@@ -66,7 +64,7 @@ class Lifecycle:
         self._registry = registry
         self._repository = repository
         self._loader = loader
-        self._loaded = loaded
+        self._served = ServedVersions(registry, loaded)
         self._members = EnsembleMembers(registry, repository, threads)
         self._locks: WeakValueDictionary[ModelId, asyncio.Lock] = WeakValueDictionary()
         self._waits = MemberWaits()
@@ -74,8 +72,9 @@ class Lifecycle:
     async def load(self, model: ModelId, override: Override | None = None) -> None:
         """Load a model on a client's request; it serves when this returns.
 
-        Nothing happens if the model serves and its files are unchanged. Raises InferenceError with
-        Triton's texts; the versions that served before then stay READY.
+        Versions of the override are served besides those that serve; without any it is those of the
+        policy. Nothing happens if they serve and the files are unchanged. Raises InferenceError
+        with Triton's texts; the versions that served before then stay READY.
         """
         await self._then_ripple(lambda changed: self._load(model, override, changed))
 
@@ -90,14 +89,18 @@ class Lifecycle:
     async def _load(
         self, model: ModelId, override: Override | None, changed: list[ModelId]
     ) -> None:
+        versions = override.versions if override is not None else frozenset[int]()
         async with self._lock(model):
             try:
                 source = await self._read(model, override=override)
             except InferenceError as error:
                 log.error("model unreadable", extra=_extra(model, error))
                 raise poll_failed(model.name, error.message) from None
+            source.entry.require(versions)
             known = self._registry.get_or_add(model)
             known.implicit = False
+            if versions:
+                source = known.choosing(source, versions)
             with known.attempt():
                 await self._apply(known, source, changed, again=True)
 
@@ -143,27 +146,40 @@ class Lifecycle:
             raise
         await self._ripple(changed)
 
-    async def unload(self, model: ModelId, *, unload_dependents: bool = False) -> None:
+    async def unload(
+        self,
+        model: ModelId,
+        versions: frozenset[int] = frozenset(),
+        *,
+        unload_dependents: bool = False,
+    ) -> None:
         """Remove a model from look-ups at once; it closes after its last request.
 
-        Ensembles that call it are unloaded too. `unload_dependents` also unloads the members that
-        only this model needed. A load of the model under way ends at once.
+        With `versions` only these are removed, while others serve. Ensembles that call it are
+        unloaded too. `unload_dependents` also unloads the members that only this model needed. A
+        load of the model under way ends at once, unless single versions are unloaded.
         """
-        self._interrupt(model)
+        if not versions:
+            self._interrupt(model)
+        source: LoadSource | None = None
         async with self._lock(model):
             known = self._registry.get(model)
-            if known is None:
+            if known is None or (versions and known.source is None):
                 return
-            source = known.source
-            self._drop(known, UNLOADED)
-            known.members = ()
-            known.suspend(None)
-            if not known.versions:
-                self._registry.remove(model)
+            if not (versions and self._served.drop_some(known, versions)):
+                source = known.source
+                self._end(known)
         await self._ripple([model])
         if unload_dependents and source is not None:
             for orphan in orphans(source.config, self._registry):
                 await self.unload(orphan.id, unload_dependents=True)
+
+    def _end(self, known: KnownModel) -> None:
+        self._served.drop(known, UNLOADED)
+        known.members = ()
+        known.suspend(None)
+        if not known.versions:
+            self._registry.remove(known.id)
 
     def _interrupt(self, model: ModelId) -> None:
         known = self._registry.get(model)
@@ -180,7 +196,7 @@ class Lifecycle:
     async def _read(
         self, model: ModelId, *, override: Override | None = None, seen: Snapshot | None = None
     ) -> LoadSource:
-        if override is None:
+        if override is None or not override.replaces:
             source = partial(self._repository.source, snapshot=seen)
         else:
             source = partial(self._repository.overridden, override=override)
@@ -205,7 +221,7 @@ class Lifecycle:
     def _note_unreadable(self, known: KnownModel, error: InferenceError) -> None:
         is_ambiguous = error.message == IN_TWO_REPOSITORIES
         if is_ambiguous:
-            self._drop(known, error.message)
+            self._served.drop(known, error.message)
         if not known.models:
             known.versions.clear()
             known.trouble = error.message if is_ambiguous else error.reason
@@ -238,7 +254,7 @@ class Lifecycle:
 
     async def _replace(self, known: KnownModel, source: LoadSource, bound: LoadedMembers) -> None:
         try:
-            numbers = source.entry.versions(source.config.version_policy)
+            numbers = known.wanted_versions(source)
         except InferenceError as error:
             if not known.models:
                 known.trouble, known.readable = error.reason, True
@@ -251,7 +267,7 @@ class Lifecycle:
         if errors:
             known.fail_loading(errors)
             await close_all(outcomes.values())
-            raise load_failed(known.id.name, _clauses(errors))
+            raise versions_failed(known.id.name, errors)
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
         self._swap(known, source, loaded)
         known.bound = frozenset(bound.values())
@@ -263,9 +279,8 @@ class Lifecycle:
         """Each version, or its error; `unload` interrupts the load."""
         try:
             async with asyncio.timeout(None) as known.loading:
-                return await self._loader.load_versions(
-                    source, numbers, known.unchanged_versions(source), bound
-                )
+                kept = known.unchanged_versions(source, frozenset(bound.values()))
+                return await self._loader.load_versions(source, numbers, kept, bound)
         except TimeoutError:
             return dict.fromkeys(numbers, INTERRUPTED)
         finally:
@@ -340,59 +355,21 @@ class Lifecycle:
         served = known.source is not None
         known.suspend(source)
         if served:
-            self._drop(known, UNLOADED)
+            self._served.drop(known, UNLOADED)
         return served
-
-    # Changes of the registry.
 
     def _swap(self, known: KnownModel, source: LoadSource, loaded: Mapping[int, Loaded]) -> None:
         """Direct every request to the loaded versions, in one synchronous step."""
         for number, status in known.versions.items():
             if not isinstance(loaded.get(number), InPlaceUpdate):
-                self._retire(status, UNLOADED)
-        for number, each in loaded.items():
+                self._served.retire(status, UNLOADED)
+        for each in loaded.values():
             if isinstance(each, InPlaceUpdate):
                 each.commit()
             else:
-                known.versions[number] = VersionStatus(VersionState.READY, model=each)
-                self._start(known, source, each)
+                self._served.start(known, source, each)
         known.versions = dict(sorted(known.versions.items()))
         known.source = source
-
-    def _start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
-        model.namespace = known.id.namespace
-        if source.upload is not None:
-            source.upload.hold()
-        self._loaded.start(model, source.upload.release if source.upload else lambda: None)
-
-    def _drop(self, known: KnownModel, reason: str) -> None:
-        for status in known.versions.values():
-            self._retire(status, reason)
-        known.source = known.seen = None
-        known.bound = frozenset()
-        known.trouble = ""
-        self._registry.notify()
-
-    def _retire(self, status: VersionStatus, reason: str) -> None:
-        """Stop new requests for a version; its reason is set once it has ended."""
-
-        def ended() -> None:
-            status.state, status.reason = VersionState.UNAVAILABLE, reason
-            self._registry.notify()
-
-        if status.model is not None:
-            model, status.model = status.model, None
-            status.state = VersionState.UNLOADING
-            self._loaded.retire(model, ended)
-        elif status.state is not VersionState.UNLOADING:
-            ended()
-
-
-def _clauses(errors: Mapping[int, InferenceError]) -> str:
-    return "".join(
-        f"version {number} is at UNAVAILABLE state: {error.reason};"
-        for number, error in sorted(errors.items())
-    )
 
 
 def _extra(model: ModelId, error: InferenceError) -> Mapping[str, object]:

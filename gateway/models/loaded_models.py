@@ -8,14 +8,22 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.backend import Instance
 from gateway.ensembles.backend import EnsembleInstance
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.model import Model
+from gateway.models.registry import (
+    UNLOADED,
+    KnownModel,
+    ModelRegistry,
+    VersionState,
+    VersionStatus,
+)
+from gateway.models.repository import LoadSource
 from gateway.models.residents import Residents
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Execution
@@ -143,6 +151,68 @@ class LoadedModels:
                 self.residents.end(model)
             for callback in life.ended:
                 callback()
+
+
+class ServedVersions:
+    """Begins and ends versions in the registry, each time in one synchronous step."""
+
+    def __init__(self, registry: ModelRegistry, loaded: LoadedModels) -> None:
+        self._registry = registry
+        self._loaded = loaded
+
+    def drop(self, known: KnownModel, reason: str) -> None:
+        """End every version of the model."""
+        for status in known.versions.values():
+            self.retire(status, reason)
+        known.source = known.seen = None
+        known.bound = frozenset()
+        known.trouble = ""
+        self._registry.notify()
+
+    def drop_some(self, known: KnownModel, versions: frozenset[int]) -> bool:
+        """End these versions, if others of the model serve; whether that is so.
+
+        The others stay until a load that names no versions. Raises NOT_FOUND for a version that
+        the model does not have, UNAVAILABLE for one that is held.
+        """
+        source, left = known.source, known.loaded - versions
+        if source is None:
+            return False
+        source.entry.require(versions)
+        for number in sorted(versions & known.held & known.loaded):
+            raise InferenceError(
+                Code.UNAVAILABLE,
+                f"version {number} of model '{known.id.name}' is part of a rollout; end the "
+                "rollout first",
+            )
+        if left:
+            for number in versions & known.versions.keys():
+                self.retire(known.versions[number], UNLOADED)
+            known.source = replace(source, chosen=left)
+            self._registry.notify()
+        return bool(left)
+
+    def start(self, known: KnownModel, source: LoadSource, model: Model) -> None:
+        """Serve with a loaded version from now on; it replaces none."""
+        known.versions[int(model.version)] = VersionStatus(VersionState.READY, model=model)
+        model.namespace = known.id.namespace
+        if source.upload is not None:
+            source.upload.hold()
+        self._loaded.start(model, source.upload.release if source.upload else lambda: None)
+
+    def retire(self, status: VersionStatus, reason: str) -> None:
+        """Stop new requests for a version; its reason is set once it has ended."""
+
+        def ended() -> None:
+            status.state, status.reason = VersionState.UNAVAILABLE, reason
+            self._registry.notify()
+
+        if status.model is not None:
+            model, status.model = status.model, None
+            status.state = VersionState.UNLOADING
+            self._loaded.retire(model, ended)
+        elif status.state is not VersionState.UNLOADING:
+            ended()
 
 
 log = logging.getLogger("sluice.progress")

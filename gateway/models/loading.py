@@ -167,13 +167,14 @@ class ModelLoader:
         self, source: LoadSource, version: int, kept: Model | None, members: LoadedMembers
     ) -> Loaded | InferenceError:
         extra = {"model": source.config.name, "version": version}
-        log.info("loading model", extra=extra)
         began = time.monotonic()
         try:
             if kept is not None and not _must_reload(kept, source):
-                loaded: Loaded = await self.update(kept, source)
-            else:
-                loaded = await self.load(source, version, members)
+                update = await self.update(kept, source, members)
+                log.info("version kept", extra=extra | {"added": len(update.added)})
+                return update
+            log.info("loading model", extra=extra)
+            loaded = await self.load(source, version, members)
         except InferenceError as error:
             return _logged(error, extra)
         except Exception:
@@ -230,18 +231,21 @@ class ModelLoader:
         model.loaded_at = time.time()
         return model
 
-    async def update(self, model: Model, source: LoadSource) -> InPlaceUpdate:
+    async def update(
+        self, model: Model, source: LoadSource, members: LoadedMembers = NO_MEMBERS
+    ) -> InPlaceUpdate:
         """Load the instances that a loaded version lacks for the source's instance groups.
 
-        Instances that fit are kept. Raises InferenceError; nothing new stays loaded then.
+        Instances that fit are kept. `members` are the models that an ensemble calls. Raises
+        InferenceError; nothing new stays loaded then.
         """
         groups, policy = source.config.instance_group, source.config.version_policy
         config = replace(model.config, instance_group=groups, version_policy=policy)
         folder = await self._threads.run(self._folder, source, int(model.version))
-        backend = await self._threads.run(self._backends.of, config)
+        backend = await self._backend(config, members)
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.instances.slots))
-        register_slots(update.added, self._limiter)
+        register_slots(update.added, None if members else self._limiter)
         await load_slots(update.added, side_by_side=backend.loads_side_by_side)
         await _prepare(model, update.added)
         return update
@@ -309,6 +313,11 @@ class ModelLoader:
     ) -> ModelContext:
         policies = self._settings.host_policies
         composed = config.ensemble_scheduling is not None
+
+        def infer(request: InferRequest) -> ResponseStream:
+            statistics.calls += 1
+            return self._infer(request)
+
         return ModelContext(
             config=config,
             name=placement.name,
@@ -317,7 +326,7 @@ class ModelLoader:
             cpu_cores=EVERY_CORE if composed else cores_of(placement, config, backend, policies),
             path=folder,
             store=self._settings.store,
-            infer=self._infer,
+            infer=infer,
             control=self._control,
             wasted=statistics.waste,
         )

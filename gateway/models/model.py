@@ -75,6 +75,16 @@ class Waking(Protocol):
         """Wake it for a request that has been queued."""
 
 
+class Tap(Protocol):
+    """Observes one request: its responses, its end, and their times."""
+
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """The recorder of the request's stream, which passes every event on to `account`.
+
+        Called when the request is accepted; never for a request that `submit` refuses.
+        """
+
+
 class Model:
     """A loaded version: its config, instances, scheduler, statistics and requests in flight.
 
@@ -221,14 +231,15 @@ class Model:
         trace: Trace | None = None,
         interceptor: Interceptor | None = None,
         *,
+        tap: Tap | None = None,
         limited: bool = True,
     ) -> ResponseStream:
         """Check a request and pass it to the interceptor, or to the scheduler, in one step.
 
         A request that the cache can answer takes no place in a queue. The cache is not asked for a
-        request with an interceptor, or of a sequence at a replica. Raises InferenceError:
-        INVALID_ARG from validation, UNAVAILABLE if no instance is alive or, if `limited`, too many
-        requests are in flight.
+        request with an interceptor, or of a sequence at a replica. `tap` observes the request.
+        Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE if no instance is alive or,
+        if `limited`, too many requests are in flight.
         """
         checked = request.checked
         if checked is not None and checked.rules is self._rules:
@@ -244,7 +255,7 @@ class Model:
             interceptor = cached = CachedRequest(self._cache, request)
         needs_place = limited and (cached is None or cached.lookup.response is None)
         if needs_place and len(self.requests) >= self.most_in_flight:
-            raise self._full()
+            raise self._full(self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
         if trace is None and isinstance(request.trace, Trace):
@@ -255,7 +266,8 @@ class Model:
         record = Record(
             self.statistics, batch_size, request.received_ns, self.requests.remove, trace
         )
-        stream = ResponseStream(record if interceptor is None else interceptor.recorder(record))
+        account = record if interceptor is None else interceptor.recorder(record)
+        stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream)
         entry = Entry(request, stream, record)
         if interceptor is None:
@@ -269,6 +281,23 @@ class Model:
     def call(self, request: InferRequest) -> ResponseStream:
         """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""
         return self.submit(request, limited=False)
+
+    def copy(self, request: InferRequest, statistics: ModelStatistics, tap: Tap) -> ResponseStream:
+        """As `submit`, for a copy of a request to another version.
+
+        It counts in `statistics` instead of the model's, and has neither trace nor cached response.
+        """
+        batch_size = self._rules.check(request)
+        if not self.instances.able:
+            raise self._unable()
+        if len(self.requests) >= self.most_in_flight:
+            raise self._full(statistics)
+        self.scheduler.admit(request)
+        record = Record(statistics, batch_size, 0, self.requests.remove)
+        stream = ResponseStream(tap.recorder(record, record))
+        self.requests.add(record, stream)
+        self.scheduler.submit(Entry(request, stream, record))
+        return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
         """The request, marked as checked for `submit`; callable from any thread.
@@ -326,8 +355,8 @@ class Model:
     def _unable(self) -> InferenceError:
         return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")
 
-    def _full(self) -> InferenceError:
-        self.statistics.rejected()
+    def _full(self, statistics: ModelStatistics) -> InferenceError:
+        statistics.rejected()
         return InferenceError(
             Code.UNAVAILABLE,
             f"model '{self.name}' has {self.most_in_flight} requests in flight, the most it "

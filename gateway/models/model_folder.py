@@ -25,6 +25,9 @@ RESERVED = frozenset({"warmup", "initial_state", "configs"})
 BYTECODE = "__pycache__"
 """The folder of the bytecode that Python writes for model.py: no part of the model."""
 HIGHEST = 2**63 - 1
+VERSIONS = "versions"
+"""Parameter of a load or an unload: the versions that it is about."""
+SHOWN_CHARS = 64
 STORED_MODEL = "stored_model"
 """Parameter of a model: the name under which `sluice fetch` stored its files."""
 
@@ -38,13 +41,18 @@ def take_snapshot(folder: Path) -> Snapshot:
     return found
 
 
-def without_configs(snapshot: Snapshot) -> Snapshot:
-    """The state without the configuration files."""
-    return {
-        name: stamp
-        for name, stamp in snapshot.items()
-        if name != CONFIG_FILE and not name.startswith(CONFIG_FOLDER)
-    }
+def by_version(snapshot: Snapshot) -> Mapping[int | None, Snapshot]:
+    """The state of each version's files, and under None that of the files of all versions.
+
+    The configuration files are in none of them.
+    """
+    found: dict[int | None, dict[str, tuple[int, int]]] = {None: {}}
+    for name, stamp in snapshot.items():
+        folder, slash, _ = name.partition("/")
+        number = version_number(folder) if slash else None
+        if name != CONFIG_FILE and not name.startswith(CONFIG_FOLDER):
+            found.setdefault(number, {})[name] = stamp
+    return found
 
 
 class _Folder(NamedTuple):
@@ -88,6 +96,19 @@ def version_number(folder: str) -> int | None:
     if not (folder.isascii() and folder.isdigit()) or int(folder) > HIGHEST:
         return None
     return int(folder) if str(int(folder)) == folder else None
+
+
+def read_versions(text: str) -> frozenset[int]:
+    """The version numbers in a list with commas; INVALID_ARG for any other text."""
+    numbers = [version_number(each.strip()) for each in text.split(",")]
+    found = frozenset(each for each in numbers if each is not None)
+    if len(found) < len(numbers):
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"parameter 'versions': found {text[:SHOWN_CHARS]!r}, expected version numbers such as "
+            "'4' or '3,4', each once",
+        )
+    return found
 
 
 def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> tuple[int, ...]:
@@ -181,10 +202,17 @@ class Override:
     """The parameters of a load request.
 
     `config` is JSON that replaces `config.pbtxt`; `files` are by path, with the prefix `file:`.
+    `versions` are to be served besides those that serve; without any it is those of the policy.
     """
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    versions: frozenset[int] = frozenset()
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it has a configuration or files in place of those on disk."""
+        return self.config is not None or bool(self.files)
 
     def require_config(self) -> str:
         """The configuration; INVALID_ARG if there are only files, or if it is too large."""

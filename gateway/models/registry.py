@@ -1,4 +1,4 @@
-"""The registry of known models: states of versions, look-ups and index, with Triton's texts."""
+"""The registry of known models: states of versions, labels and look-ups, with Triton's texts."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,10 +9,12 @@ from enum import StrEnum
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
-from gateway.models.model_folder import Snapshot, without_configs
+from gateway.models.model_folder import Snapshot, by_version
 from gateway.models.repository import LoadSource, ModelId
 
-UNLOADED, ASLEEP = "unloaded", "asleep"
+UNLOADED = "unloaded"
+STABLE = "stable"
+"""The label of the version for requests that name none."""
 
 
 class VersionState(StrEnum):
@@ -59,6 +61,9 @@ class KnownModel:
 
     Of an ensemble, `members` are the names of its models and `bound` the versions that it was
     loaded with. `suspended` is the source for its next load while its members do not suit it.
+
+    `labels` are names of versions. The versions `held` are loaded, also if the policy does not
+    select them.
     """
 
     id: ModelId
@@ -74,6 +79,18 @@ class KnownModel:
     members: tuple[str, ...] = ()
     bound: frozenset[Model] = frozenset()
     suspended: LoadSource | None = None
+    labels: dict[str, int] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
+
+    @property
+    def chosen(self) -> frozenset[int] | None:
+        """The versions that a client has chosen in place of those of the policy; None if none."""
+        return None if self.source is None else self.source.chosen
+
+    @property
+    def loaded(self) -> frozenset[int]:
+        """The numbers of the loaded versions."""
+        return frozenset(int(model.version) for model in self.models)
 
     @property
     def models(self) -> list[Model]:
@@ -102,27 +119,51 @@ class KnownModel:
             raise
 
     def serves(self, source: LoadSource) -> bool:
-        """Whether every version of the source serves and was loaded from the same files."""
+        """Whether the versions of the source, and no others, serve from the same files."""
         served = self.source
         if served is None or source.overridden or served.overridden:
             return False
-        return served.snapshot == source.snapshot and all(model.ready for model in self.models)
+        if served.snapshot != source.snapshot or not all(model.ready for model in self.models):
+            return False
+        return self.loaded == set(self.wanted_versions(source))
 
-    def unchanged_versions(self, source: LoadSource) -> Mapping[int, Model]:
-        """The loaded versions that need only other instances (in-place update).
+    def wanted_versions(self, source: LoadSource) -> tuple[int, ...]:
+        """The versions that a load of the source serves, ascending; INVALID_ARG if none."""
+        wanted = source.selected | self.held
+        found = tuple(each for each in source.entry.available if each in wanted)
+        return found or source.entry.versions(source.config.version_policy)
 
-        None is kept for a client's config that is equal to the served one: it asks for a reload.
+    def choosing(self, source: LoadSource, versions: frozenset[int]) -> LoadSource:
+        """The source with versions that a client loads besides those that serve.
+
+        A changed policy ends the choice of before.
         """
         served = self.source
-        if served is None or served.upload or source.upload or members(source.config):
-            return {}
-        if without_configs(served.snapshot) != without_configs(source.snapshot):
+        if served is None:
+            return replace(source, chosen=versions)
+        is_same = served.config.version_policy == source.config.version_policy
+        return replace(source, chosen=versions | (served if is_same else source).selected)
+
+    def unchanged_versions(
+        self, source: LoadSource, bound: frozenset[Model]
+    ) -> Mapping[int, Model]:
+        """The loaded versions that need at most other instances (in-place update).
+
+        `bound` are the versions that an ensemble calls now. None is kept for a client's config that
+        is equal to the served one: it asks for a reload.
+        """
+        served = self.source
+        if served is None or served.upload or source.upload or bound != self.bound:
             return {}
         if source.overridden and source.config == served.config:
             return {}
         if _without_instances(source.config) != _without_instances(served.config):
             return {}
-        return {int(model.version): model for model in self.models if model.ready}
+        before, now = by_version(served.snapshot), by_version(source.snapshot)
+        if before[None] != now[None]:
+            return {}
+        loaded = {int(model.version): model for model in self.models if model.ready}
+        return {n: model for n, model in loaded.items() if before.get(n) == now.get(n)}
 
     def begin_loading(self, numbers: Iterable[int]) -> None:
         """Show versions as LOADING; those that are loaded stay READY."""
@@ -163,16 +204,6 @@ def _without_instances(config: ModelConfig) -> ModelConfig:
     return replace(config, instance_group=(), version_policy=None)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One version of a model; only the name if the model was never loaded."""
-
-    name: str
-    version: str = ""
-    state: str = ""
-    reason: str = ""
-
-
 class ModelRegistry:
     """All known models by name; only synchronous functions change it."""
 
@@ -211,14 +242,41 @@ class ModelRegistry:
             yield from known.models
 
     def find(self, name: str, version: str) -> Model:
-        """The named version; for "" the highest ready version, else the highest loaded version.
+        """The named version; for "" the version `stable`, the highest ready or loaded version.
 
-        Raises InferenceError with Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
+        A version is a number or a label; a name may end in `@label`. Raises InferenceError with
+        Triton's lookup texts: NOT_FOUND, UNAVAILABLE, INVALID_ARG.
         """
-        found = self._named.get(name, [])
-        if len(found) != 1:
-            found = self.named(name)
-        if not found or not (found[0].versions or found[0].shown):
+        found = self._named.get(name)
+        if found is not None and len(found) == 1 and found[0].versions:
+            known = found[0]
+        else:
+            plain, label = self.address(name, version)
+            if plain != name:
+                return self.find(plain, label)
+            known = self.only(name)
+        if version:
+            return _numbered(known, version)
+        return _preferred(known) if known.labels else _highest(known)
+
+    def address(self, name: str, version: str = "") -> tuple[str, str]:
+        """The model and the version that a name means; `m@label` is that label of the model `m`.
+
+        A model of the whole name comes first.
+        """
+        plain, at, label = name.rpartition("@")
+        if not at or version or self.named(name) or not self.has_label(plain, label):
+            return name, version
+        return plain, label
+
+    def has_label(self, name: str, label: str) -> bool:
+        """Whether a model has a version of that label."""
+        return any(label in known.labels for known in self.named(name))
+
+    def only(self, name: str) -> KnownModel:
+        """The model of a name, loaded or failed; raises as `find` if there is not exactly one."""
+        found = self.named(name)
+        if not found:
             raise self.absent(name)
         if len(found) > 1:
             raise InferenceError(
@@ -226,7 +284,7 @@ class ModelRegistry:
                 f"There are {len(found)} identifiers of model '{name}' in global map, model "
                 "namespace must be provided to resolve ambiguity.",
             )
-        return _numbered(found[0], version) if version else _highest(found[0])
+        return found[0]
 
     def absent(self, name: str) -> InferenceError:
         """The error of a look-up of a name that no model has."""
@@ -246,15 +304,6 @@ class ModelRegistry:
                 if status.wanted and not status.ready:
                     found[f"{known.id} version {number}"] = status.trouble
         return found
-
-    def rows(self, on_disk: Iterable[ModelId], *, ready: bool) -> list[IndexRow]:
-        """Rows for models on disk, loaded or failed, ordered by name and version.
-
-        `ready` keeps only READY versions.
-        """
-        ids = sorted({*on_disk, *(known.id for known in self if _is_listed(known))})
-        found = [row for each in ids for row in _rows_of(each, self.get(each))]
-        return [row for row in found if not ready or row.state == VersionState.READY]
 
     # Changes.
 
@@ -287,6 +336,14 @@ def _refusal(code: Code, text: str) -> InferenceError:
     return InferenceError(code, f"Request for unknown model: {text}")
 
 
+def _preferred(known: KnownModel) -> Model:
+    """The version of a request that names none: `stable` if it is able, else the highest."""
+    stable = known.versions.get(known.labels[STABLE]) if STABLE in known.labels else None
+    model = None if stable is None else stable.model
+    able = model is not None and model.instances.ready and model.takes_requests
+    return model if model is not None and able else _highest(known)
+
+
 def _highest(known: KnownModel) -> Model:
     loaded, is_only = None, len(known.versions) == 1
     for status in reversed(known.versions.values()):
@@ -302,14 +359,17 @@ def _highest(known: KnownModel) -> Model:
 
 
 def _numbered(known: KnownModel, version: str) -> Model:
-    status = known.versions.get(_version_number(version))
+    labelled = known.labels.get(version) if known.labels else None
+    status = known.versions.get(_version_number(version) if labelled is None else labelled)
+    if status is not None and status.model is not None:
+        return status.model
+    name = known.id.name
+    if labelled is not None:
+        text = f"label '{version}' of model '{name}' is version {labelled}, which is not loaded"
+        raise InferenceError(Code.UNAVAILABLE, text)
     if status is None:
-        raise _refusal(Code.NOT_FOUND, f"'{known.id.name}' version {version} is not found")
-    if status.model is None:
-        raise _refusal(
-            Code.UNAVAILABLE, f"'{known.id.name}' version {version} is not at ready state"
-        )
-    return status.model
+        raise _refusal(Code.NOT_FOUND, f"'{name}' version {version} is not found")
+    raise _refusal(Code.UNAVAILABLE, f"'{name}' version {version} is not at ready state")
 
 
 def _version_number(version: str) -> int:
@@ -330,26 +390,3 @@ def _version_number(version: str) -> int:
             "> 0",
         )
     return number
-
-
-def _is_listed(known: KnownModel) -> bool:
-    """Whether the index has a model that is not on disk: not all versions are unloaded."""
-    gone = (s.state is VersionState.UNAVAILABLE and not s.wanted for s in known.versions.values())
-    return bool(known.trouble) or not all(gone)
-
-
-def _rows_of(model: ModelId, known: KnownModel | None) -> Iterator[IndexRow]:
-    if known is not None and known.versions:
-        for number, status in known.versions.items():
-            yield _row(model.name, number, status)
-    elif known is not None and known.trouble:
-        yield IndexRow(model.name, "", VersionState.UNAVAILABLE, known.trouble)
-    else:
-        yield IndexRow(model.name)
-
-
-def _row(name: str, number: int, status: VersionStatus) -> IndexRow:
-    if status.model is not None and not status.ready:
-        return IndexRow(name, str(number), VersionState.UNAVAILABLE, status.trouble)
-    asleep = status.model is not None and status.model.instances.asleep
-    return IndexRow(name, str(number), status.state, ASLEEP if asleep else status.reason)

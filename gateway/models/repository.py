@@ -2,7 +2,7 @@
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,6 +63,14 @@ class ModelEntry:
             f"'{self.name}'",
         )
 
+    def require(self, versions: Iterable[int]) -> None:
+        """Raise NOT_FOUND for a version that the model does not have."""
+        for number in sorted(set(versions) - set(self.available)):
+            listed = ", ".join(map(str, self.available)) or "none"
+            raise InferenceError(
+                Code.NOT_FOUND, f"model '{self.name}' has no version {number}, it has {listed}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
@@ -82,7 +90,8 @@ class LoadSource:
     """The input of a load: the folder's state, and the config before completion.
 
     `snapshot` was taken before any file was read. `upload` owns the folder of a client's files;
-    `overridden` marks a client's config.
+    `overridden` marks a client's config. `chosen` are the versions that a client's load or unload
+    of single versions has left, in place of those of the policy.
     """
 
     config: ModelConfig
@@ -90,11 +99,19 @@ class LoadSource:
     snapshot: Snapshot
     upload: UploadedFolder | None = None
     overridden: bool = False
+    chosen: frozenset[int] | None = None
 
     @property
     def folder(self) -> Path:
         """The model's folder, parent of the version folders."""
         return self.entry.path
+
+    @property
+    def selected(self) -> frozenset[int]:
+        """The versions that a client has chosen, else those of the policy; maybe none."""
+        if self.chosen is not None:
+            return self.chosen
+        return frozenset(select_versions(self.config.version_policy, self.entry.available))
 
 
 class ModelRepository:

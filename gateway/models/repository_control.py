@@ -15,13 +15,14 @@ from gateway.errors import Code, InferenceError, exiting
 from gateway.event_loop import BusyPoll
 from gateway.models.closings import Closings
 from gateway.models.ensemble_members import poll_failed
+from gateway.models.index import IndexRow, index_rows
 from gateway.models.kept_facts import FactsFolder
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
 from gateway.models.model import Model
-from gateway.models.model_folder import Override, Snapshot
-from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
+from gateway.models.model_folder import SHOWN_CHARS, Override, Snapshot
+from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.residents import Residents
 from gateway.policy.areas import Area
@@ -35,7 +36,6 @@ log = logging.getLogger("sluice.lifecycle")
 NAME_BYTES = 255
 """Longest name of a folder on Linux."""
 
-SHOWN_CHARS = 64
 FACTS = "residence"
 """The folder of facts of models that are asleep, among the files that are kept."""
 
@@ -115,7 +115,7 @@ class RepositoryControl:
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
         """Rows for models on disk, loaded or failed; `ready` keeps only READY versions."""
         on_disk = await self._request_threads.run(self._repository.ids)
-        return self.registry.rows(on_disk, ready=ready)
+        return index_rows(self.registry, on_disk, ready=ready)
 
     # Operations.
 
@@ -137,8 +137,14 @@ class RepositoryControl:
             known = self.registry.get(model)
             await self.residents.awaken(() if known is None else known.models)
 
-    async def unload(self, name: str, *, unload_dependents: bool = False) -> None:
-        """Remove a model from look-ups; returns once its draining has begun.
+    async def unload(
+        self,
+        name: str,
+        versions: frozenset[int] = frozenset(),
+        *,
+        unload_dependents: bool = False,
+    ) -> None:
+        """Remove a model, or these versions, from look-ups; returns once draining has begun.
 
         An unknown name is no error. Raises UNAVAILABLE unless the server is under explicit control.
         """
@@ -148,7 +154,7 @@ class RepositoryControl:
                 raise InferenceError(Code.UNAVAILABLE, f"model '{name}' is hosted by replicas")
             if known.id.name == name:
                 unload = self._running_lifecycle.unload(
-                    known.id, unload_dependents=unload_dependents
+                    known.id, versions, unload_dependents=unload_dependents
                 )
                 await self._perform(known.id, unload)
 

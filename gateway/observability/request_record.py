@@ -35,12 +35,12 @@ class Record:
         "_last_ns",
         "_last_tokens_ns",
         "_on_end",
-        "_received_ns",
         "_started_ns",
-        "_statistics",
         "batch_size",
         "phases",
         "progress_ns",
+        "received_ns",
+        "statistics",
         "submitted_ns",
         "trace",
     )
@@ -53,11 +53,11 @@ class Record:
         on_end: Callable[["Record"], None],
         trace: Trace | None = None,
     ) -> None:
-        self._statistics = statistics
+        self.statistics = statistics
         self.batch_size = batch_size
         self._on_end = on_end
         self.submitted_ns = self.progress_ns = time.perf_counter_ns()
-        self._received_ns = received_ns or self.submitted_ns
+        self.received_ns = received_ns or self.submitted_ns
         self._started_ns = 0
         self._hit_ns = 0
         self._first_ns = 0
@@ -73,7 +73,7 @@ class Record:
         if self._started_ns:
             return
         self._started_ns = self._last_ns = self.progress_ns = time.perf_counter_ns()
-        self._statistics.pending -= 1
+        self.statistics.pending -= 1
 
     @property
     def has_begun(self) -> bool:
@@ -84,7 +84,7 @@ class Record:
         """Record that the request is back in its queue: the instance did not execute it."""
         if self._started_ns:
             self._started_ns = 0
-            self._statistics.pending += 1
+            self.statistics.pending += 1
 
     def hit(self, lookup_ns: int) -> None:
         """Record a cached response, found just now by a lookup of that duration.
@@ -93,12 +93,12 @@ class Record:
         """
         self._hit_ns = lookup_ns
         self._started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
-        self._received_ns = min(self._received_ns, self._started_ns)  # the look-up came first
-        self._statistics.pending -= 1
+        self.received_ns = min(self.received_ns, self._started_ns)  # the look-up came first
+        self.statistics.pending -= 1
 
     def missed(self, lookup_and_insert_ns: int) -> None:
         """Record that the cache had no response, and now has it; may follow the end."""
-        statistics = self._statistics
+        statistics = self.statistics
         statistics.cache_miss.add(lookup_and_insert_ns)
         statistics.success.lengthen(lookup_and_insert_ns)
         if statistics.summaries is not None:
@@ -107,7 +107,7 @@ class Record:
 
     def responded(self, response: InferResponse) -> None:
         """Record the time and the tokens of a response."""
-        statistics, now = self._statistics, time.perf_counter_ns()
+        statistics, now = self.statistics, time.perf_counter_ns()
         self.progress_ns = now
         if response.phases is not None:
             self.phases = response.phases
@@ -115,7 +115,7 @@ class Record:
             self.trace.responded(response, now, first=not self._first_ns)
         if not self._first_ns:
             self._first_ns = now
-            statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
+            statistics.first_response_ms.observe((now - self.received_ns) // 1_000_000)
         if statistics.responses is not None:
             if response.error is not None:
                 self._count_failed_response(now, response.error)
@@ -136,7 +136,7 @@ class Record:
                 self.responded(each)
             return
         self.progress_ns = now = time.perf_counter_ns()
-        has_rows = self._statistics.responses is not None
+        has_rows = self.statistics.responses is not None
         for count in tokens:
             if has_rows:
                 self._count_response(now, 0, has_outputs=True)
@@ -146,14 +146,14 @@ class Record:
     def wasted(self, response: InferResponse) -> None:
         """Count the tokens of a response that has no reader."""
         if response.usage is not None:
-            self._statistics.completion_tokens += response.usage.completion_tokens
-            self._statistics.waste(response.usage.completion_tokens)
+            self.statistics.completion_tokens += response.usage.completion_tokens
+            self.statistics.waste(response.usage.completion_tokens)
 
     def taken(self) -> None:
         """Record that the frontend has the first response; time outside the engine is overhead."""
         engine_ns = self._first_ns - self._started_ns
-        spent_ns = time.perf_counter_ns() - self._received_ns
-        self._statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
+        spent_ns = time.perf_counter_ns() - self.received_ns
+        self.statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
 
     def ended(self, error: InferenceError | None) -> None:
         """Count the request as a success or a failure."""
@@ -161,7 +161,7 @@ class Record:
         if error is not None and self._started_ns and not self._first_ns:
             self._answer_error(now)
         if not self._started_ns:
-            self._statistics.pending -= 1
+            self.statistics.pending -= 1
             self._fail(now, error)
         elif error is not None:
             self._fail_or_answer(now, error)
@@ -175,7 +175,7 @@ class Record:
 
     def _fail_or_answer(self, now: int, error: InferenceError) -> None:
         """Count an error that the model answered as a success; a member's fails an ensemble."""
-        if not isinstance(error, AnsweredError) or self._statistics.composed:
+        if not isinstance(error, AnsweredError) or self.statistics.composed:
             self._fail(now, error)
             return
         self._count_failed_response(now, error)
@@ -183,22 +183,22 @@ class Record:
 
     def _answer_error(self, now: int) -> None:
         """Count an error in place of the first response as the first response."""
-        self._statistics.first_response_ms.observe((now - self._received_ns) // 1_000_000)
+        self.statistics.first_response_ms.observe((now - self.received_ns) // 1_000_000)
         if self.trace is not None:
             self.trace.answered(now)
 
     def _trace_end(self, trace: Trace, now: int) -> None:
-        if self._started_ns and not self._hit_ns and not self._statistics.composed:
+        if self._started_ns and not self._hit_ns and not self.statistics.composed:
             trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
         trace.ended(now)
 
     def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
         """Count one response of several; its time is from the previous response."""
-        index, rows = self._answers, self._statistics.responses
+        index, rows = self._answers, self.statistics.responses
         self._answers += 1
         if index >= MAX_RESPONSE_ROWS or rows is None:
             return
-        row = rows[index] if index < len(rows) else self._statistics.response(index)
+        row = rows[index] if index < len(rows) else self.statistics.response(index)
         if row is None:
             return
         elapsed = now - self._last_ns
@@ -218,7 +218,7 @@ class Record:
 
     def _count_completion(self, now: int, tokens: int) -> None:
         """Count the tokens of a response; their time is from the previous ones."""
-        statistics = self._statistics
+        statistics = self.statistics
         statistics.completion_tokens += tokens
         if not tokens:
             return
@@ -226,11 +226,11 @@ class Record:
             gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
             statistics.inter_token.observe(gap)
         else:
-            statistics.first_token.observe((now - self._received_ns) / NS_PER_SECOND)
+            statistics.first_token.observe((now - self.received_ns) / NS_PER_SECOND)
         self._last_tokens_ns = now
 
     def _succeed(self, now: int) -> None:
-        statistics = self._statistics
+        statistics = self.statistics
         if statistics.composed:
             # Members execute concurrently: the sum of their phases may exceed the elapsed time.
             phases = self.phases or Phases()
@@ -239,7 +239,7 @@ class Record:
             phases = within(self.phases, now - self._started_ns)
         statistics.inference_count += self.batch_size
         count_each(
-            (statistics.success, now - self._received_ns),
+            (statistics.success, now - self.received_ns),
             (statistics.queue, self._started_ns - self.submitted_ns),
             (statistics.compute_input, phases.input_ns),
             (statistics.compute_infer, phases.infer_ns),
@@ -249,18 +249,18 @@ class Record:
             self._summarise(now, phases)
 
     def _succeed_from_cache(self, now: int) -> None:
-        statistics = self._statistics
-        statistics.success.add(now - self._received_ns)
+        statistics = self.statistics
+        statistics.success.add(now - self.received_ns)
         statistics.queue.add(max(0, self._started_ns - self.submitted_ns))
         statistics.cache_hit.add(self._hit_ns)
         if statistics.summaries is not None:
             self._summarise(now, None)
 
     def _summarise(self, now: int, phases: Phases | None) -> None:
-        summaries, moment = self._statistics.summaries, time.monotonic()
+        summaries, moment = self.statistics.summaries, time.monotonic()
         if summaries is None:
             return
-        summaries.request.observe((now - self._received_ns) // 1000, moment)
+        summaries.request.observe((now - self.received_ns) // 1000, moment)
         summaries.queue.observe(max(0, self._started_ns - self.submitted_ns) // 1000, moment)
         if phases is None:
             summaries.cache_hit.observe(self._hit_ns // 1000, moment)
@@ -270,15 +270,15 @@ class Record:
             summaries.compute_output.observe(phases.output_ns // 1000, moment)
 
     def _fail(self, now: int, error: InferenceError | None) -> None:
-        statistics = self._statistics
+        statistics = self.statistics
         started = bool(self._started_ns) and not statistics.composed
-        statistics.fail.add(now - self._received_ns)
+        statistics.fail.add(now - self.received_ns)
         statistics.failures[failure_reason(error, started=started)] += 1
         if started:
             self._count_failed_response(now, error)
 
     def _count_failed_response(self, now: int, error: InferenceError | None) -> None:
-        row = self._statistics.response(self._answers)
+        row = self.statistics.response(self._answers)
         if row is None:
             return
         if error is not None and error.code is Code.CANCELLED:

@@ -186,6 +186,7 @@ class ModelStatistics:
     `pending` counts accepted requests that no instance executes yet. `responses` has one row per
     response index; it is None unless the model is decoupled. `summaries` is None unless enabled.
     `composed` marks an ensemble: its members execute, so it counts one execution per success.
+    `calls` are requests that its instances have sent to other models.
     """
 
     last_inference_ms: int = 0
@@ -212,6 +213,7 @@ class ModelStatistics:
     completion_tokens: int = 0
     wasted_tokens: int = 0
     stalls: int = 0
+    calls: int = 0
     first_response_ms: Histogram = field(
         default_factory=lambda: Histogram(FIRST_RESPONSE_BUCKETS_MS)
     )

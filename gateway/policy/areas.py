@@ -29,6 +29,7 @@ RESTRICTABLE = tuple(each for each in Area if each not in (Area.PLAYGROUND, Area
 _MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 _V1 = ("/v1", "/openai/v1")
 _REGIONS = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+_LABELS = "/v2/repository/models/{model}/labels"
 _REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 
 
@@ -57,8 +58,9 @@ HTTP: Mapping[Area, Sequence[str]] = {
         _under(_REGIONS, "", "/region/{region}"), "/status", "/register", "/unregister"
     ),
     Area.MODEL_CONFIG: _under(_MODEL, "/config"),
-    Area.MODEL_REPOSITORY: _under(
-        _REPOSITORIES, "/index", "/models/{model}/load", "/models/{model}/unload"
+    Area.MODEL_REPOSITORY: (
+        *_under(_REPOSITORIES, "/index", "/models/{model}/load", "/models/{model}/unload"),
+        _LABELS,
     ),
     Area.STATISTICS: (
         *("/v2/models/stats", *_under(_MODEL, "/stats")),
@@ -79,7 +81,10 @@ HTTP_CHANGES: Mapping[Area, Sequence[str]] = {
     Area.SHARED_MEMORY: _under(
         _under(_REGIONS, "", "/region/{region}"), "/register", "/unregister"
     ),
-    Area.MODEL_REPOSITORY: _under(_REPOSITORIES, "/models/{model}/load", "/models/{model}/unload"),
+    Area.MODEL_REPOSITORY: (
+        *_under(_REPOSITORIES, "/models/{model}/load", "/models/{model}/unload"),
+        _LABELS,
+    ),
     Area.TRACE: HTTP[Area.TRACE],
     Area.LOGGING: HTTP[Area.LOGGING],
 }

@@ -64,10 +64,10 @@ def _not_rescheduled(entry: Entry) -> None:
 class Execution:
     """One call of an instance with one or more entries; runs once: in one task, or begun.
 
-    Entries whose streams are done are omitted. It stops once every stream is done and a reader has
-    disconnected, unless its call runs to the end. Stopping cancels only its own wait: its task
-    continues. `freed` is called if the instance takes another execution before this one ends;
-    `rescheduled` is called with an entry to execute again, and then owns its stream.
+    Entries whose streams are done are omitted. It counts in `statistics` if one of them does. It
+    stops once every stream is done and a reader has disconnected, unless its call runs to the end.
+    Stopping cancels only its own wait: its task continues. `freed` is called if the instance takes
+    another execution before this one ends; `rescheduled` with an entry to execute again.
     """
 
     __slots__ = (
@@ -75,6 +75,7 @@ class Execution:
         "_began_ns",
         "_begun",
         "_call",
+        "_counts",
         "_disconnects",
         "_ended",
         "_freed",
@@ -108,6 +109,7 @@ class Execution:
         self._freed = freed
         self._rescheduled = rescheduled
         self._call = call
+        self._counts = False
         self._open: dict[int, Entry] = {}
         self._lags: dict[ResponseStream, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -248,6 +250,7 @@ class Execution:
                 continue
             self._open[len(requests)] = entry
             batch_size += entry.record.batch_size
+            self._counts = self._counts or entry.record.statistics is self._statistics
             entry.record.started()
             if not runs_to_end:
                 stream.on_cancel(on_disconnect)
@@ -354,7 +357,8 @@ class Execution:
             entry.request.cancellation = entry.request.sink = None  # type: ignore[misc]  # as in _begin
             if not (self.unsent or entry.stream.done):
                 entry.stream.end()
-        if not self._statistics.composed and (self._batch_size or not self.unsent):
+        counts = self._counts and not self._statistics.composed
+        if counts and (self._batch_size or not self.unsent):
             elapsed_ns = time.perf_counter_ns() - self._began_ns
             rows = self._batch_size + self._call.padding_rows
             self._statistics.executed(rows, within(phases, elapsed_ns))

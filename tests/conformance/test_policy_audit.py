@@ -237,6 +237,20 @@ def test_a_load_has_the_names_of_its_parameters_and_no_content(
     assert third["parameters"] == ["unload_dependents"]
 
 
+def test_versions_and_labels_are_in_the_line(
+    http: httpx.Client, channel: Any, lines: Lines
+) -> None:
+    given = {"parameters": {"versions": "1"}}
+    http.post(filled(LOAD), json=given)
+    load = service_pb2.RepositoryModelLoadRequest(model_name="x")
+    load.parameters["versions"].string_param = "1"
+    call(channel, f"{RPC}/RepositoryModelLoad", load.SerializeToString(), ADMIN[0])
+    http.post("/v2/repository/models/x/labels", json={"labels": {"champion": 1, "old": None}})
+    *loads, label = lines(3)
+    assert [(each["versions"], each["parameters"]) for each in loads] == [("1", ["versions"])] * 2
+    assert (label["action"], label["labels"]) == ("labels", {"champion": 1, "old": None})
+
+
 def test_a_restricted_area_refuses_with_a_line(http: httpx.Client, lines: Lines) -> None:
     assert http.post("/v2/logging", headers={"x-ops": "wrong"}, json={}).status_code == 403
     (only,) = lines(1)

@@ -13,6 +13,7 @@ from gateway.frontends.grpc.rpc import (
     StatusCode,
     translated,
 )
+from gateway.models.model_folder import VERSIONS
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog, action_of
 from gateway.policy.caller import address_of
@@ -87,6 +88,8 @@ def _about(message: Any) -> Mapping[str, Any]:
         about["settings"] = {name: _value(each) for name, each in settings.items()}
     if parameters := getattr(message, "parameters", None):
         about["parameters"] = list(parameters)
+        if VERSIONS in parameters:
+            about[VERSIONS] = parameters[VERSIONS].string_param
     return about
 
 

@@ -330,6 +330,13 @@ def _refused(what: str, tensor: str) -> InferenceError:
     return InferenceError(Code.INVALID_ARG, f"{what} parameter for tensor '{tensor}'")
 
 
+def address(dataplane: DataPlane, message: pb.ModelInferRequest, caller: Caller | None) -> None:
+    """Write the model and the version into a message that names them as `m@label`."""
+    if "@" in message.model_name:
+        found = dataplane.address(message.model_name, message.model_version, caller)
+        message.model_name, message.model_version = found
+
+
 class LargeMessages:
     """Parses, decodes and checks ModelInferRequests above LARGE_BYTES in a thread.
 
@@ -352,6 +359,7 @@ class LargeMessages:
         message, raw, contents = large
         if not contents and not _has_large_strings(large):
             return message, raw
+        address(self._dataplane, message, decoder.caller)
         try:
             name, version = message.model_name, message.model_version
             model = self._dataplane.model(name, version, decoder.caller)

@@ -45,7 +45,8 @@ class InferResponseEncoder:
         if not response.outputs:
             # Without outputs the version is the requested one (protocol 19.3).
             request = self._request
-            head = _head(request.model, request.version, request.id)
+            if not request.version or request.version.isdigit():
+                head = _head(request.model, request.version, request.id)
         parts = self._parts(response, head)
         parts.append(_FINAL if response.final else _NOT_FINAL)
         size = sum(map(len, parts))

@@ -14,7 +14,7 @@ from gateway.frontends.grpc.request import LargeMessages, RequestDecoder
 from gateway.frontends.grpc.rpc import Parse, ParseLarge, RpcCall
 from gateway.frontends.grpc.stream_infer import StreamInferRpcs
 from gateway.frontends.grpc.unary_infer import UnaryInferRpcs
-from gateway.models.model_folder import FILE_PREFIX, Override
+from gateway.models.model_folder import FILE_PREFIX, VERSIONS, Override, read_versions
 from gateway.observability.log import (
     BOOLEANS,
     FILE,
@@ -163,7 +163,10 @@ class Servicer:
     ) -> pb.RepositoryModelUnloadResponse:
         _refuse_repository(request.repository_name)
         unload_dependents = _unload_dependents(request.parameters)
-        await self._dataplane.unload(request.model_name, unload_dependents=unload_dependents)
+        versions = _versions(request.parameters)
+        await self._dataplane.unload(
+            request.model_name, versions, unload_dependents=unload_dependents
+        )
         return pb.RepositoryModelUnloadResponse()
 
     async def LogSettings(
@@ -258,9 +261,18 @@ def _override(parameters: Parameters) -> Override | None:
         elif key.startswith(FILE_PREFIX):
             _require(value, "bytes_param", f"load parameter '{key}'")
             files[key] = value.bytes_param
-        else:
+        elif key != VERSIONS:
             raise InferenceError(Code.INVALID_ARG, f"unrecognized load parameter '{key}'.")
-    return Override(config, files) if parameters else None
+    return Override(config, files, _versions(parameters)) if parameters else None
+
+
+def _versions(parameters: Parameters) -> frozenset[int]:
+    """The versions that a load or an unload names; none if it names none."""
+    value = parameters.get(VERSIONS)
+    if value is None:
+        return frozenset()
+    _require(value, "string_param", f"'{VERSIONS}' parameter")
+    return read_versions(value.string_param)
 
 
 def _unload_dependents(parameters: Parameters) -> bool:

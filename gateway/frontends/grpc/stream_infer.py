@@ -22,7 +22,7 @@ from gateway.frontends.grpc.outbox import (
 )
 from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
 from gateway.frontends.grpc.protobuf_wire import Message
-from gateway.frontends.grpc.request import RequestDecoder, begin_trace
+from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import (
     ClientDisconnected,
@@ -49,6 +49,8 @@ STRICT_MODE = ("triton_grpc_error", "true")
 
 REFUSALS = 64
 """Maximum of unsent refusals; above it reading blocks."""
+REMEMBERED = 64
+"""Number of ended requests of an RPC whose ids are remembered, for late cancellations."""
 
 SINGLE = "single"
 """Key of the order of requests for models that are not decoupled."""
@@ -57,9 +59,6 @@ RESUME = "resume"
 """Request parameter: token of the stream to resume."""
 RESUME_AFTER = "resume_after"
 """Request parameter: number of the last response that the client has received."""
-
-REMEMBERED = 64
-"""Number of ended requests of an RPC whose ids are remembered, for late cancellations."""
 
 ENDINGS = (StrictModeError, TimeoutError, RpcError, ClientDisconnected)
 """Expected errors, which end the RPC; any other is logged as unexpected."""
@@ -216,6 +215,7 @@ class StreamInfer:
             del message  # the next one may be hours away
 
     async def _take(self, message: Message, answers: asyncio.TaskGroup) -> None:
+        address(self._dataplane, message[0], self._caller)
         if wants_cancel(message[0]):
             await self._cancel(message[0], answers)
             return
@@ -243,9 +243,10 @@ class StreamInfer:
         A late cancellation of an ended request of this RPC never cancels another client's request.
         """
         name = RequestName(message.model_name, message.model_version, message.id, self._tenant)
-        own = [each for each, found in self._owned.items() if name.means(found)]
         late = ended_key(message) in self._ended
         try:
+            name = self._dataplane.numbered(name, self._caller)
+            own = [each for each, found in self._owned.items() if name.means(found)]
             self._dataplane.cancel(name, own, self._caller, only_own=late)
         except InferenceError as error:
             refusal = _refusal(message.id, error)

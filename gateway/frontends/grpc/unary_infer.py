@@ -8,7 +8,7 @@ from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
 from gateway.frontends.grpc.parameters import HeaderForwarding
-from gateway.frontends.grpc.request import RequestDecoder, begin_trace
+from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcError, translated
 from gateway.messages import InferRequest, InferResponse
@@ -57,6 +57,7 @@ class UnaryInferRpcs:
         if known is not None:
             model = self._dataplane.model(known.asked.model, known.asked.version, call.caller)
         else:
+            address(self._dataplane, message, call.caller)
             model = self._dataplane.model(message.model_name, message.model_version, call.caller)
         if model.decoupled:
             raise InferenceError(

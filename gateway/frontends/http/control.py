@@ -27,9 +27,9 @@ from gateway.frontends.http.json_object import (
 from gateway.frontends.http.request_scope import (
     MODEL,
     VERSION,
+    addressed,
     caller_in,
     tenant_in,
-    version_of,
 )
 from gateway.observability.log import FORMAT, VERBOSE, read_log_settings, show_log_settings
 from gateway.observability.tracer import (
@@ -113,11 +113,13 @@ class ControlRoutes:
     async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""
         caller = caller_in(request.scope)
-        return _json(metadata.model_metadata(self._dataplane, *_model_of(request), caller))
+        return _json(
+            metadata.model_metadata(self._dataplane, *addressed(request, self._dataplane), caller)
+        )
 
     async def model_ready(self, request: Request) -> Response:
         """200 if the model serves requests, else 404 or 503 with the reason."""
-        model, version = _model_of(request)
+        model, version = addressed(request, self._dataplane)
         found = self._dataplane.model(model, version)
         if not found.ready:
             return plain_error(503, f"model '{model}' is unavailable: {found.trouble}")
@@ -126,21 +128,18 @@ class ControlRoutes:
 
     async def config(self, request: Request) -> Response:
         """The model's configuration in force."""
-        return _json(pbtxt.to_json(self._dataplane.model(*_model_of(request)).config))
+        return _json(
+            pbtxt.to_json(self._dataplane.model(*addressed(request, self._dataplane)).config)
+        )
 
     async def statistics(self, request: Request) -> Response:
         """Statistics of the model's ready versions."""
-        rows = metadata.statistics(self._dataplane, *_model_of(request))
+        rows = metadata.statistics(self._dataplane, *addressed(request, self._dataplane))
         return _json({"model_stats": rows})
 
     async def all_statistics(self, request: Request) -> Response:
         """Statistics of every ready version of every model."""
         return _json({"model_stats": metadata.statistics(self._dataplane, "", "")})
-
-
-def _model_of(request: Request) -> tuple[str, str]:
-    """The model and the version in the path; see `version_of`."""
-    return request.path_params["model"], version_of(request)
 
 
 class CancelRoutes:
@@ -158,8 +157,9 @@ class CancelRoutes:
     async def cancel(self, request: Request) -> Response:
         """Cancel every request with that id on that model; 404 if there is none."""
         request_id, tenant = request.path_params["request_id"], tenant_in(request.scope)
-        name = RequestName(*_model_of(request), request_id, tenant)
-        self._dataplane.cancel(name, caller=caller_in(request.scope))
+        caller = caller_in(request.scope)
+        name = RequestName(*addressed(request, self._dataplane), request_id, tenant)
+        self._dataplane.cancel(self._dataplane.numbered(name, caller), caller=caller)
         return Response(b"{}", media_type=JSON)
 
 

@@ -28,12 +28,12 @@ from gateway.frontends.http.request_scope import (
     MODEL,
     VERSION,
     OnDisconnect,
+    addressed,
     begin_trace,
     caller_in,
     key_of,
     replay_headers,
     resumed,
-    version_of,
 )
 from gateway.frontends.http.sse import (
     First,
@@ -168,8 +168,8 @@ class GenerateRoutes:
 
     async def _read(self, request: Request) -> _Call:
         received_ns = time.perf_counter_ns()
-        version = version_of(request)
-        name, caller = request.path_params["model"], caller_in(request.scope)
+        name, version = addressed(request, self._dataplane)
+        caller = caller_in(request.scope)
         model = self._dataplane.model(name, version, caller)
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)

@@ -54,8 +54,8 @@ from gateway.frontends.http.request_scope import (
     answer_soon,
     begin_trace,
     caller_in,
-    is_version,
     key_of,
+    path_address,
     send_apart,
     write_whole,
 )
@@ -160,16 +160,17 @@ class InferRoute:
         self, found: "re.Match[str]", scope: Scope, receive: Receive, send: Send
     ) -> None:
         received_ns = time.perf_counter_ns()
-        model, version = found.groups("")
+        caller = caller_in(scope)
+        address = path_address(self._dataplane, *found.groups(""), caller=caller)
         answer: ASGIApp
-        if version and not is_version(version):
+        if address is None:
             answer = plain_error(404, "Not Found")
         elif scope["method"] != "POST":
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
-            head = _Head(model, version, dict(scope["headers"]))
+            head = _Head(*address, dict(scope["headers"]))
             refusal = self._pages.refusal(scope) if ORIGIN in head.headers else None
-            call = _Call(scope, receive, head, received_ns, caller_in(scope))
+            call = _Call(scope, receive, head, received_ns, caller)
             try:
                 answer = refused_response(refusal) if refusal else await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
@@ -182,10 +183,11 @@ class InferRoute:
         scope: Any = cycle.scope
         receive: Any = cycle.receive
         state: RequestState = scope["state"]
-        head: _Head | None = state.get(KNOWN_HEAD) or _head_without_task(scope)
+        head: _Head | None = state.get(KNOWN_HEAD) or self._head_without_task(scope)
         if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
-        state[KNOWN_HEAD] = head
+        if "@" not in scope["path"]:  # else a model of the whole name may be loaded later
+            state[KNOWN_HEAD] = head
         if self._guard is not None and (refusal := self._guard.refusal(scope)) is not None:
             answer_soon(cycle, start, refused_response(refusal))
             return True
@@ -208,6 +210,15 @@ class InferRoute:
         begun = _BegunInfer(stream, self, call, cycle, start, model, request.id, forms)
         state[WATCH](stream.cancel)
         stream.listen(begun.look)
+
+    def _head_without_task(self, scope: Scope) -> _Head | None:
+        """The head of an inference; None if its response needs a task, or for other requests."""
+        found = PATH.fullmatch(scope["path"])
+        headers = dict(scope["headers"])
+        if found is None or scope["method"] != "POST" or not WITH_TASK.isdisjoint(headers):
+            return None
+        address = path_address(self._dataplane, *found.groups(""), caller=caller_in(scope))
+        return None if address is None else _Head(*address, headers)
 
     def encode(self, call: _Call, answered: Answered) -> ASGIApp:
         """The response; if its encoding takes long, an application that encodes it in a thread."""
@@ -359,17 +370,6 @@ class _BegunInfer(BegunRequest[ASGIApp]):
             self.start(answer)
         else:
             write_whole(cycle, answer.headers, answer.parts)
-
-
-def _head_without_task(scope: Scope) -> _Head | None:
-    """The head of an inference; None if its response needs a task, or for other requests."""
-    found = PATH.fullmatch(scope["path"])
-    if found is None or scope["method"] != "POST":
-        return None
-    (model, version), headers = found.groups(""), dict(scope["headers"])
-    if not WITH_TASK.isdisjoint(headers) or not is_version(version):
-        return None
-    return _Head(model, version, headers)
 
 
 def _answer(encoded: EncodedResponse) -> _Answer:

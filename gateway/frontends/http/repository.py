@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import orjson
@@ -18,8 +18,14 @@ from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_generate, parse_json_object
 from gateway.frontends.http.large_json import LongString
-from gateway.models.model_folder import FILE_PREFIX, Override
-from gateway.models.registry import IndexRow
+from gateway.models.index import IndexRow
+from gateway.models.model_folder import (
+    FILE_PREFIX,
+    SHOWN_CHARS,
+    VERSIONS,
+    Override,
+    read_versions,
+)
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES
@@ -27,6 +33,8 @@ from gateway.threads import LARGE_BYTES
 REPOSITORY = "/v2/repository"
 NAMED = "/v2/repository/{repository}"
 CONFIG = "config"
+LABELS = "labels"
+UNLOAD_DEPENDENTS = "unload_dependents"
 NESTED_READY = re.compile(rb'\s*\{\s*"ready"\s*:\s*[\[{]')
 """A `ready` that is not a boolean; it may be nested too deep to be parsed."""
 BASE64_UNIT = 4
@@ -50,6 +58,8 @@ class RepositoryRoutes:
             DocumentedRoute("POST", f"{NAMED}/index", self.index),
             DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/load", self.load),
             DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/unload", self.unload),
+            DocumentedRoute("GET", f"{REPOSITORY}/models/{{model}}/labels", self.labels),
+            DocumentedRoute("POST", f"{REPOSITORY}/models/{{model}}/labels", self.label),
             DocumentedRoute("POST", f"{NAMED}/models/{{model}}/load", self.refuse_repository),
             DocumentedRoute("POST", f"{NAMED}/models/{{model}}/unload", self.refuse_repository),
         ]
@@ -67,23 +77,36 @@ class RepositoryRoutes:
         override = await self._read(request, _override_of)
         if override is not None:
             config = () if override.config is None else (CONFIG,)
-            note_change(request.scope, {"parameters": [*config, *override.files]})
+            note_change(request.scope, _about([*config, *override.files], override.versions))
         await self._dataplane.load(request.path_params["model"], override)
         return Response()
 
     async def unload(self, request: Request) -> Response:
         """Unload a model; when the response is sent, no new request reaches it."""
-        found = _parameters(await self._read(request, _members_of)).get("unload_dependents", False)
-        if not isinstance(found, bool):
-            raise InferenceError(
-                Code.INTERNAL,
-                "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as "
-                "boolean",
-            )
-        if found:
-            note_change(request.scope, {"parameters": ["unload_dependents"]})
-        await self._dataplane.unload(request.path_params["model"], unload_dependents=found)
+        parameters = _parameters(await self._read(request, _members_of))
+        dependents = parameters.get(UNLOAD_DEPENDENTS, False)
+        if not isinstance(dependents, bool):
+            raise _mismatch(UNLOAD_DEPENDENTS, "boolean")
+        given = parameters.get(VERSIONS)
+        if given is not None and not isinstance(given, str):
+            raise _mismatch(VERSIONS, "string")
+        versions = frozenset() if given is None else read_versions(given)
+        note_change(request.scope, _about([UNLOAD_DEPENDENTS] if dependents else [], versions))
+        name = request.path_params["model"]
+        await self._dataplane.unload(name, versions, unload_dependents=dependents)
         return Response()
+
+    async def labels(self, request: Request) -> Response:
+        """The labels of a model, each with its version."""
+        found = self._dataplane.labels(request.path_params["model"])
+        return Response(orjson.dumps({LABELS: found}), media_type=JSON)
+
+    async def label(self, request: Request) -> Response:
+        """Name loaded versions of a model; null removes a label. The answer has all labels."""
+        changes = await self._read(request, _labels_of)
+        note_change(request.scope, {LABELS: changes})
+        self._dataplane.set_labels(request.path_params["model"], changes)
+        return await self.labels(request)
 
     async def refuse_repository(self, request: Request) -> Response:
         """A repository in the path is unsupported: 501, as on Triton."""
@@ -102,6 +125,25 @@ def _members_of(body: Buffer, parse: Parse = parse_json_object) -> dict[str, Any
 
 def _ready_of(body: Buffer) -> Any:
     return None if NESTED_READY.match(body) else _members_of(body).get("ready", False)
+
+
+def _labels_of(body: Buffer) -> dict[str, int | None]:
+    members = _members_of(body)
+    found = members.get(LABELS)
+    if not isinstance(found, dict) or len(members) > 1:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"expected an object with the only member '{LABELS}', an object with a version number "
+            "or null for each label",
+        )
+    for label, number in found.items():
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"'{LABELS}': found {orjson.dumps(number).decode()[:SHOWN_CHARS]} for label "
+                f"{label[:SHOWN_CHARS]!r}, expected a version number or null",
+            )
+    return found
 
 
 def _override_of(body: Buffer) -> Override | None:
@@ -125,8 +167,25 @@ def _parameters(body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _mismatch(parameter: str, kind: str) -> InferenceError:
+    text = f"Unable to parse '{parameter}': attempt to access JSON non-{kind} as {kind}"
+    return InferenceError(Code.INTERNAL, text)
+
+
+def _about(parameters: Collection[str], versions: Collection[int]) -> dict[str, Any]:
+    """The parameters of a load or an unload, for the audit log."""
+    if versions:
+        listed = ",".join(map(str, sorted(versions)))
+        return {"parameters": [*parameters, VERSIONS], VERSIONS: listed}
+    return {"parameters": list(parameters)} if parameters else {}
+
+
+def _text(value: str | LongString) -> str:
+    return value if isinstance(value, str) else value.text()
+
+
 def _override(parameters: dict[str, Any]) -> Override | None:
-    config, files = None, {}
+    config, files, versions = None, {}, frozenset[int]()
     for key, value in parameters.items():
         if not isinstance(value, str | LongString):
             raise InferenceError(
@@ -134,16 +193,18 @@ def _override(parameters: dict[str, Any]) -> Override | None:
                 f"load parameter '{key}': attempt to access JSON non-string as string",
             )
         if key == CONFIG:
-            config = value if isinstance(value, str) else value.text()
+            config = _text(value)
+        elif key == VERSIONS:
+            versions = read_versions(_text(value))
         elif key.startswith(FILE_PREFIX):
             files[key] = _decoded(key, value)
         else:
             raise InferenceError(
                 Code.INTERNAL,
                 f"unexpected error on creating Triton parameter: load parameter '{key}' is "
-                f"unknown, expected '{CONFIG}' or '{FILE_PREFIX}<path>'",
+                f"unknown, expected '{CONFIG}', '{VERSIONS}' or '{FILE_PREFIX}<path>'",
             )
-    return Override(config, files) if parameters else None
+    return Override(config, files, versions) if parameters else None
 
 
 def _decoded(key: str, value: str | LongString) -> bytes:

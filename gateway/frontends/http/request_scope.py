@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from gateway.dataplane import DataPlane
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -233,20 +234,25 @@ def _answer(cycle: RequestResponseCycle, start: Start, answer: Response) -> None
         write_whole(cycle, answer.raw_headers, [answer.body], answer.status_code)
 
 
-def version_of(request: Request) -> str:
-    """The version in the path, "" without one; 404 if it is not a number (protocol: HTTP routes).
-
-    It may have more digits than any integer type; its look-up refuses that.
-    """
-    version: str = request.path_params.get("version", "")
-    if not is_version(version):
+def addressed(request: Request, dataplane: DataPlane) -> tuple[str, str]:
+    """The model and the version in the path, "" without a version; 404 as `path_address`."""
+    named, caller = request.path_params, caller_in(request.scope)
+    found = path_address(dataplane, named["model"], named.get("version", ""), caller=caller)
+    if found is None:
         raise HTTPException(404)
-    return version
+    return found
 
 
-def is_version(text: str) -> bool:
-    """Whether a text is a number, or empty."""
-    return not text or (text.isascii() and text.isdigit())
+def path_address(
+    dataplane: DataPlane, name: str, version: str, *, caller: Caller | None
+) -> tuple[str, str] | None:
+    """The model and the version that a path names, by its number or label; None for others.
+
+    A number may have more digits than any integer type; its look-up refuses that.
+    """
+    found = name, version = dataplane.address(name, version, caller)
+    is_number = not version or (version.isascii() and version.isdigit())
+    return found if is_number or dataplane.has_label(name, version, caller) else None
 
 
 class HeaderFilter:

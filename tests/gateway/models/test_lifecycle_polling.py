@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.registry import IndexRow
+from gateway.models.index import IndexRow
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ControlMode, ModelSettings

@@ -61,6 +61,17 @@ async def test_each_instance_knows_its_name_its_group_and_its_folder(
     assert {(each.device, each.path) for each in contexts} == {(0, tmp_path / "a" / "3")}
 
 
+async def test_requests_to_other_models_are_counted(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1)
+    control = await start()
+    (context,) = backend.contexts["a 1"]
+    with pytest.raises(AssertionError):
+        context.infer(text_request())
+    assert control.registry.find("a", "").statistics.calls == 1
+
+
 async def test_instances_are_warmed_up_and_then_shown_to_the_scheduler(
     tmp_path: Path, start: Start, backend: ScriptedBackend, steps: list[tuple[str, Instance]]
 ) -> None:

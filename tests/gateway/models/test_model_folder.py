@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.models.model_folder import take_snapshot, without_configs
+from gateway.models.model_folder import by_version, take_snapshot
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_changes_of_model_files_are_noticed(folder: Path, change: Callable[[Path
     assert take_snapshot(folder) == before
     change(folder)
     assert take_snapshot(folder) != before
-    assert without_configs(take_snapshot(folder)) != without_configs(before)
+    assert by_version(take_snapshot(folder)) != by_version(before)
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "configs/other.pbtxt", "configs/new.pbtxt"])
@@ -53,7 +53,7 @@ def test_changes_of_configs_are_distinguished(folder: Path, name: str) -> None:
     before = take_snapshot(folder)
     (folder / name).write_text("something else")
     assert take_snapshot(folder) != before
-    assert without_configs(take_snapshot(folder)) == without_configs(before)
+    assert by_version(take_snapshot(folder)) == by_version(before)
 
 
 def test_bytecode_of_python_is_no_change(folder: Path) -> None:

@@ -236,12 +236,14 @@ class OpenAiAnswers:
         return PendingEvents(responses, self._settings.first_response_secs, begin, refuse)
 
     async def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
+        caller = caller_in(request.scope)
         infer_request = InferRequest(
             model=model.name,
+            version=self._dataplane.address(call.model, caller=caller)[1],
             id=own_id(request, call.members),
             inputs=request_tensors(call.body, call.endpoint, model.config),
             received_ns=call.received_ns,
-            caller=caller_in(request.scope),
+            caller=caller,
         )
 
         def submit() -> ResponseStream:

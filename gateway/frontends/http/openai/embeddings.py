@@ -175,7 +175,10 @@ class EmbeddingAnswers:
         assert encoder is not None  # noqa: S101 - it serves the endpoint
         asked = read_embedding_request(call.members, encoder.size)
         found, caller = request_id(request), caller_in(request.scope)
-        requests = [encoder.request(text, found, call.received_ns, caller) for text in asked.texts]
+        _, version = self._dataplane.address(call.model, caller=caller)
+        requests = [
+            encoder.request(text, found, call.received_ns, caller, version) for text in asked.texts
+        ]
 
         def submit(each: InferRequest) -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, each)

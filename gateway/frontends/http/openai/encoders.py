@@ -35,12 +35,18 @@ class TextEncoder:
     counts_tokens: bool
 
     def request(
-        self, text: str, request_id: str, received_ns: int, caller: Caller | None = None
+        self,
+        text: str,
+        request_id: str,
+        received_ns: int,
+        caller: Caller | None = None,
+        version: str = "",
     ) -> InferRequest:
         """The request for one text."""
         names = (self.output, TOKENS) if self.counts_tokens else (self.output,)
         return InferRequest(
             model=self.model,
+            version=version,
             id=request_id,
             inputs=(Tensor(self.input, Datatype.BYTES, self.shape, (text.encode(),)),),
             outputs=tuple([RequestedOutput(name) for name in names]),

@@ -257,6 +257,13 @@ class ServedModels:
             raise _unfit(name, model.config, endpoint)
         return model
 
+    def labelled(self, name: str) -> Model | None:
+        """The version that a name means by its label, if it is ready and serves any endpoint."""
+        if self._dataplane.address(name, caller=self._caller)[0] == name:
+            return None
+        model = self._named(name)
+        return model if model.ready and any(serves(model.config, e) for e in Endpoint) else None
+
     def why_not(self, name: str) -> InferenceError:
         """The error for a name that is unknown, serves no endpoint, or is not ready."""
         try:

@@ -108,6 +108,8 @@ class OpenAiRoutes:
         for card in cards(models):
             if card["id"] == model:
                 return _json(request, card)
+        if (found := models.labelled(model)) is not None:
+            return _json(request, _card(found, model, found.name))
         raise models.why_not(model)
 
 

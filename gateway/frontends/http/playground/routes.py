@@ -20,8 +20,8 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.request_scope import caller_in
 from gateway.generation import MESSAGES, TEXT_OUTPUT
+from gateway.models.index import IndexRow
 from gateway.models.model import Model
-from gateway.models.registry import IndexRow
 from gateway.observability.machine import Machine
 from gateway.openai_contract import serves_openai
 from gateway.policy.caller import Caller, sees

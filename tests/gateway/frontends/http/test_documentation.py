@@ -38,6 +38,7 @@ GET /v2/models/{model}/versions/{version} server and models: Metadata
 GET /v2/models/{model}/versions/{version}/config server and models: Config
 GET /v2/models/{model}/versions/{version}/ready server and models: Model Ready
 GET /v2/models/{model}/versions/{version}/stats server and models: Statistics
+GET /v2/repository/models/{model}/labels repository: Labels
 GET /v2/systemsharedmemory/region/{region}/status shared memory: System Status
 GET /v2/systemsharedmemory/status shared memory: System Status
 GET /v2/trace/setting traces: Show
@@ -60,6 +61,7 @@ POST /v2/models/{model}/requests/{request_id}/cancel server and models: Cancel
 POST /v2/models/{model}/trace/setting traces: Change
 POST /v2/models/{model}/versions/{version}/requests/{request_id}/cancel server and models: Cancel
 POST /v2/repository/index repository: Index
+POST /v2/repository/models/{model}/labels repository: Label
 POST /v2/repository/models/{model}/load repository: Load
 POST /v2/repository/models/{model}/unload repository: Unload
 POST /v2/repository/{repository}/index repository: Index

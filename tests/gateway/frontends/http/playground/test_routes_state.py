@@ -13,8 +13,8 @@ from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.playground.routes import ServerState
+from gateway.models.index import IndexRow
 from gateway.models.model import Model
-from gateway.models.registry import IndexRow
 from gateway.observability.machine import GpuMetrics
 from gateway.settings import ControlMode, MetricsSettings, ModelSettings, Settings
 from tests.builders import (

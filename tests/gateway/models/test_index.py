@@ -1,6 +1,7 @@
 """Rows of the index."""
 
-from gateway.models.registry import IndexRow, ModelRegistry, VersionState, VersionStatus
+from gateway.models.index import IndexRow, index_rows
+from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId
 
 
@@ -16,11 +17,11 @@ def test_models_and_versions_are_listed_in_order_with_what_is_known_of_them() ->
         1: VersionStatus(VersionState.UNAVAILABLE, "unloaded")
     }
     on_disk = [ModelId("never"), ModelId("b"), ModelId("a")]
-    assert registry.rows(on_disk, ready=False) == [
+    assert index_rows(registry, on_disk) == [
         IndexRow("a", "", "UNAVAILABLE", "model appears in two or more repositories"),
         IndexRow("b", "2", "UNAVAILABLE", "unloaded"),
         IndexRow("b", "10", "LOADING", ""),
         IndexRow("never"),
         IndexRow("uploaded", "1", "READY", ""),
     ]
-    assert registry.rows(on_disk, ready=True) == [IndexRow("uploaded", "1", "READY", "")]
+    assert index_rows(registry, on_disk, ready=True) == [IndexRow("uploaded", "1", "READY", "")]

@@ -1,0 +1,47 @@
+"""Labels: names of the versions of a model, which clients may ask for in place of numbers."""
+
+import re
+from collections.abc import Mapping
+
+from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import SHOWN_CHARS
+from gateway.models.registry import STABLE, KnownModel
+
+LABEL = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+OF_ROLLOUTS = (STABLE, "canary")
+"""The labels that rollouts set."""
+MOST_LABELS = 16
+"""Labels of one model, those of rollouts not counted."""
+
+
+def set_labels(known: KnownModel, changes: Mapping[str, int | None]) -> None:
+    """Name loaded versions; None removes a label. Raises INVALID_ARG, and nothing changes then."""
+    name = known.id.name
+    for label, number in changes.items():
+        _check(name, label)
+        if number is not None and number not in known.loaded:
+            listed = ", ".join(map(str, sorted(known.loaded))) or "none"
+            raise InferenceError(
+                Code.INVALID_ARG,
+                f"label '{label}' of model '{name}' cannot be version {number}, which is not "
+                f"loaded; loaded versions: {listed}",
+            )
+    wanted = {label: n for label, n in {**known.labels, **changes}.items() if n is not None}
+    if sum(label not in OF_ROLLOUTS for label in wanted) > MOST_LABELS:
+        raise InferenceError(
+            Code.INVALID_ARG, f"model '{name}' may have {MOST_LABELS} labels; remove one first"
+        )
+    known.labels = wanted
+
+
+def _check(model: str, label: str) -> None:
+    if LABEL.fullmatch(label) is None:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"model '{model}': found label {label[:SHOWN_CHARS]!r}, expected 1 to 32 of a-z, 0-9, "
+            "'_' and '-', the first of them a letter",
+        )
+    if label in OF_ROLLOUTS:
+        raise InferenceError(
+            Code.INVALID_ARG, f"label '{label}' of model '{model}' is set by rollouts only"
+        )

@@ -1,0 +1,174 @@
+"""A request as guardrails see it: its times, tokens, end and contents."""
+
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from gateway.cuda_driver import DeviceMemory
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferResponse, StreamRecorder
+from gateway.observability.request_record import Record
+from gateway.tensor import BF16_BITS, LENGTH_BYTES, NUMPY_TYPES, Datatype, Tensor
+
+FAULTS = frozenset({Code.UNKNOWN, Code.INTERNAL, Code.UNAVAILABLE})
+"""The codes of failures that are the server's fault: not the client's, and no disconnect."""
+FLOATS = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16})
+BF16_EXPONENT = 0x7F80
+"""The bits that are all set in NaN and in infinity."""
+MOST_ELEMENTS = 1 << 16
+"""Elements of an output that are searched for NaN and infinity; of more, a sample."""
+
+
+class Arm(IntEnum):
+    """The version of a request; a copy of stable's request is sent to the candidate, too."""
+
+    STABLE = 0
+    CANDIDATE = 1
+    COPY = 2
+
+
+class Observer(Protocol):
+    """Takes each observation twice: when its request is admitted, and when it has ended."""
+
+    reads_content: bool
+    reads_numbers: bool
+
+    def admit(self, observation: "Observation") -> None:
+        """Take a request that has just been admitted."""
+
+    def end(self, observation: "Observation") -> None:
+        """Take the end of a request."""
+
+
+class Observation:
+    """Implements `StreamRecorder` around the one of the request, and `Tap`.
+
+    Times are of `time.perf_counter_ns`, 0 if the event has not happened. `key` is the part of the
+    request that its version sticks to, empty without one. `failed`: by the server's fault;
+    `complete`: without any error.
+    """
+
+    __slots__ = (
+        "_account",
+        "_observer",
+        "_reads",
+        "_record",
+        "admitted_ns",
+        "arm",
+        "block",
+        "complete",
+        "differs",
+        "ended_ns",
+        "failed",
+        "finish_reason",
+        "first_ns",
+        "has_content",
+        "has_nan",
+        "key",
+        "last_ns",
+        "received_ns",
+        "tokens",
+    )
+
+    _account: StreamRecorder
+    _record: Record
+    block: Any
+
+    def __init__(self, observer: Observer, arm: Arm, key: bytes = b"") -> None:
+        self._observer = observer
+        self._reads = observer.reads_content or observer.reads_numbers
+        self.arm = arm
+        self.key = key
+        self.admitted_ns = self.received_ns = self.first_ns = self.last_ns = self.ended_ns = 0
+        self.tokens = 0
+        self.finish_reason = ""
+        self.failed = self.complete = self.has_content = self.has_nan = self.differs = False
+
+    # Tap.
+
+    def recorder(self, record: Record, account: StreamRecorder) -> "Observation":
+        """The recorder of the request's stream, around `account`: the request is admitted."""
+        self._record, self._account = record, account
+        self.admitted_ns, self.received_ns = record.submitted_ns, record.received_ns
+        self._observer.admit(self)
+        return self
+
+    # StreamRecorder.
+
+    def responded(self, response: InferResponse) -> None:
+        """Keep the tokens of a response, and the time of the first."""
+        self._account.responded(response)
+        if not self.first_ns:
+            self.first_ns = self._record.progress_ns
+        usage = response.usage
+        if usage is not None:
+            self.tokens += usage.completion_tokens
+            self.finish_reason = usage.finish_reason or self.finish_reason
+        if response.error is not None:
+            self.failed = self.failed or response.error.code in FAULTS
+        if self._reads:
+            self._read(response)
+
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """As `responded` of each."""
+        self._account.delivered(name, texts, tokens)
+        if not self.first_ns:
+            self.first_ns = self._record.progress_ns
+        for count in tokens:
+            if count:
+                self.tokens += count
+        if self._reads:
+            self.has_content = self.has_content or any(texts)
+
+    def taken(self) -> None:
+        """Pass the event on."""
+        self._account.taken()
+
+    def wasted(self, response: InferResponse) -> None:
+        """Pass the event on."""
+        self._account.wasted(response)
+
+    def ended(self, error: InferenceError | None) -> None:
+        """Take the end to the observer."""
+        self._account.ended(error)
+        self.last_ns, self.ended_ns = self._record.progress_ns, time.perf_counter_ns()
+        self.finish(error)
+
+    def finish(self, error: InferenceError | None) -> None:
+        """Record the result of the request."""
+        if error is None:
+            self.complete = not self.failed
+        else:
+            self.failed = error.code in FAULTS
+        self._observer.end(self)
+
+    def _read(self, response: InferResponse) -> None:
+        if not self.has_content:
+            self.has_content = any(map(_has_content, response.outputs))
+        if self._observer.reads_numbers and not self.has_nan:
+            self.has_nan = any(map(_has_nan, response.outputs))
+
+
+def _has_content(tensor: Tensor) -> bool:
+    if tensor.datatype is not Datatype.BYTES:
+        return tensor.count > 0
+    data = tensor.data
+    if isinstance(data, tuple):
+        return any(data)
+    return not isinstance(data, DeviceMemory) and len(data) > LENGTH_BYTES * tensor.count
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    """Whether a float of the sample is no number; data in the memory of a GPU is not read."""
+    data = tensor.data
+    if tensor.datatype not in FLOATS or isinstance(data, tuple | DeviceMemory):
+        return False
+    dtype = NUMPY_TYPES.get(tensor.datatype, BF16_BITS)
+    values = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
+    values = values[:: -(-values.size // MOST_ELEMENTS) or 1]
+    if tensor.datatype is Datatype.BF16:
+        return bool(((values & BF16_EXPONENT) == BF16_EXPONENT).any())
+    return not np.isfinite(values).all()
