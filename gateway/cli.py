@@ -98,6 +98,11 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.set_defaults(command=_fetch)
     check = commands.add_parser("check", help="check every field of a repository's configs")
     check.add_argument("repository", type=Path, metavar="REPOSITORY")
+    check.add_argument(
+        "--golden",
+        action="store_true",
+        help="load the models that have golden requests, and execute these instead",
+    )
     check.set_defaults(command=_check)
     _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
     _add_doctor(commands.add_parser("doctor", help="examine what this machine can serve"))
@@ -244,11 +249,26 @@ def _fetch(parsed: argparse.Namespace) -> None:
 
 
 def _check(parsed: argparse.Namespace) -> None:
+    if parsed.golden:
+        _check_golden(parsed.repository)
+        return
     check = importlib.import_module("gateway.tools.check")
     findings = check.check(_repository([parsed.repository]))
     _console().print(check.table(findings))
     if any(finding.verdict == "refused" for finding in findings):
         raise CliError("the repository has fields that are refused")
+
+
+def _check_golden(repository: Path) -> None:
+    # The table has the reasons that the log would have.
+    logging.getLogger("sluice").addHandler(logging.NullHandler())
+    golden = importlib.import_module("gateway.tools.golden")
+    rows = golden.check_golden(
+        repository, default_root(ENVIRONMENT), ENVIRONMENT.get(MODEL_NAME, "")
+    )
+    _console().print(golden.table(rows))
+    if failed := sum(row.result.outcome == "failed" for row in rows):
+        raise CliError(f"{failed} of {len(rows)} golden requests failed")
 
 
 def _repository(folders: Sequence[Path]) -> Any:

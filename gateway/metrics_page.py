@@ -1,5 +1,6 @@
 """The metrics page: readings of the server's parts, rendered for Prometheus."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -99,6 +100,7 @@ def _reading(model: Model) -> ModelReading:
         labels=_labels(model),
         cached=model.cached,
         load_secs=model.load_secs,
+        golden=Counter(str(each.outcome) for each in model.golden),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import LocalCache, ResponseCache
+from gateway.cache_settings import CacheSettings, LocalCacheSettings
 from gateway.cuda_driver import load_driver, usable_gpus
 from gateway.dataplane import DataPlane, FleetMember
 from gateway.errors import Code, InferenceError
@@ -28,9 +29,7 @@ from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.resumption.recordings import Recordings
 from gateway.settings import (
-    CacheSettings,
     FleetSettings,
-    LocalCacheSettings,
     ModelSettings,
     Settings,
     netloc,

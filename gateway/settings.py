@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from gateway.cache_settings import CacheSettings
 from gateway.memory_settings import GpuSettings, ModelMemory
 from gateway.policy.control import ChangeControl
 from gateway.policy.restrictions import Restrictions
@@ -234,6 +235,14 @@ class ControlMode(StrEnum):
 EVERY_MODEL = "*"
 
 
+class GoldenMode(StrEnum):
+    """The effect of a golden request that fails: the load fails, a warning, or none is executed."""
+
+    STRICT = "strict"
+    WARN = "warn"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
     """The count of a resource of the rate limiter, on one device or on each (None)."""
@@ -253,7 +262,7 @@ class ModelSettings:
     `rate_limit` enables the rate limiter, with `resource_limits` if given. An instance without
     progress for `stall_secs` is restarted; 0 is never. `host_policies` are the CPU cores of the
     policies that instance groups name. `model_name` is that of a repository that is the folder of
-    one model, "" for its own.
+    one model, "" for its own. `golden` is the mode of golden requests.
     """
 
     repositories: tuple[Path, ...] = ()
@@ -278,38 +287,7 @@ class ModelSettings:
     memory: ModelMemory = field(default_factory=ModelMemory)
     stall_secs: float = 0.0
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalCacheSettings:
-    """A response cache in this process, and its size in bytes."""
-
-    byte_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisCacheSettings:
-    """A response cache in a Redis server; a timeout of 0 is no limit.
-
-    With `tls` the paths may be "": then the client has no certificate and trusts the system's
-    authorities.
-    """
-
-    host: str
-    port: int
-    user: str = ""
-    password: str = field(default="", repr=False)
-    db: int = 0
-    connect_timeout_ms: int = 1000
-    socket_timeout_ms: int = 100
-    tls: bool = False
-    cert: str = ""
-    key: str = ""
-    cacert: str = ""
-    cacert_dir: str = ""
-
-
-CacheSettings = LocalCacheSettings | RedisCacheSettings
+    golden: GoldenMode = GoldenMode.STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from gateway.cache.cache import Insertion, Lookup, ResponseCache, Tally, decode, encode
+from gateway.cache_settings import RedisCacheSettings
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.observability.statistics import CacheReading
-from gateway.settings import RedisCacheSettings
 
 log = logging.getLogger("sluice.cache")
 

@@ -5,9 +5,9 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 
+from gateway.cache_settings import CacheSettings, LocalCacheSettings, RedisCacheSettings
 from gateway.errors import Code, InferenceError
 from gateway.flags.values import port, truth
-from gateway.settings import CacheSettings, LocalCacheSettings, RedisCacheSettings
 
 log = logging.getLogger("sluice.flags")
 

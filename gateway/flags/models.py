@@ -14,6 +14,7 @@ from gateway.settings import (
     EVERY_MODEL,
     MODEL_NAME,
     ControlMode,
+    GoldenMode,
     ModelSettings,
     ResourceLimit,
 )
@@ -71,6 +72,7 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
         stall_secs=flags.stall_secs,
         host_policies=host_policies(flags.host_policy),
         memory=memory_budget(flags),
+        golden=GoldenMode(flags.golden),
     )
 
 
@@ -83,6 +85,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_rate_limit_flags(group)
     add_host_policy(group)
     add_memory_flags(group)
+    group.add_argument(
+        "--golden",
+        choices=[each.value for each in GoldenMode],
+        default=ModelSettings().golden.value,
+        help="a golden request that fails: fails the load, is a warning, or none is executed "
+        "(default: %(default)s)",
+    )
     group.add_argument(
         "--stall-secs",
         type=seconds,

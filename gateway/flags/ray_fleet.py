@@ -18,7 +18,7 @@ PATHS = (
 """Options with paths, which have to be those of every node."""
 VALUES = (
     *("model-config-name", "model-load-thread-count", "model-load-retry-count"),
-    *("fleet-name", "stall-secs", "exit-timeout-secs", "rate-limit"),
+    *("fleet-name", "stall-secs", "exit-timeout-secs", "rate-limit", "golden"),
 )
 """Options whose values are as they were written."""
 ALONE = "a replica has one model"

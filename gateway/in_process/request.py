@@ -7,10 +7,10 @@ from typing import Any, NoReturn, TypedDict
 
 import numpy.typing as npt
 
+from gateway.arrays import fitted, listed_tensor, typed_tensor
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.generation import SAMPLING_PARAMETERS
-from gateway.in_process.arrays import fitted, listed_tensor, typed_tensor
 from gateway.messages import (
     NO_PARAMETERS,
     InferRequest,

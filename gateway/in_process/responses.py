@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
+from gateway.arrays import to_array
 from gateway.errors import Code, InferenceError
-from gateway.in_process.arrays import to_array
 from gateway.in_process.request import RequestDraft
 from gateway.in_process.server_loop import ServerHandle, ServerLoop, caller, value_of
 from gateway.messages import InferResponse, Parameter, Usage

@@ -17,5 +17,6 @@ More models than fit: `residence` (decisions), `residents` (the task that makes 
 
 One version: `model` (requests in flight), `request_validation`, `limits` (parameters), `instances`
 (slots, restart, in-place update), `closings` (time limits), `reshaped_instance` (reshape),
-`warmup` (samples), `cached_request` (response cache).
+`warmup` (samples), `golden` and `golden_results` (requests with expected answers), `cached_request`
+(response cache).
 """

@@ -60,6 +60,29 @@ class Closings:
             task.result()
         raise cancelled
 
+    async def run_within(
+        self, secs: float, executing: Coroutine[None, None, None], instance: Instance
+    ) -> bool:
+        """Run a coroutine that executes on an instance; whether it has ended in that time.
+
+        If not, it is cancelled; an instance that does not stop is killed.
+        """
+        task = asyncio.get_running_loop().create_task(executing)
+        try:
+            await asyncio.wait([task], timeout=secs)
+        except asyncio.CancelledError:
+            task.cancel()
+            await _outlast({task})
+            raise
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.wait([task], timeout=KILLED_SECS)
+        if not task.done():
+            await _kill([instance], "its execution did not end in time", task)
+        return False
+
     def close(self, instance: Instance, name: str) -> asyncio.Future[None]:
         """Begin to close an instance; the future is its end, and never fails.
 

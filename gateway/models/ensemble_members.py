@@ -9,6 +9,7 @@ from gateway.config.scheduling import EnsembleStep
 from gateway.ensembles.checks import check_wiring
 from gateway.ensembles.graph import LATEST
 from gateway.errors import Code, InferenceError
+from gateway.models.golden.run import GoldenFailure
 from gateway.models.loading import NO_MEMBERS, LoadedMembers
 from gateway.models.model import Model
 from gateway.models.registry import KnownModel, ModelRegistry, members
@@ -96,32 +97,44 @@ class DependencyCycle(InferenceError):
 class LoadFailure(InferenceError):
     """A failed load; `why` is the reason that an ensemble with this member reports.
 
-    `cycle` is set if the reason is a dependency cycle.
+    `cycle` is set if the reason is a dependency cycle. `by_golden`: golden requests are the reason.
     """
 
     def __init__(
-        self, code: Code, message: str, why: str, cycle: DependencyCycle | None = None
+        self,
+        code: Code,
+        message: str,
+        why: str,
+        cycle: DependencyCycle | None = None,
+        *,
+        by_golden: bool = False,
     ) -> None:
         super().__init__(code, message)
         self.why = why
         self.cycle = cycle
+        self.by_golden = by_golden
 
     def again(self) -> "LoadFailure":
-        return LoadFailure(self.code, self.message, self.why, self.cycle)
+        same = (self.code, self.message, self.why, self.cycle)
+        return LoadFailure(*same, by_golden=self.by_golden)
 
 
-def load_failed(name: str, why: str, cycle: DependencyCycle | None = None) -> LoadFailure:
+def load_failed(
+    name: str, why: str, cycle: DependencyCycle | None = None, *, by_golden: bool = False
+) -> LoadFailure:
     """The failure of a version, or of a member that is absent or does not suit its ensemble."""
-    return LoadFailure(Code.INVALID_ARG, f"load failed for model '{name}': {why}\n", why, cycle)
+    text = f"load failed for model '{name}': {why}\n"
+    return LoadFailure(Code.INVALID_ARG, text, why, cycle, by_golden=by_golden)
 
 
 def versions_failed(name: str, errors: Mapping[int, InferenceError]) -> LoadFailure:
-    """The failure of a load whose versions failed with these errors."""
-    clauses = (
+    """The failure of a model whose versions have failed, with the reason of each."""
+    why = "".join(
         f"version {number} is at UNAVAILABLE state: {error.reason};"
         for number, error in sorted(errors.items())
     )
-    return load_failed(name, "".join(clauses))
+    by_golden = all(isinstance(error, GoldenFailure) for error in errors.values())
+    return load_failed(name, why, by_golden=by_golden)
 
 
 def poll_failed(name: str, why: str) -> LoadFailure:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from gateway.errors import Code, InferenceError
 from gateway.models.ensemble_members import (
     EnsembleMembers,
+    LoadFailure,
     MemberWaits,
     cause,
     dependents,
@@ -344,6 +345,10 @@ class Lifecycle:
                 await self._replace(known, source, bound)
             except InferenceError as error:
                 about = {"model": str(model), "reason": cause(error)}
+                if known.source is not None and isinstance(error, LoadFailure) and error.by_golden:
+                    log.warning("ensemble keeps its members", extra=about)
+                    known.keep_members(cause(error))
+                    return False
                 log.warning("ensemble out of service", extra=about)
                 return self._suspend(known, source)
             finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway import __version__
 from gateway.config import ModelConfig
-from gateway.models.model_folder import take_snapshot
+from gateway.models.model_folder import take_snapshot, without_golden
 from gateway.models.repository import LoadSource
 
 RANDOM_BYTES = 16
@@ -30,5 +30,5 @@ def shared_load(source: LoadSource, config: ModelConfig, folder: Path) -> bytes:
     """
     within = folder.is_relative_to(source.folder)
     stored = () if within else sorted(take_snapshot(folder).items())
-    known = (__version__, config, sorted(source.snapshot.items()), stored)
+    known = (__version__, config, sorted(without_golden(source.snapshot).items()), stored)
     return hashlib.blake2b(repr(known).encode("utf-8", "surrogatepass")).digest()

@@ -15,9 +15,10 @@ from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.backend import EnsembleBackend
 from gateway.errors import Code, InferenceError
-from gateway.memory_settings import ModelMemory
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
+from gateway.models.golden.run import GoldenRun
+from gateway.models.golden.similarity import Find
 from gateway.models.instance_groups import (
     EVERY_CORE,
     InstanceSlot,
@@ -31,6 +32,7 @@ from gateway.models.instance_groups import (
     register_slots,
 )
 from gateway.models.load_identity import private_load, rescanned, shared_load
+from gateway.models.memory import shares_memory
 from gateway.models.model import Model, import_scheduler
 from gateway.models.model_folder import Labels, files_folder, read_labels
 from gateway.models.normalisation import completed
@@ -91,12 +93,13 @@ Loaded = Model | InPlaceUpdate
 class SharedParts:
     """Parts of the server that all models share.
 
-    Loads block in `threads`, requests in `request_threads`; `closings` close instances, and
-    `residents` share the memory.
+    `find` finds loaded models. Loads block in `threads`, requests in `request_threads`; `closings`
+    close instances, and `residents` share the memory.
     """
 
     cache: ResponseCache | None
     control: ModelControl | None
+    find: Find
     closings: Closings
     threads: Threads
     request_threads: Threads
@@ -119,6 +122,7 @@ class ModelLoader:
         self._infer = infer
         self._cache = shared.cache
         self._control = shared.control
+        self._find = shared.find
         self._closings = shared.closings
         self._residents = shared.residents
         self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
@@ -205,6 +209,7 @@ class ModelLoader:
         with logged_stage(log, "environment prepared", **about):
             await backend.prepare(config, folder)
         config = await self._threads.run(self._complete, backend, config, folder)
+        golden = await self._threads.run(self._golden, config, source, version)
         await self._threads.run(import_scheduler, config)
         own_labels = await self._threads.run(read_labels, config, source.folder)
         labels = {**_labels_of_members(config, members), **own_labels}
@@ -226,7 +231,7 @@ class ModelLoader:
         with logged_stage(log, "instances loaded", **about, count=len(slots)):
             await load_slots(slots, side_by_side=backend.loads_side_by_side)
         with logged_stage(log, "instances warmed up", **about):
-            await _prepare(model, slots)
+            await _prepare(model, slots, golden)
         model.load_secs = time.monotonic() - began
         model.loaded_at = time.time()
         return model
@@ -243,12 +248,18 @@ class ModelLoader:
         config = replace(model.config, instance_group=groups, version_policy=policy)
         folder = await self._threads.run(self._folder, source, int(model.version))
         backend = await self._backend(config, members)
+        golden = await self._threads.run(self._golden, config, source, int(model.version))
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.instances.slots))
         register_slots(update.added, None if members else self._limiter)
         await load_slots(update.added, side_by_side=backend.loads_side_by_side)
-        await _prepare(model, update.added)
+        await _prepare(model, update.added, golden)
         return update
+
+    def _golden(self, config: ModelConfig, source: LoadSource, version: int) -> GoldenRun | None:
+        """The golden requests that new instances of a version must answer, if there are any."""
+        run = GoldenRun(config.name, version, self._settings.golden, self._find)
+        return run if run.read(config, source.folder) else None
 
     async def _use_cache(self, model: Model, source: LoadSource, folder: Path) -> None:
         """Cache the model's responses if the server and the config enable it."""
@@ -337,9 +348,12 @@ def _with_runtime(config: ModelConfig, backend: Backend) -> ModelConfig:
     return config if backend.home is None else replace(config, runtime=IN_PYTHON)
 
 
-async def _prepare(model: Model, slots: Sequence[InstanceSlot]) -> None:
+async def _prepare(model: Model, slots: Sequence[InstanceSlot], golden: GoldenRun | None) -> None:
     try:
         await model.prepare(slots)
+        if golden is not None:
+            await golden.check(slots)
+            model.golden = (*model.golden, *golden.results)
     except BaseException:
         await close_slots(slots)
         raise
@@ -357,12 +371,6 @@ def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
             if tensor in outputs and output in labels:
                 found[tensor] = labels[output]
     return found
-
-
-def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:
-    """Whether a version may sleep, or takes memory of a budget; ensembles take none."""
-    has_budget = budget != ModelMemory() or "residency" in config.parameters
-    return has_budget and config.ensemble_scheduling is None
 
 
 def _must_reload(kept: Model, source: LoadSource) -> bool:

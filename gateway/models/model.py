@@ -13,6 +13,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
 from gateway.models.cached_request import CachedRequest, ModelCache
+from gateway.models.golden_results import GoldenResult
 from gateway.models.instance_groups import InstanceSlot
 from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
@@ -94,9 +95,9 @@ class Model:
     if names are not unique. `further_names` are names for OpenAI's clients besides its own;
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
     both in `prepare`. It accepts `most_in_flight` requests at a time. `members` are the models that
-    an ensemble calls. `waking` wakes it if it sleeps. A `retired` model completes its requests and
-    must get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
-    conversations.
+    an ensemble calls. `golden` are the results of its golden requests. `waking` wakes it if it
+    sleeps. A `retired` model completes its requests and must get no others. A model `of_fleet` is
+    hosted by replicas, which keep its sequences and conversations.
     """
 
     of_fleet: bool = False
@@ -118,6 +119,7 @@ class Model:
         self.labels = labels
         self.load_secs = 0.0
         self.loaded_at = 0.0
+        self.golden: Sequence[GoldenResult] = ()
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
         self.namespace = ""

@@ -20,7 +20,8 @@ Labels = Mapping[str, tuple[str, ...]]
 
 CONFIG_FOLDER = "configs/"
 CONFIG_FILE = "config.pbtxt"
-RESERVED = frozenset({"warmup", "initial_state", "configs"})
+GOLDEN_FOLDER = "golden/"
+RESERVED = frozenset({"warmup", "initial_state", "configs", "golden"})
 """Folders of a model that are never versions."""
 BYTECODE = "__pycache__"
 """The folder of the bytecode that Python writes for model.py: no part of the model."""
@@ -44,15 +45,20 @@ def take_snapshot(folder: Path) -> Snapshot:
 def by_version(snapshot: Snapshot) -> Mapping[int | None, Snapshot]:
     """The state of each version's files, and under None that of the files of all versions.
 
-    The configuration files are in none of them.
+    The configuration files and the golden requests are in none of them.
     """
     found: dict[int | None, dict[str, tuple[int, int]]] = {None: {}}
     for name, stamp in snapshot.items():
         folder, slash, _ = name.partition("/")
         number = version_number(folder) if slash else None
-        if name != CONFIG_FILE and not name.startswith(CONFIG_FOLDER):
+        if name != CONFIG_FILE and not name.startswith((CONFIG_FOLDER, GOLDEN_FOLDER)):
             found.setdefault(number, {})[name] = stamp
     return found
+
+
+def without_golden(snapshot: Snapshot) -> Snapshot:
+    """The state without the golden requests: a version that serves is not loaded again for them."""
+    return {name: stamp for name, stamp in snapshot.items() if not name.startswith(GOLDEN_FOLDER)}
 
 
 class _Folder(NamedTuple):

@@ -9,7 +9,7 @@ from enum import StrEnum
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
-from gateway.models.model_folder import Snapshot, by_version
+from gateway.models.model_folder import Snapshot, by_version, without_golden
 from gateway.models.repository import LoadSource, ModelId
 
 UNLOADED = "unloaded"
@@ -123,7 +123,8 @@ class KnownModel:
         served = self.source
         if served is None or source.overridden or served.overridden:
             return False
-        if served.snapshot != source.snapshot or not all(model.ready for model in self.models):
+        same = without_golden(served.snapshot) == without_golden(source.snapshot)
+        if not same or not all(model.ready for model in self.models):
             return False
         return self.loaded == set(self.wanted_versions(source))
 
@@ -179,6 +180,12 @@ class KnownModel:
             if status.state is VersionState.LOADING:
                 status.state = VersionState.UNAVAILABLE
                 status.reason = errors[number].reason if number in errors else UNLOADED
+
+    def keep_members(self, why: str) -> None:
+        """Show that an ensemble serves with the members that it had, and why."""
+        for status in self.versions.values():
+            if status.model is not None:
+                status.reason = f"bound to the members before their reload: {why}"
 
     def suspend(self, source: LoadSource | None) -> None:
         """Keep the source of an ensemble until its members suit it; None keeps no source."""

@@ -275,8 +275,13 @@ class RepositoryControl:
         """
         self._audit = audit
         shared = SharedParts(
-            *(self._cache, control, self._closings, self._threads, self._request_threads),
-            self.residents,
+            cache=self._cache,
+            control=control,
+            find=self.registry.find,
+            closings=self._closings,
+            threads=self._threads,
+            request_threads=self._request_threads,
+            residents=self.residents,
         )
         loader = ModelLoader(self._backends, self._settings, infer, shared)
         self._lifecycle = Lifecycle(

@@ -55,7 +55,7 @@ def _sample(config: ModelConfig, setting: ModelWarmup, files: DataFiles) -> Samp
     _check_amount(config, setting)
     tensors = (_tensor(config, name, each, files) for name, each in setting.inputs.items())
     request = InferRequest(model=config.name, inputs=tuple(tensors))
-    _check_request(config, request)
+    check_request(config, request)
     return Sample(setting.name, (request,) * setting.batch_size, max(1, setting.count))
 
 
@@ -93,8 +93,8 @@ def _has_type(given: WarmupInput) -> bool:
     return given.data_type is not DataType.TYPE_INVALID
 
 
-def _check_request(config: ModelConfig, request: InferRequest) -> None:
-    """Check it as a client's request, without the tensors of a sequence batcher."""
+def check_request(config: ModelConfig, request: InferRequest) -> None:
+    """Check a request as a client's, but for the tensors of a sequence batcher."""
     if config.sequence_batching is not None:
         known = {each.name for each in config.input}
         own = tuple(tensor for tensor in request.inputs if tensor.name in known)
@@ -183,7 +183,7 @@ async def warm_up(
 
 async def _execute(instance: Instance, sample: Sample, statistics: ModelStatistics) -> list[str]:
     """Execute the requests together, to their ends; returns the errors."""
-    entries = [_entry(request, statistics) for request in sample.requests]
+    entries = [entry_of(request, statistics) for request in sample.requests]
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(_error(entry.stream)) for entry in entries]
         await Execution(instance, entries, statistics).run()
@@ -201,7 +201,8 @@ async def _error(stream: ResponseStream) -> str:
     return ""
 
 
-def _entry(request: InferRequest, statistics: ModelStatistics) -> Entry:
+def entry_of(request: InferRequest, statistics: ModelStatistics) -> Entry:
+    """A request to an instance without a scheduler; it counts in the statistics."""
     record = Record(statistics, 1, 0, _not_counted)
     return Entry(request, ResponseStream(record), record)
 

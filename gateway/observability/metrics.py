@@ -85,9 +85,11 @@ SLUICE_COUNTERS = {
     "gateway_wasted_tokens_total": "Tokens made for a client that disconnected before it read them",
     "sluice_stalls_total": "Instances restarted because their executions made no progress",
 }
+GOLDEN = "gateway_golden_requests"
 SLUICE_GAUGES = {
     "gateway_requests_in_flight": "Requests accepted and not yet ended",
     "gateway_model_ready": "1 if the model serves requests, else 0",
+    GOLDEN: "Golden requests of the last load by outcome",
     "sluice_oldest_request_seconds": "Age of the oldest request in flight in seconds, 0 if there "
     "is none",
 }
@@ -150,7 +152,8 @@ class ModelReading:
 
     `labels` are added to `model` and `version`: `_tag` for each of the config's metric_tags, and
     `namespace`. `cached`: the response cache is enabled. `load_secs` is 0 if it was not measured.
-    `oldest_secs` is the age of the oldest request in flight.
+    `oldest_secs` is the age of the oldest request in flight. `golden` counts golden requests by
+    outcome.
     """
 
     name: str
@@ -163,6 +166,7 @@ class ModelReading:
     cached: bool = False
     load_secs: float = 0.0
     oldest_secs: float = 0.0
+    golden: Mapping[str, int] = field(default_factory=lambda: NO_PARAMETERS)
 
 
 def families(
@@ -246,6 +250,8 @@ def _samples(
     labels = {**reading.labels, "model": reading.name, "version": reading.version}
     for reason, count in reading.statistics.failures.items():
         yield FAILURES, (MetricSample(FAILURES, {**labels, "reason": reason.value}, count),)
+    for outcome, count in reading.golden.items():
+        yield GOLDEN, (MetricSample(GOLDEN, {**labels, "outcome": outcome}, count),)
     for name, value in _values(reading, settings):
         yield name, (MetricSample(name, labels, value),)
     for name, histogram in _histograms(reading.statistics, settings):

@@ -13,8 +13,8 @@ from redis import Redis
 from gateway.cache import redis as redis_cache
 from gateway.cache.cache import Insertion, Lookup, decode, portable
 from gateway.cache.redis import PREFIX, RedisCache
+from gateway.cache_settings import RedisCacheSettings
 from gateway.errors import InferenceError
-from gateway.settings import RedisCacheSettings
 from tests.builders import WAIT_SECS, soon, text_response, texts
 from tests.redis_server import HOST, Relay, redis_server, relay
 

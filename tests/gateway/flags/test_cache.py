@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from gateway.cache_settings import CacheSettings, LocalCacheSettings, RedisCacheSettings
 from gateway.errors import Code, InferenceError
 from gateway.flags import cache as cache_flags
-from gateway.settings import CacheSettings, LocalCacheSettings, RedisCacheSettings
 
 ADDRESS = "--cache-config=redis,host=h,port=6379"
 

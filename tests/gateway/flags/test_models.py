@@ -91,6 +91,7 @@ def test_the_backend_directory_is_a_flag_or_a_setting_of_all_backends(
         ("--backend-config", "onnxruntime,threads"),
         ("--backend-config", "=2"),
         ("--rate-limit", "foo"),
+        ("--golden", "lax"),
         ("--rate-limit-resource", "R"),
         ("--rate-limit-resource", ":1"),
         ("--rate-limit-resource", "R:1:2:3"),

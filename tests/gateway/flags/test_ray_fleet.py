@@ -39,6 +39,7 @@ def test_the_models_of_a_router_on_ray_are_at_its_replicas() -> None:
         "--fleet-name=sluice",
         "--exit-timeout-secs=30.0",
         "--rate-limit=off",
+        "--golden=strict",
         "--min-supported-compute-capability=6.0",
     )
 
@@ -109,6 +110,7 @@ PASSED = {
     "--rate-limit": "execution_count",
     "--rate-limit-resource": "R:2:1",
     "--stall-secs": "7.0",
+    "--golden": "warn",
     "--min-supported-compute-capability": "7.5",
     "--model-load-gpu-limit": "0:0.500000",
 }

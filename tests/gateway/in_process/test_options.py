@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from gateway.cache_settings import LocalCacheSettings
 from gateway.errors import Code, InferenceError
 from gateway.flags import serve
 from gateway.in_process.options import SWITCHES, read_settings
-from gateway.settings import ControlMode, LocalCacheSettings
+from gateway.settings import ControlMode
 
 
 def test_options_have_the_names_of_the_command_line_and_python_values(tmp_path: Path) -> None:

@@ -377,3 +377,21 @@ async def test_an_execution_that_outlives_its_killed_instance_is_abandoned(
         "executions not ended in time",
         "executions abandoned",
     ]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_an_execution_beyond_its_limit_is_cancelled_and_killed_if_it_does_not_stop(
+    closings: Closings, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    monkeypatch.setattr("gateway.models.closings.KILLED_SECS", SHORT_SECS if not stops else 20)
+    instance = Closing()
+
+    async def execute() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if not stops:
+                await instance.may_close.wait()
+
+    assert not await soon(closings.run_within(SHORT_SECS, execute(), instance))
+    assert instance.killed == ("" if stops else OVERDUE)

@@ -16,6 +16,7 @@ from gateway.models.kept_facts import FactsFolder
 from gateway.models.load_identity import private_load, shared_load
 from gateway.models.loading import ModelLoader, SharedParts
 from gateway.models.model import Model
+from gateway.models.registry import ModelRegistry
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.residents import Residents
 from gateway.observability.statistics import CacheReading
@@ -118,7 +119,8 @@ async def test_files_that_change_between_a_poll_and_the_load_are_those_of_the_lo
     cache, threads = SharedCache(), load_threads(1)
     cache.shared = shared
     residents = Residents(ModelMemory(), threads, FactsFolder(None), lambda: None)
-    parts = SharedParts(cache, None, Closings(), threads, threads, residents)
+    find = ModelRegistry().find
+    parts = SharedParts(cache, None, find, Closings(), threads, threads, residents)
     loader = ModelLoader(Backends(ScriptedBackend()), ModelSettings(), no_infer, parts)
     loaded = await soon(loader.load(source, 1))
     await soon(loaded.close())

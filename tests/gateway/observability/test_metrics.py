@@ -81,7 +81,10 @@ def test_a_family_has_its_type(name: str, kind: str) -> None:
 
 
 def test_the_page_has_the_documented_metrics_only() -> None:
-    plain = reading("a", statistics=ModelStatistics(summaries=Summaries()), load_secs=1.5)
+    summaries, golden = Summaries(), {"passed": 2}
+    plain = reading(
+        "a", statistics=ModelStatistics(summaries=summaries), load_secs=1.5, golden=golden
+    )
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
     frontends = FrontendsReading(up=2, restarts=1)

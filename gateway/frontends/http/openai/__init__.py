@@ -2,5 +2,5 @@
 
 Read in this order: `routes` (paths, list of models, state of the server), `answers` (whole answers,
 streams, errors), `request` (body, id, look-up of the model), `embeddings` (models without the
-contract), `encoders` (the tensors of such models).
+contract, by `gateway.text_encoder`).
 """

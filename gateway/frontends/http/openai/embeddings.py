@@ -20,7 +20,6 @@ from starlette.responses import Response
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.errors import JSON, openai_refusal
-from gateway.frontends.http.openai.encoders import TextEncoder, Vector, encoder_of
 from gateway.frontends.http.openai.request import (
     OpenAiRequest,
     request_id,
@@ -30,6 +29,7 @@ from gateway.frontends.http.request_scope import OnDisconnect, begin_trace, call
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.stream import ResponseStream
+from gateway.text_encoder import TextEncoder, Vector, encoder_of
 
 MOST_TEXTS = 2048
 """Texts of one request, as at OpenAI."""

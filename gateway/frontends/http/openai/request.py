@@ -36,7 +36,6 @@ from gateway.frontends.http.large_json import (
     Where,
     plain,
 )
-from gateway.frontends.http.openai.encoders import encoder_of
 from gateway.frontends.http.request_scope import caller_in
 from gateway.models.model import Model
 from gateway.openai_contract import (
@@ -50,6 +49,7 @@ from gateway.openai_contract import (
 )
 from gateway.policy.caller import Caller, sees
 from gateway.tensor import Buffer
+from gateway.text_encoder import encoder_of
 from gateway.threads import Threads
 
 STREAMING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})

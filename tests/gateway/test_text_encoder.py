@@ -8,9 +8,9 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.frontends.http.openai.encoders import TextEncoder, encoder_of
 from gateway.messages import InferResponse
 from gateway.tensor import Datatype, array_tensor
+from gateway.text_encoder import TextEncoder, encoder_of
 from tests.gateway.frontends.http.openai.conftest import ENCODER, tensor_in, tensor_out
 
 FP32, INT64 = DataType.TYPE_FP32, DataType.TYPE_INT64

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.arrays import fitted, listed_tensor, to_array, typed_tensor
 from gateway.config import ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.in_process.arrays import fitted, listed_tensor, to_array, typed_tensor
 from gateway.tensor import NUMPY_TYPES, Datatype, Tensor
 
 
