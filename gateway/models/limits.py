@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.memory_settings import ModelMemory
 
 DEFAULT_MAX_IN_FLIGHT = 1024
 DEFAULT_RESTART_TRIES = 3
@@ -173,3 +174,9 @@ def _number(config: ModelConfig, key: str, default: int, least: int) -> int:
             f"least {least}",
         )
     return int(text)
+
+
+def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:
+    """Whether a version may sleep, or takes memory of a budget; ensembles take none."""
+    has_budget = budget != ModelMemory() or "residency" in config.parameters
+    return has_budget and config.ensemble_scheduling is None

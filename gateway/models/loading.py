@@ -31,8 +31,8 @@ from gateway.models.instance_groups import (
     placements,
     register_slots,
 )
+from gateway.models.limits import shares_memory
 from gateway.models.load_identity import private_load, rescanned, shared_load
-from gateway.models.memory import shares_memory
 from gateway.models.model import Model, import_scheduler
 from gateway.models.model_folder import Labels, files_folder, read_labels
 from gateway.models.normalisation import completed

@@ -130,9 +130,3 @@ def _gpu_bytes(gpus: Collection[int]) -> Iterator[tuple[int, int]]:
             yield number, nvml.nvmlDeviceGetMemoryInfo(handle).used
     except nvml.NVMLError:
         return
-
-
-def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:
-    """Whether a version may sleep, or takes memory of a budget; ensembles take none."""
-    has_budget = budget != ModelMemory() or "residency" in config.parameters
-    return has_budget and config.ensemble_scheduling is None
