@@ -5,6 +5,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gateway.backend import MetricReading
@@ -22,6 +23,8 @@ from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.policy.caller import Caller, tenant_of
+from gateway.rollouts.rollouts import Rollouts
+from gateway.rollouts.state import StateDirectory
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
@@ -71,7 +74,8 @@ class DataPlane:
     """Resolves the model of a request, checks the request and submits it.
 
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
-    with `audit`, which gets a line for each change of the server. `fleet` is the server's part in
+    with `audit`, which gets a line for each change of the server. `state_directory` has the state
+    of rollouts. `fleet` is the server's part in
     a fleet, if it has one.
     """
 
@@ -85,6 +89,7 @@ class DataPlane:
         log: Log | None = None,
         threads: Threads | None = None,
         audit: AuditLog | None = None,
+        state_directory: Path | None = None,
     ) -> None:
         self.threads = threads or request_threads()
         self.audit = audit
@@ -98,6 +103,10 @@ class DataPlane:
         self._exiting = False
         self._ending_sequences = False
         self.conversations = Conversations()
+        self.rollouts = Rollouts(
+            *(control, self.conversations, StateDirectory(state_directory), self.threads),
+            audit=audit,
+        )
 
     def begins_without_task(self, size_bytes: int) -> bool:
         """Whether a request that has arrived as a whole may begin without a task (`BegunRequest`).
@@ -112,11 +121,12 @@ class DataPlane:
         """Submit a request; its sender owns the stream and reads it inside `with`.
 
         Synchronous: requests are queued in the order of the calls. A turn of a conversation
-        waits for the turns before it. `model` saves the look-up if the sender has just done it.
+        waits for the turns before it. `model` saves the look-up if the sender has just done it; the
+        `model` of the stream answers: a rollout may choose another version.
         `trace` records the events of the request. Raises InferenceError if the request is refused
         before it is queued.
         """
-        caller = request.caller
+        caller, chooser, tap = request.caller, None, None
         try:
             if self._exiting and not self._ending_sequences:
                 raise exiting()
@@ -124,17 +134,22 @@ class DataPlane:
                 model = self.model(request.model, request.version, caller)
             if caller is not None and not caller.valid:
                 raise no_longer_valid()
+            if model.chooser is not None and not request.version:
+                chooser = model.chooser
+                model, tap = chooser.choose(request)
             if self._exiting and not _continues(model, request):
                 raise exiting()
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            stream = model.submit(request, trace, interceptor)
-        except InferenceError:
+            stream = model.submit(request, trace, interceptor, tap=tap)
+        except InferenceError as error:
             if trace is not None:
                 trace.refused()
+            if chooser is not None and model is not None:
+                chooser.refused(request, model, error)
             raise
-        stream.request_id, stream.caller = request.id, caller
+        stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream
 
     def cancel(

@@ -197,7 +197,8 @@ class InferRequest:
     continues without clients. `sink` is set while it executes alone; an instance that changes the
     responses of another passes it `replace(request, sink=None)`. `caller` is None on a server
     without API keys, and in a program with the server in it. `prompt` is set by the router of a
-    fleet, for models with tokens.
+    fleet, for models with tokens. `sticky` are the headers and members of OpenAI that a rollout may
+    use as key, by `header:NAME` and `openai:NAME`; only a model with such a rollout gets them.
     """
 
     model: str
@@ -216,6 +217,7 @@ class InferRequest:
     sink: Sink | None = field(default=None, compare=False, repr=False)
     caller: Caller | None = field(default=None, compare=False, repr=False)
     prompt: RoutedPrompt | None = None
+    sticky: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""
@@ -277,6 +279,16 @@ class InferResponse:
             if tensor.name == name:
                 return tensor
         return None
+
+
+def single(answers: Sequence[InferResponse]) -> InferResponse:
+    """The only response; raises its error, or INTERNAL if there is not exactly one response."""
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    if len(answers) != 1:
+        raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
+    return answers[0]
 
 
 def response_of_text(

@@ -101,6 +101,7 @@ class Server:
             log=log_of_process,
             threads=self._threads,
             audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
+            state_directory=settings.state_directory,
         )
         self._router = self.dataplane.fleet = _build_router(settings, self._control)
         self.recordings = Recordings(settings.resumption)
@@ -148,7 +149,11 @@ class Server:
             caching = tasks.create_task(_work(self._cache))
             audit = self.dataplane.audit
             for_models = BackendControl(self._control, audit)
-            running = tasks.create_task(self._control.run(self.dataplane.call, for_models, audit))
+            rollouts = self.dataplane.rollouts
+            rolling = tasks.create_task(rollouts.run())
+            running = tasks.create_task(
+                self._control.run(self.dataplane.call, for_models, audit, rollouts)
+            )
             routing = tasks.create_task(_route(self._router))
             await listeners.open(tasks)
             failure = await self._loaded()
@@ -156,6 +161,7 @@ class Server:
                 on_ready(listeners.ports)
                 await self._stopping.wait()
             await self._drain(tasks, listeners)
+            rolling.cancel()
             running.cancel()
             routing.cancel()
             caching.cancel()

@@ -326,12 +326,11 @@ class FleetSettings:
 class Settings:
     """All settings of a server.
 
-    `frontends` is the number of processes that accept connections, 0 for none. `stay_awake_us` is
-    the longest time that the event loop polls for the next request without sleeping. `api_keys` is
-    the key file; without one and without `jwt` requests need no credential. `audit_log` is the
-    file with a line for each change of the server. `admin` and `grpc_admin` are further listeners
-    of HTTP and gRPC; with one of them changes of the server are answered there only. A `public`
-    server logs its exposure. `fleet` is the server's part in a fleet, if it has one.
+    `frontends` is the number of processes that accept connections, 0 for none. The event loop polls
+    for the next request for at most `stay_awake_us`. Without a key file, `api_keys`, and `jwt`,
+    requests need no credential. `audit_log` has a line for each change of the server,
+    `state_directory` its rollouts. With `admin` or `grpc_admin`, further listeners, changes are
+    answered there only. A `public` server logs its exposure. `fleet` is its part in a fleet.
     """
 
     id: str = "triton"
@@ -342,6 +341,7 @@ class Settings:
     api_keys: Path | None = None
     jwt: JwtSettings | None = None
     audit_log: Path | None = None
+    state_directory: Path | None = None
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
     resumption: ResumptionSettings = field(default_factory=ResumptionSettings)

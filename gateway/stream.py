@@ -3,10 +3,10 @@
 import asyncio
 import types
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import Self
+from typing import Any, Self
 
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferResponse, StreamRecorder, responses_of_texts
+from gateway.messages import InferResponse, StreamRecorder, responses_of_texts, single
 from gateway.policy.caller import Caller
 
 DEFAULT_LIMIT = 64
@@ -28,16 +28,6 @@ DISCONNECT = InferenceError(Code.CANCELLED, "Request was cancelled")
 def has_data(response: InferResponse) -> bool:
     """Whether a response carries more than the final flag."""
     return bool(response.outputs) or not response.final or response == INTERRUPTED
-
-
-def single(answers: Sequence[InferResponse]) -> InferResponse:
-    """The only response; raises its error, or INTERNAL if there is not exactly one response."""
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-    if len(answers) != 1:
-        raise InferenceError(Code.INTERNAL, f"expected a single response, got {len(answers)}")
-    return answers[0]
 
 
 @types.coroutine
@@ -70,7 +60,8 @@ class ResponseStream:
     `cancelled` is set by the first two, `stopping` by the third. Once it is `done` no response
     follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
-    `request_id` and `caller` are set for requests of clients. `model_at`: see `Sink`.
+    `request_id`, `caller` and `model`, the loaded version, are set for requests of clients.
+    `model_at`: see `Sink`.
     """
 
     __slots__ = (
@@ -93,6 +84,7 @@ class ResponseStream:
         "caller",
         "cancelled",
         "done",
+        "model",
         "model_at",
         "request_id",
         "stopping",
@@ -101,6 +93,7 @@ class ResponseStream:
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
         self.request_id = ""
         self.caller: Caller | None = None
+        self.model: Any = None
         self.model_at: float | None = None
         self.cancelled = self.done = self.stopping = False
         self._may_stop = self._abandoned = self._held = self._taken = False

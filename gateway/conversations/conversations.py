@@ -1,13 +1,11 @@
-"""The conversations of all models: look-up, limits, expiry; and the queue of turns of each."""
+"""The conversations of all models: look-up, limits, expiry, and their move between versions."""
 
-import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
+from gateway.conversations.conversation import Conversation
 from gateway.conversations.copies import ConversationCopy, SleepingCopies
 from gateway.conversations.history import ByteLimits, History, MemoryBudget
 from gateway.conversations.turn import (
@@ -20,15 +18,11 @@ from gateway.conversations.turn import (
 from gateway.errors import Code, InferenceError
 from gateway.generation import MESSAGES
 from gateway.messages import InferRequest, SequenceKey, SequenceTag
-from gateway.models.limits import ConversationLimits
 from gateway.models.model import Model
 from gateway.schedulers.scheduler import Timer
 from gateway.tensor import Tensor
 
 BYTE_LIMITS = ByteLimits()
-
-MAX_WAITING = 8
-"""Turns that wait while one runs."""
 
 
 class Conversations:
@@ -54,6 +48,17 @@ class Conversations:
         """The number of conversations of a model."""
         found = self._models.get(model)
         return 0 if found is None else found.count
+
+    def has(self, model: Model, tag: SequenceTag) -> bool:
+        """Whether a model has the conversation of a tag."""
+        found = self._models.get(model)
+        return found is not None and found.has(tag)
+
+    def move(self, model: Model, successor: Model) -> None:
+        """Let another version continue every conversation of a model, with its running turns."""
+        found = self._models.get(model)
+        if found is not None:
+            self._of(successor).adopt(found)
 
     def copy(self, model: Model, tag: SequenceTag) -> ConversationCopy | None:
         """The copy of a conversation after a turn; None if its model has none.
@@ -136,6 +141,38 @@ class ModelConversations:
         read = read_messages(request, messages, self._budget.limits.each)
         return found.turn(request, read, start=tag.start)
 
+    def has(self, tag: SequenceTag) -> bool:
+        """See `Conversations`; one that was copied here from another replica counts."""
+        return tag.key in self._known or tag.key in self.copies
+
+    def adopt(self, other: "ModelConversations") -> None:
+        """Continue the conversations of another version that are unknown here.
+
+        The longest idle ones of both are dropped beyond the limit.
+        """
+        for key in other.keys - self.keys:
+            conversation = other.release(key)
+            conversation.moved(partial(self._activated, key), partial(self._idled, key))
+            self.copies.drop(key)
+            self._known[key] = conversation
+            if conversation.idle:
+                self._idle[key] = conversation
+        by_age = sorted(self._idle.items(), key=lambda pair: pair[1].idle_since_ns)
+        self._idle = OrderedDict(by_age)
+        while len(self._known) > self._limits.count and self._idle:
+            self.forget(next(iter(self._idle)))
+        self._forget_idle()
+
+    @property
+    def keys(self) -> set[SequenceKey]:
+        """The keys of all conversations."""
+        return set(self._known)
+
+    def release(self, key: SequenceKey) -> Conversation:
+        """Give a conversation away."""
+        self._idle.pop(key, None)
+        return self._known.pop(key)
+
     def copy(self, tag: SequenceTag) -> ConversationCopy:
         """See `Conversations`."""
         void = ConversationCopy(self._name, self._version, tag.tenant, tag.correlation_id)
@@ -168,7 +205,7 @@ class ModelConversations:
         for key in tuple(self._known):
             self.forget(key)
 
-    def _new(self, tag: SequenceTag, history: History) -> "Conversation":
+    def _new(self, tag: SequenceTag, history: History) -> Conversation:
         title = f"conversation {tag.correlation_id!r} of model '{self._name}'"
         activated, idled = partial(self._activated, tag.key), partial(self._idled, tag.key)
         return Conversation(title, self._limits, history, activated, idled)
@@ -185,7 +222,7 @@ class ModelConversations:
         self._activated(tag.key, conversation)
         self._idled(tag.key, conversation)
 
-    def _activated(self, key: SequenceKey, conversation: "Conversation") -> None:
+    def _activated(self, key: SequenceKey, conversation: Conversation) -> None:
         self._idle.pop(key, None)
         if key not in self._known:
             self.copies.drop(key)
@@ -193,7 +230,7 @@ class ModelConversations:
                 self.forget(next(iter(self._idle)))
             self._known[key] = conversation
 
-    def _idled(self, key: SequenceKey, conversation: "Conversation") -> None:
+    def _idled(self, key: SequenceKey, conversation: Conversation) -> None:
         if conversation.ended:
             self.forget(key)
             return
@@ -211,7 +248,7 @@ class ModelConversations:
                 return
             self.forget(key)
 
-    def _idle_until_ns(self, conversation: "Conversation") -> int:
+    def _idle_until_ns(self, conversation: Conversation) -> int:
         return conversation.idle_since_ns + self._limits.idle_ns
 
     def _refuse_if_full(self) -> None:
@@ -229,160 +266,3 @@ class ModelConversations:
             "its model was loaded anew; begin it with 'sequence_start', and with all that was "
             f"said in '{MESSAGES}'"
         )
-
-
-class Conversation:
-    """The turns of one correlation id, one after the other; implements `ConversationQueue`.
-
-    `activated` is called when a turn is enqueued, `idled` when none is left. All methods are
-    synchronous. The next turn begins in a later step of the loop, so that a broken stream has
-    cancelled all its turns before.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        limits: ConversationLimits,
-        history: History,
-        activated: Callable[["Conversation"], None],
-        idled: Callable[["Conversation"], None],
-    ) -> None:
-        self.ended = False
-        self.idle_since_ns = 0
-        self._title = title
-        self._limits = limits
-        self._budget = history.budget
-        self._activated = activated
-        self._idled = idled
-        self._turns: deque[Turn] = deque()
-        self._history = history
-
-    @property
-    def open(self) -> bool:
-        """Whether it takes a turn without `sequence_start`."""
-        return not (self._turns[-1].ends if self._turns else self.ended)
-
-    def turn(self, request: InferRequest, messages: bytes, *, start: bool) -> Turn:
-        """The turn for a request; it changes nothing until it is enqueued.
-
-        Raises InferenceError: INVALID_ARG beyond a limit of the conversation, ALREADY_EXISTS for
-        the id of a turn that has not ended, UNAVAILABLE if too many turns wait, or if all
-        conversations together are too large.
-        """
-        self._refuse_full(request)
-        history = History(self._budget) if start else self._latest
-        if history.turns >= self._limits.turns:
-            raise invalid(
-                f"{self._title} has had {history.turns} turns, the most it may have (parameter "
-                "'conversation_max_turns'); begin anew with 'sequence_start'"
-            )
-        self.check(history)
-        self._refuse_large(history, len(messages), start=start)
-        return Turn(self, history, request, messages)
-
-    def copy(self, void: ConversationCopy) -> ConversationCopy:
-        """Its copy, made of one without messages; that one if no turn may follow."""
-        history = self._history
-        if not history.age.turns or history.cut:
-            return void
-        return msgspec.structs.replace(
-            void,
-            began_ns=history.age.began_ns,
-            turns=history.age.turns,
-            tokens=history.tokens,
-            messages=history.messages,
-        )
-
-    def is_older(self, copy: ConversationCopy) -> bool:
-        """Whether a copy may replace it."""
-        return not self._turns and self._history.age < copy.age
-
-    def forget(self) -> None:
-        """Drop the history of a conversation without turns."""
-        self._history.drop()
-
-    # ConversationQueue.
-
-    def enqueue(self, turn: Turn) -> None:
-        """Add an accepted turn; it begins at once if it is the only one."""
-        turn.history.reserve(turn.messages)
-        self._turns.append(turn)
-        self._activated(self)
-        if len(self._turns) == 1:
-            self._begin(turn)
-
-    def finish(self, turn: Turn, error: InferenceError | None) -> None:
-        """Remove a turn; remember it if it succeeded, or was cancelled while it ran.
-
-        A turn that failed, or was cancelled before it began, is not remembered.
-        """
-        self._turns.remove(turn)
-        if turn.begun and (error is None or error.code is Code.CANCELLED):
-            turn.remember()
-        else:
-            turn.forget()
-        if turn.begun:
-            self.ended = turn.ends
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self._begin_next)
-        else:
-            self._idled(self)
-
-    def check(self, history: History) -> None:
-        """Raise INVALID_ARG if the history is too long for a further turn."""
-        limit = self._limits.tokens
-        if limit and history.tokens >= limit:
-            raise invalid(
-                f"{self._title} has {history.tokens} tokens, and the limit is {limit} (parameter "
-                "'conversation_max_tokens'); begin anew with 'sequence_start'"
-            )
-        if history.cut:
-            raise invalid(
-                f"{self._title} cannot go on: its latest answer was too long to be remembered "
-                f"(a conversation may have {self._budget.limits.each} bytes, all of them together "
-                f"{self._budget.limits.total}); begin anew with 'sequence_start'"
-            )
-
-    @property
-    def _latest(self) -> History:
-        """The history that a new turn continues."""
-        return self._turns[-1].history if self._turns else self._history
-
-    def _begin_next(self) -> None:
-        if self._turns and not self._turns[0].begun:
-            self._begin(self._turns[0])
-
-    def _begin(self, turn: Turn) -> None:
-        if self._history is not turn.history:
-            self._history.drop()
-            self._history = turn.history
-        turn.begin()
-
-    def _refuse_full(self, request: InferRequest) -> None:
-        if request.id and any(each.id == request.id for each in self._turns):
-            raise InferenceError(
-                Code.ALREADY_EXISTS,
-                f"{self._title} has a turn with the id '{request.id}' that has not ended; each "
-                "needs an id of its own",
-            )
-        if len(self._turns) > MAX_WAITING:
-            raise InferenceError(
-                Code.UNAVAILABLE,
-                f"{self._title} has {MAX_WAITING} turns that wait, the most it may have; retry "
-                "later",
-            )
-
-    def _refuse_large(self, history: History, size: int, *, start: bool) -> None:
-        limits, after = self._budget.limits, history.byte_size + size
-        if after > limits.each:
-            raise invalid(
-                f"{self._title} would have {after} bytes of messages, the most it may have is "
-                f"{limits.each}; begin anew with 'sequence_start'"
-            )
-        # A turn with `sequence_start` needs no history: its own conversation may be evicted.
-        if not self._budget.make_room(size, spare=None if start else self):
-            raise InferenceError(
-                Code.UNAVAILABLE,
-                f"all conversations together have {self._budget.used} bytes of messages, the most "
-                f"they may have is {limits.total}, and none is idle; retry later",
-            )

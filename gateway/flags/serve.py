@@ -42,6 +42,7 @@ from gateway.settings import (
     ResumptionSettings,
     Settings,
 )
+from gateway.storage.store import state_root
 
 RESTRICTED = "--http-restricted-api"
 FILES = (
@@ -84,6 +85,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         api_keys=flags.api_keys,
         jwt=jwt_flags.jwt_settings(flags),
         audit_log=flags.audit_log,
+        state_directory=flags.state_directory or state_root(ENVIRONMENT),
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         fleet=fleet,
         resumption=_resumption_settings(flags),
@@ -234,6 +236,13 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="append a line of JSON to this file for each change of the server, made or refused "
         "(default: none)",
+    )
+    group.add_argument(
+        "--state-directory",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the state of rollouts, which one server at a time has (default: sluice in "
+        "$XDG_STATE_HOME, or in ~/.local/state)",
     )
     group.add_argument(
         "--max-connections-per-address",

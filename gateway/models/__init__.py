@@ -7,9 +7,9 @@ that is one model), `model_folder` (their files, a client's override), `normalis
 and slots of instances), `replicas` (their number and placement in a fleet).
 
 In memory: `registry` (known models, look-ups), `index` (its rows), `repository_control` (start,
-polls, loads and unloads on request), `lifecycle` (loads, reloads, unloads), `loading` (versions),
-`load_identity` (equal loads), `ensemble_members` (versions that ensembles call, failed loads),
-`loaded_models` (the task of each loaded model, stalls).
+polls, loads and unloads on request), `lifecycle` (loads, reloads, unloads), `version_gate` (the
+part of rollouts), `loading` (versions), `load_identity` (equal loads), `ensemble_members` (versions
+that ensembles call, failed loads), `loaded_models` (the task of each loaded model, stalls).
 
 More models than fit: `residence` (decisions), `residents` (the task that makes the changes),
 `sleep` (empty slots), `memory` (sizes), `kept_facts` (on disk), `resident_readings` (metrics,

@@ -33,6 +33,7 @@ from gateway.models.registry import (
     members,
 )
 from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
+from gateway.models.version_gate import VersionGate
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
@@ -60,8 +61,10 @@ class Lifecycle:
         loader: ModelLoader,
         loaded: LoadedModels,
         threads: Threads,
+        gate: VersionGate,
     ) -> None:
         self._threads = threads
+        self._gate = gate
         self._registry = registry
         self._repository = repository
         self._loader = loader
@@ -86,6 +89,18 @@ class Lifecycle:
         registry keeps the failure.
         """
         await self._then_ripple(lambda changed: self._load_from_disk(model, snapshot, changed))
+
+    async def adjust(self, model: ModelId) -> None:
+        """Load and unload what the gate admits now of the source of the last load."""
+        await self._then_ripple(lambda changed: self._adjust(model, changed))
+
+    async def _adjust(self, model: ModelId, changed: list[ModelId]) -> None:
+        async with self._lock(model):
+            known = self._registry.get(model)
+            if known is not None and known.source is not None:
+                if (upload := known.source.upload) is not None:
+                    upload.hold()
+                await self._apply(known, known.source, changed, again=False)
 
     async def _load(
         self, model: ModelId, override: Override | None, changed: list[ModelId]
@@ -121,7 +136,7 @@ class Lifecycle:
         with known.attempt():
             try:
                 if scan:
-                    known.seen = await self._scan(known.id)
+                    known.seen = await self._blocking(known.id, self._repository.snapshot)
                 source = await self._read(known.id, seen=known.seen)
             except InferenceError as error:
                 if not scan:
@@ -134,7 +149,7 @@ class Lifecycle:
     async def _forget_missing(self, known: KnownModel) -> None:
         """A folder that is missing since the poll is new to the poll that finds it again."""
         with suppress(InferenceError):
-            if not await self._scan(known.id):
+            if not await self._blocking(known.id, self._repository.snapshot):
                 known.seen = {}
 
     async def _then_ripple(self, load: Callable[[list[ModelId]], Awaitable[None]]) -> None:
@@ -177,6 +192,7 @@ class Lifecycle:
 
     def _end(self, known: KnownModel) -> None:
         self._served.drop(known, UNLOADED)
+        self._gate.unloaded(known)
         known.members = ()
         known.suspend(None)
         if not known.versions:
@@ -190,9 +206,6 @@ class Lifecycle:
 
     def _lock(self, model: ModelId) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
-
-    async def _scan(self, model: ModelId) -> Snapshot:
-        return await self._blocking(model, self._repository.snapshot)
 
     async def _read(
         self, model: ModelId, *, override: Override | None = None, seen: Snapshot | None = None
@@ -232,26 +245,35 @@ class Lifecycle:
     async def _apply(
         self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
     ) -> None:
-        """Load the source if it differs from the served one.
+        """Load what the gate admits of the source, if it differs from what serves.
 
         `changed` gets the model and each member that was loaded for an ensemble. With `again` a
         member is loaded even if its last load has failed.
         """
         try:
-            if known.serves(source):
-                return
-            known.members = members(source.config)
-            bound = await self._require(known, source, changed, again=again)
-            await self._replace(known, source, bound)
-            changed.append(known.id)
-        except InferenceError:
-            if known.members and known.source is None:
-                known.suspend(source)
-            raise
+            await self._apply_admitted(known, source, changed, again=again)
+        except InferenceError as error:
+            if not self._gate.failed(known, error):
+                if known.members and known.source is None:
+                    known.suspend(source)
+                raise
+            await self._apply_admitted(known, source, changed, again=again)
         finally:
             if source.upload is not None:
                 source.upload.release()
             self._registry.notify()
+
+    async def _apply_admitted(
+        self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
+    ) -> None:
+        source = await self._gate.admit(known, source)
+        if known.serves(source):
+            self._gate.loaded(known)
+            return
+        known.members = members(source.config)
+        bound = await self._require(known, source, changed, again=again)
+        await self._replace(known, source, bound)
+        changed.append(known.id)
 
     async def _replace(self, known: KnownModel, source: LoadSource, bound: LoadedMembers) -> None:
         try:
@@ -271,6 +293,7 @@ class Lifecycle:
             raise versions_failed(known.id.name, errors)
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
         self._swap(known, source, loaded)
+        self._gate.loaded(known)
         known.bound = frozenset(bound.values())
         known.suspend(None)
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
@@ -86,6 +86,24 @@ class Tap(Protocol):
         """
 
 
+class VersionChooser(Protocol):
+    """Shares the requests of a model without a version among two of its versions."""
+
+    def choose(self, request: InferRequest) -> tuple["Model", Tap | None]:
+        """The version for a request, and its tap if it is observed."""
+
+    def refused(self, request: InferRequest, model: "Model", error: InferenceError) -> None:
+        """Note that the chosen version has refused a request."""
+
+    def keyed(
+        self,
+        request: InferRequest,
+        header: Callable[[str], str | None],
+        members: Mapping[str, Any] = NO_PARAMETERS,
+    ) -> InferRequest:
+        """The request with the headers, and members of OpenAI's, that may decide its version."""
+
+
 class Model:
     """A loaded version: its config, instances, scheduler, statistics and requests in flight.
 
@@ -96,11 +114,13 @@ class Model:
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
     both in `prepare`. It accepts `most_in_flight` requests at a time. `members` are the models that
     an ensemble calls. `golden` are the results of its golden requests. `waking` wakes it if it
-    sleeps. A `retired` model completes its requests and must get no others. A model `of_fleet` is
-    hosted by replicas, which keep its sequences and conversations.
+    sleeps. A model in a rollout has a `chooser`. A `retired` model completes its requests and must
+    get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
+    conversations.
     """
 
     of_fleet: bool = False
+    chooser: VersionChooser | None = None
 
     def __init__(
         self,

@@ -23,6 +23,8 @@ CONFIG_FILE = "config.pbtxt"
 GOLDEN_FOLDER = "golden/"
 RESERVED = frozenset({"warmup", "initial_state", "configs", "golden"})
 """Folders of a model that are never versions."""
+PLAN_FILE = "rollout.json"
+"""The plan of rollouts: a change of it loads nothing."""
 BYTECODE = "__pycache__"
 """The folder of the bytecode that Python writes for model.py: no part of the model."""
 HIGHEST = 2**63 - 1
@@ -34,7 +36,7 @@ STORED_MODEL = "stored_model"
 
 
 def take_snapshot(folder: Path) -> Snapshot:
-    """The state of a folder; files that disappear during the scan, and bytecode, are omitted."""
+    """The state of a folder; disappearing files, bytecode and the plan of rollouts are omitted."""
     found: dict[str, tuple[int, int]] = {}
     unread = [_Folder(folder, "", frozenset())]
     while unread:  # not recursive: folders may be deeper than Python's stack
@@ -89,6 +91,8 @@ def _read_entries(folder: _Folder, found: dict[str, tuple[int, int]]) -> list[_F
         except OSError:
             continue
         name = f"{folder.prefix}{entry.name}"
+        if name == PLAN_FILE:
+            continue
         if not is_folder:
             found[name] = (status.st_mtime_ns, status.st_size)
         elif entry.name != BYTECODE:

@@ -28,11 +28,15 @@ class VersionState(StrEnum):
 
 @dataclass(slots=True)
 class VersionStatus:
-    """The state of one version; `model` is set while the state is READY."""
+    """The state of one version; `model` is set while the state is READY.
+
+    A rollout has `refused` a version that was not loaded: the server is ready without it.
+    """
 
     state: VersionState
     reason: str = ""
     model: Model | None = None
+    refused: bool = False
 
     @property
     def ready(self) -> bool:
@@ -42,7 +46,9 @@ class VersionStatus:
     @property
     def wanted(self) -> bool:
         """Whether the version should serve requests: no unload has ended it."""
-        return self.state is not VersionState.UNLOADING and self.reason != UNLOADED
+        if self.refused or self.state is VersionState.UNLOADING:
+            return False
+        return self.reason != UNLOADED
 
     @property
     def trouble(self) -> str:

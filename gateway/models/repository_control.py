@@ -25,6 +25,7 @@ from gateway.models.model_folder import SHOWN_CHARS, Override, Snapshot
 from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.residents import Residents
+from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
@@ -158,6 +159,21 @@ class RepositoryControl:
                 )
                 await self._perform(known.id, unload)
 
+    async def adjust(self, model: ModelId) -> None:
+        """Load and unload the versions that the gate admits now, from the files of the last load.
+
+        Raises InferenceError; the versions that served before then stay READY.
+        """
+        await self._perform(model, self._running_lifecycle.adjust(model))
+
+    def snapshot(self, model: ModelId) -> Snapshot:
+        """The state of a model's folder; blocks, and may raise OSError and InferenceError."""
+        return self._repository.snapshot(model)
+
+    async def refresh(self, model: ModelId) -> None:
+        """Load a model from its files, in every mode of control; raises as `adjust`."""
+        await self._perform(model, self._running_lifecycle.follow(model))
+
     async def poll(self) -> None:
         """Load new and changed models, unload removed models; returns when all are done."""
         try:
@@ -222,6 +238,7 @@ class RepositoryControl:
         try:
             await asyncio.wait([task])
             if task.cancelled():
+                operation.close()  # it may not have begun
                 raise exiting()
             if (error := task.result()) is not None:
                 raise error
@@ -266,12 +283,16 @@ class RepositoryControl:
     # Life cycle.
 
     async def run(
-        self, infer: Infer, control: ModelControl | None = None, audit: AuditLog | None = None
+        self,
+        infer: Infer,
+        control: ModelControl | None = None,
+        audit: AuditLog | None = None,
+        gate: VersionGate | None = None,
     ) -> None:
         """Load the start-up models concurrently; serve and poll until cancelled.
 
         `infer` and `control` are passed to models, for calls of other models. `audit` gets a line
-        for each load and unload that no client has requested.
+        for each load and unload that no client has requested. `gate` admits versions to loads.
         """
         self._audit = audit
         shared = SharedParts(
@@ -285,7 +306,8 @@ class RepositoryControl:
         )
         loader = ModelLoader(self._backends, self._settings, infer, shared)
         self._lifecycle = Lifecycle(
-            self.registry, self._repository, loader, self.loaded, self._threads
+            *(self.registry, self._repository, loader, self.loaded, self._threads),
+            gate=gate or VersionGate(),
         )
         try:
             async with self.loaded.open():

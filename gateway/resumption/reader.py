@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from gateway.errors import Code, InferenceError, no_longer_valid
-from gateway.messages import InferResponse
+from gateway.messages import InferResponse, single
+from gateway.models.model import Model
 from gateway.policy.caller import Caller
 from gateway.resumption.recording import FollowedRecording, RecordedRequest, Recording
-from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, single
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
 
 MAX_DIGITS = 15
 """Digits of an event's number: more than any stream needs, few enough to parse."""
@@ -75,6 +76,11 @@ class RecordingReader:
     def recorded(self) -> RecordedRequest:
         """The request of the recording."""
         return self.recording.recorded
+
+    @property
+    def model(self) -> Model:
+        """The version that answers the request."""
+        return self.recorded.model
 
     @property
     def finished(self) -> bool:

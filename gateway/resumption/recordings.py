@@ -221,7 +221,7 @@ class Recordings:
     def _record(self, recorded: RecordedRequest, stream: ResponseStream) -> RecordingReader:
         # Inputs may be large, and are not needed after the model has them.
         request = replace(recorded.request, inputs=(), parameters=NO_PARAMETERS, trace=None)
-        kept = replace(recorded, request=request)
+        kept = replace(recorded, request=request, model=stream.model or recorded.model)
         prefix = "" if self.elsewhere is None else self.elsewhere.prefix
         token = prefix + secrets.token_urlsafe(TOKEN_BYTES)
         recording = Recording(token, stream, kept, self)

@@ -36,6 +36,14 @@ def default_root(environment: Mapping[str, str]) -> Path:
     raise StoreError("no place for models: set SLUICE_CACHE to a folder (HOME is not set either)")
 
 
+def state_root(environment: Mapping[str, str]) -> Path | None:
+    """The default folder of a server's state: the user's; None if the user has no place for it."""
+    if (states := environment.get("XDG_STATE_HOME")) and Path(states).is_absolute():
+        return Path(states) / "sluice"
+    home = environment.get("HOME")
+    return Path(home) / ".local" / "state" / "sluice" if home else None
+
+
 class ModelStore:
     """A folder of models that any number of processes read and fill concurrently.
 

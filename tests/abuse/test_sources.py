@@ -22,6 +22,7 @@ WALL_CLOCK = {
     "gateway/policy/caller.py": "the expiry of callers",
     "gateway/policy/credentials.py": "the expiry of credentials",
     "gateway/policy/json_web_tokens.py": "the expiry of tokens",
+    "gateway/rollouts/model_rollouts.py": "the time of a transition",
     "gateway/tools/keys.py": "the expiry of listed keys",
     "backends/python/worker/sluice_llm/responses.py": "`created` of a response",
     "backends/vllm/start_reports.py": "the start of a process, a date of the system",

@@ -7,6 +7,7 @@ In reading order:
 - `unary_infer`: ModelInfer
 - `rpc`: calls, methods, status codes and errors; the interface of transports
 - `stream_infer`: ModelStreamInfer, its requests and their cancellation
+- `recorded_streams`: its recorded streams, and messages that resume them
 - `outbox`: order, limits and sending of its responses
 - `request`: decoding of requests
 - `parameters`: request parameters and forwarded metadata

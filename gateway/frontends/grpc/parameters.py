@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.rpc import Metadata
-from gateway.messages import Parameter, SequenceTag
+from gateway.messages import InferRequest, Parameter, SequenceTag
+from gateway.models.model import VersionChooser
 from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.forwarding import ForwardedNames, is_reserved
 from gateway.policy.restrictions import GRPC_PREFIX, NO_RESTRICTIONS, Restrictions
@@ -45,6 +46,20 @@ class InferParameters:
             tags.get("sequence_end", False),
             tenant_of(caller),
         )
+
+
+class HasMetadata(Protocol):
+    """An RPC, or the decoder of its requests."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata of the client."""
+
+
+def keyed(request: InferRequest, chooser: VersionChooser, rpc: HasMetadata) -> InferRequest:
+    """The request with the metadata that a rollout uses as key; their names are in lower case."""
+    texts = {name: value for name, value in rpc.metadata if isinstance(value, str)}
+    return chooser.keyed(request, lambda name: texts.get(name.lower()))
 
 
 class HeaderForwarding:

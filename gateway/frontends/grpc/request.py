@@ -92,7 +92,7 @@ class DecodedRequest:
 class RequestDecoder:
     """Decodes the requests of one RPC, and forwards metadata of the RPC to each."""
 
-    __slots__ = ("_forwarding", "_metadata", "_shared_memory", "caller")
+    __slots__ = ("_forwarding", "_shared_memory", "caller", "metadata")
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class RequestDecoder:
         self.caller = caller
         self._shared_memory = shared_memory if caller is None else shared_memory.of(caller)
         self._forwarding = forwarding
-        self._metadata = metadata
+        self.metadata = metadata
 
     def decode(
         self,
@@ -124,7 +124,7 @@ class RequestDecoder:
         given = message.parameters
         parameters = read_parameters(given) if given else InferParameters()
         if self._forwarding.enabled:
-            parameters.custom.update(self._forwarding.select(self._metadata))
+            parameters.custom.update(self._forwarding.select(self.metadata))
         reader = _InputReader(message, raw, config, self._shared_memory, contents)
         return InferRequest(
             model=message.model_name,

@@ -247,9 +247,8 @@ class Servicer:
         return self._dataplane.shared_memory.of(call.caller)
 
     def _decoder(self, call: RpcCall) -> RequestDecoder:
-        metadata = call.metadata if self._forwarding.enabled else ()
         shared_memory = self._dataplane.shared_memory
-        return RequestDecoder(shared_memory, self._forwarding, metadata, call.caller)
+        return RequestDecoder(shared_memory, self._forwarding, call.metadata, call.caller)
 
 
 def _override(parameters: Parameters) -> Override | None:

@@ -2,11 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane, RequestName
@@ -20,8 +19,9 @@ from gateway.frontends.grpc.outbox import (
     StrictModeError,
     TaskLimit,
 )
-from gateway.frontends.grpc.parameters import wants_cancel, wants_empty_final
+from gateway.frontends.grpc.parameters import keyed, wants_cancel, wants_empty_final
 from gateway.frontends.grpc.protobuf_wire import Message
+from gateway.frontends.grpc.recorded_streams import recorded, resumed, resumes
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import (
@@ -35,10 +35,10 @@ from gateway.frontends.grpc.rpc import (
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
-from gateway.policy.caller import Caller, tenant_of
+from gateway.policy.caller import tenant_of
 from gateway.protos import grpc_service_pb2 as pb
-from gateway.resumption.reader import EventId, RecordingReader, Responses
-from gateway.resumption.recording import RESUMABLE, RecordedRequest, without_resumable
+from gateway.resumption.reader import Responses
+from gateway.resumption.recording import without_resumable
 from gateway.resumption.recordings import Recordings
 from gateway.stream import ResponseStream
 
@@ -55,10 +55,6 @@ REMEMBERED = 64
 SINGLE = "single"
 """Key of the order of requests for models that are not decoupled."""
 
-RESUME = "resume"
-"""Request parameter: token of the stream to resume."""
-RESUME_AFTER = "resume_after"
-"""Request parameter: number of the last response that the client has received."""
 
 ENDINGS = (StrictModeError, TimeoutError, RpcError, ClientDisconnected)
 """Expected errors, which end the RPC; any other is logged as unexpected."""
@@ -273,6 +269,7 @@ class StreamInfer:
             if resumable
             else submit()
         )
+        model = stream.model
         self._owned[stream] = RequestName(model.name, model.version, message.id, self._tenant)
         return StreamRequest(
             key=ended_key(message),
@@ -293,6 +290,8 @@ class StreamInfer:
         trace = begin_trace(self._dataplane.tracer, request)
         if trace is not None:
             begun.append(trace)
+        if model.chooser is not None:
+            request = keyed(request, model.chooser, self._decoder)
         return self._dataplane.infer(request, model, trace)
 
     async def _resume(self, message: pb.ModelInferRequest) -> StreamRequest:
@@ -344,57 +343,3 @@ def _refusal(request_id: str, error: InferenceError) -> bytes:
     return pb.ModelStreamInferResponse(
         error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
     ).SerializeToString()
-
-
-def resumes(message: pb.ModelInferRequest) -> bool:
-    """Whether a message resumes a stream."""
-    return RESUME in message.parameters
-
-
-async def resumed(
-    recordings: Recordings, message: pb.ModelInferRequest, caller: Caller | None = None
-) -> RecordingReader:
-    """The rest of a recorded stream of the same model and tenant.
-
-    NOT_FOUND for an unknown stream, INVALID_ARG for an invalid parameter.
-    """
-    token = _given(message, RESUME, "string_param")
-    after = (
-        _given(message, RESUME_AFTER, "int64_param") if RESUME_AFTER in message.parameters else 0
-    )
-    if after < 0:
-        raise InferenceError(
-            Code.INVALID_ARG, f"parameter '{RESUME_AFTER}' is {after}, expected 0 or more"
-        )
-    return await recordings.resume_anywhere(EventId(token, after), _place(message), caller)
-
-
-def recorded(
-    recordings: Recordings,
-    message: pb.ModelInferRequest,
-    request: InferRequest,
-    model: Model,
-    submit: Callable[[], ResponseStream],
-) -> RecordingReader:
-    """The recorded stream of a request; INVALID_ARG if the model is not decoupled."""
-    if not model.decoupled:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"parameter '{RESUMABLE}' is for models that answer with a stream of responses, and "
-            f"model '{model.name}' is not decoupled",
-        )
-    asked = RecordedRequest(_place(message), model, request)
-    return recordings.open(asked, submit)
-
-
-def _place(message: pb.ModelInferRequest) -> str:
-    return f"ModelStreamInfer {message.model_name}/{message.model_version}"
-
-
-def _given(message: pb.ModelInferRequest, name: str, kind: str) -> Any:
-    found = message.parameters[name]
-    if found.WhichOneof("parameter_choice") != kind:
-        raise InferenceError(
-            Code.INVALID_ARG, f"invalid value type for '{name}' parameter, expected {kind}."
-        )
-    return getattr(found, kind)

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
-from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.parameters import HeaderForwarding, keyed
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcError, translated
@@ -31,19 +31,25 @@ class UnaryInferRpcs:
         model, infer_request = self._read(incoming, call)
         trace = begin_trace(self._dataplane.tracer, infer_request)
         try:
-            with self._dataplane.infer(infer_request, model, trace) as stream:
+            asked = infer_request
+            if model.chooser is not None:
+                asked = keyed(infer_request, model.chooser, call)
+            with self._dataplane.infer(asked, model, trace) as stream:
                 self._learn(incoming, infer_request)
                 response = await stream.only()
         finally:
             if trace is not None:
                 _trace_sending(trace, call)
-        return self._encoder(infer_request, model).encode(response)
+        return self._encoder(infer_request, stream.model).encode(response)
 
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
         """Answer a message without a task; raises InferenceError if it is refused."""
         model, infer_request = self._read(incoming, call)
-        stream = self._dataplane.infer(infer_request, model)
-        begun = _BegunInfer(stream, self._encoder(infer_request, model), call)
+        asked = infer_request
+        if model.chooser is not None:
+            asked = keyed(infer_request, model.chooser, call)
+        stream = self._dataplane.infer(asked, model)
+        begun = _BegunInfer(stream, self._encoder(infer_request, stream.model), call)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
         stream.listen(begun.look)
@@ -73,8 +79,12 @@ class UnaryInferRpcs:
         return model, decoder.decode(message, incoming.raw, model.config)
 
     def _learn(self, incoming: InferMessage, request: InferRequest) -> None:
-        """Add an accepted message to the memo, unless its metadata are a part of the request."""
-        if incoming.known is None and not self._forwarding.enabled:
+        """Add an accepted message to the memo, unless its metadata are a part of the request.
+
+        The meaning of a label may change.
+        """
+        has_label = request.version and not request.version.isdigit()
+        if incoming.known is None and not self._forwarding.enabled and not has_label:
             self._known.add(incoming, request)
 
     def _encoder(self, request: InferRequest, model: Model) -> InferResponseEncoder:

@@ -35,6 +35,7 @@ from gateway.frontends.http.request_scope import (
     replay_headers,
     resumed,
 )
+from gateway.frontends.http.rollout_keys import keyed
 from gateway.frontends.http.sse import (
     First,
     GenerateEvents,
@@ -159,7 +160,10 @@ class GenerateRoutes:
 
     def _infer(self, request: Request, call: _Call) -> ResponseStream:
         trace = begin_trace(request.scope, self._dataplane.tracer, call.request)
-        return self._dataplane.infer(call.request, trace=trace)
+        asked, chooser = call.request, call.model.chooser
+        if chooser is not None:
+            asked = keyed(asked, chooser, request.scope)
+        return self._dataplane.infer(asked, trace=trace)
 
     async def _recorded(self, request: Request, call: _Call) -> RecordingReader:
         """The request, or the earlier one with its idempotency key."""
@@ -187,9 +191,7 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
 
 
 def _encoder(stream: Responses, call: _Call) -> GenerateEncoder:
-    # A repeated request gets the answer of the version that the first one used.
-    model = stream.recorded.model if isinstance(stream, RecordingReader) else call.model
-    return GenerateEncoder(call.request.model, model.version, call.request.id)
+    return GenerateEncoder(call.request.model, stream.model.version, call.request.id)
 
 
 def _not_a_stream() -> InferenceError:

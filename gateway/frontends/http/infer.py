@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.frontends.http.body import (
-    HEADER_LENGTH,
     IDENTITY,
     SUPPORTED,
     WINDOW_BITS,
@@ -33,18 +32,17 @@ from gateway.frontends.http.guard import HttpAccess, refused_response
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
 from gateway.frontends.http.infer_response import (
     Answered,
-    EncodedResponse,
     InferEncoder,
+    WholeAnswer,
     takes_long,
+    whole_answer,
 )
 from gateway.frontends.http.request_scope import (
     CALLER,
     IDEMPOTENCY_KEY,
     KNOWN_HEAD,
-    NO_STATE,
     ORIGIN,
     REPLAYED,
-    SEND_WHOLE,
     TRACES,
     WATCH,
     HeaderFilter,
@@ -56,9 +54,9 @@ from gateway.frontends.http.request_scope import (
     caller_in,
     key_of,
     path_address,
-    send_apart,
     write_whole,
 )
+from gateway.frontends.http.rollout_keys import keyed
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
@@ -70,7 +68,6 @@ from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
-from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES
 
 log = logging.getLogger("sluice.http")
@@ -83,8 +80,6 @@ WITH_TASK = frozenset(
 """The headers of requests whose responses need a task, and of pages, which have conditions."""
 FREE = HttpAccess()
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
-AS_JSON = (b"content-type", JSON.encode())
-AS_BINARY = (b"content-type", BINARY.encode())
 
 
 class _Head(NamedTuple):
@@ -103,22 +98,6 @@ class _Call(NamedTuple):
     head: _Head
     received_ns: int
     caller: Caller | None
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A successful response, encoded."""
-
-    headers: list[tuple[bytes, bytes]]
-    parts: Sequence[Buffer]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state: RequestState = scope.get("state", NO_STATE)
-        send_whole = state.get(SEND_WHOLE)
-        if send_whole is not None and TRACES not in scope:
-            await send_whole(self.headers, self.parts)
-        else:
-            await send_apart(send, self.headers, self.parts)
 
 
 class InferRoute:
@@ -206,8 +185,10 @@ class InferRoute:
         parts = divide(body, header_length(call.head.headers), self._limit)
         request, forms = self._decode(call, model, parts)
         state: RequestState = call.scope["state"]
+        if model.chooser is not None:
+            request = keyed(request, model.chooser, call.scope)
         stream = self._dataplane.infer(request, model)
-        begun = _BegunInfer(stream, self, call, cycle, start, model, request.id, forms)
+        begun = _BegunInfer(stream, self, call, cycle, start, request.id, forms)
         state[WATCH](stream.cancel)
         stream.listen(begun.look)
 
@@ -224,7 +205,7 @@ class InferRoute:
         """The response; if its encoding takes long, an application that encodes it in a thread."""
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
-        return _answer(self._encoder.encode(*answered))
+        return whole_answer(self._encoder.encode(*answered))
 
     async def _encode_apart(
         self, call: _Call, answered: Answered, scope: Scope, receive: Receive, send: Send
@@ -236,7 +217,7 @@ class InferRoute:
             answer = _failed(call, error)
         await answer(scope, receive, send)
 
-    async def _answer(self, call: _Call) -> _Answer | Response:
+    async def _answer(self, call: _Call) -> WholeAnswer | Response:
         changes = self._dataplane.changes
         model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
@@ -261,17 +242,19 @@ class InferRoute:
         stream = self._submit(call, model, request)
         with stream, OnDisconnect(call.scope, stream.cancel):
             response = await stream.only()
-        return await self._encoded(call, Answered(model, request.id, response, forms))
+        return await self._encoded(call, Answered(stream.model, request.id, response, forms))
 
     def _submit(self, call: _Call, model: Model, request: InferRequest) -> ResponseStream:
         trace = None
         if TRACES in call.scope:
             trace = begin_trace(call.scope, self._dataplane.tracer, request)
+        if model.chooser is not None:
+            request = keyed(request, model.chooser, call.scope)
         return self._dataplane.infer(request, model, trace)
 
     async def _answer_once(
         self, call: _Call, reader: RecordingReader, forms: OutputForms
-    ) -> _Answer:
+    ) -> WholeAnswer:
         with reader, OnDisconnect(call.scope, reader.cancel):
             response = await reader.only()
         asked = reader.recorded
@@ -281,12 +264,12 @@ class InferRoute:
             answer.headers.append(AS_REPLAYED)
         return answer
 
-    async def _encoded(self, call: _Call, answered: Answered) -> _Answer:
+    async def _encoded(self, call: _Call, answered: Answered) -> WholeAnswer:
         if takes_long(answered):
             encoded = await self._threads.run(self._encoder.encode, *answered)
         else:
             encoded = self._encoder.encode(*answered)
-        answer = _answer(encoded)
+        answer = whole_answer(encoded)
         accepts = call.head.headers.get(b"accept-encoding")
         encoding = accepted(accepts.decode("latin-1")) if accepts else IDENTITY
         if encoding != IDENTITY:
@@ -350,12 +333,11 @@ class _BegunInfer(BegunRequest[ASGIApp]):
     call: _Call
     cycle: RequestResponseCycle
     start: Start
-    model: Model
     request_id: str
     forms: OutputForms
 
     def encode(self, response: InferResponse) -> ASGIApp:
-        answered = Answered(self.model, self.request_id, response, self.forms)
+        answered = Answered(self.stream.model, self.request_id, response, self.forms)
         return self.route.encode(self.call, answered)
 
     def failed(self, error: Exception) -> ASGIApp:
@@ -366,20 +348,10 @@ class _BegunInfer(BegunRequest[ASGIApp]):
         cycle.scope["state"][WATCH](None)
         if cycle.disconnected:
             return
-        if not isinstance(answer, _Answer) or cycle.flow.write_paused:
+        if not isinstance(answer, WholeAnswer) or cycle.flow.write_paused:
             self.start(answer)
         else:
             write_whole(cycle, answer.headers, answer.parts)
-
-
-def _answer(encoded: EncodedResponse) -> _Answer:
-    """The response without a content encoding; its length is the last header."""
-    headers = [AS_JSON]
-    if encoded.has_binary:
-        headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
-    parts: list[Buffer] = [encoded.header, *encoded.blobs]
-    headers.append((LENGTH, b"%d" % sum(map(len, parts))))
-    return _Answer(headers, parts)
 
 
 def _failed(call: _Call, error: Exception) -> Response:

@@ -1,22 +1,37 @@
-"""Encoding of v2 infer responses: the message to JSON and binary data; no I/O."""
+"""Encoding of v2 infer responses: the message to JSON and binary data, then to an answer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
+from starlette.types import Receive, Scope, Send
 
 from gateway.classification import classify
+from gateway.frontends.http.body import HEADER_LENGTH
+from gateway.frontends.http.connection_parts import LENGTH
+from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.infer_request import OutputForms
 from gateway.frontends.http.json_tensors import all_finite, is_large, written
+from gateway.frontends.http.request_scope import (
+    NO_STATE,
+    SEND_WHOLE,
+    TRACES,
+    RequestState,
+    send_apart,
+)
 from gateway.messages import InferResponse
 from gateway.models.model import Model
+from gateway.policy.pages import BINARY
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import CONVERTED, Buffer, Tensor
 
 MOST_KNOWN = 256
 """Responses whose JSON is kept: it differs only in the id while names and shapes are equal."""
+AS_JSON = (b"content-type", JSON.encode())
+AS_BINARY = (b"content-type", BINARY.encode())
 
 
 class Answered(NamedTuple):
@@ -141,3 +156,29 @@ def _dump(found: Mapping[str, Any]) -> bytes:
         text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
         found = {**found, "parameters": orjson.Fragment(text)}
     return orjson.dumps(found)
+
+
+@dataclass(slots=True)
+class WholeAnswer:
+    """A successful response, encoded."""
+
+    headers: list[tuple[bytes, bytes]]
+    parts: Sequence[Buffer]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state: RequestState = scope.get("state", NO_STATE)
+        send_whole = state.get(SEND_WHOLE)
+        if send_whole is not None and TRACES not in scope:
+            await send_whole(self.headers, self.parts)
+        else:
+            await send_apart(send, self.headers, self.parts)
+
+
+def whole_answer(encoded: EncodedResponse) -> WholeAnswer:
+    """The response without a content encoding; its length is the last header."""
+    headers = [AS_JSON]
+    if encoded.has_binary:
+        headers = [AS_BINARY, (HEADER_LENGTH, b"%d" % len(encoded.header))]
+    parts: list[Buffer] = [encoded.header, *encoded.blobs]
+    headers.append((LENGTH, b"%d" % sum(map(len, parts))))
+    return WholeAnswer(headers, parts)

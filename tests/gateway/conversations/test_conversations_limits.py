@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.conversations.conversations import MAX_WAITING
+from gateway.conversations.conversation import MAX_WAITING
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag

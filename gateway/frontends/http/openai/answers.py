@@ -36,6 +36,7 @@ from gateway.frontends.http.request_scope import (
     replay_headers,
     resumed,
 )
+from gateway.frontends.http.rollout_keys import keyed, version_header
 from gateway.frontends.http.sse import EncodeText, EventStream, First, PendingEvents, event
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
@@ -207,7 +208,7 @@ class OpenAiAnswers:
         finally:
             # The model has taken the members, or parses the text: do not keep both.
             call.body.take()
-        headers = {**request_id_header(request), **replay_headers(responses)}
+        headers = {**_headers(request, responses), **replay_headers(responses)}
         return Response(body, headers=headers, media_type=JSON)
 
     async def _resume(self, request: Request, endpoint: Endpoint) -> Response:
@@ -225,7 +226,7 @@ class OpenAiAnswers:
         body: RequestBody | None = None,
     ) -> Response:
         """A chunk for each response; an error before the first one decides the status."""
-        headers = request_id_header(request)
+        headers = _headers(request, responses)
 
         def begin(first: First) -> Response:
             if body is not None:
@@ -245,6 +246,8 @@ class OpenAiAnswers:
             received_ns=call.received_ns,
             caller=caller,
         )
+        if model.chooser is not None:
+            infer_request = keyed(infer_request, model.chooser, request.scope, call.members)
 
         def submit() -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
@@ -255,6 +258,13 @@ class OpenAiAnswers:
             return submit()
         asked = RecordedRequest(request.scope["path"], model, infer_request, key)
         return await self._recordings.open_anywhere(asked, submit)
+
+
+def _headers(request: Request, responses: Responses) -> Mapping[str, str]:
+    headers, model = request_id_header(request), responses.model
+    if model is not None and model.chooser is not None:
+        return {**headers, **version_header(model)}
+    return headers
 
 
 def openai_refused(request: Request, error: InferenceError) -> Response:

@@ -26,6 +26,7 @@ from gateway.frontends.http.openai.request import (
     request_id_header,
 )
 from gateway.frontends.http.request_scope import OnDisconnect, begin_trace, caller_in
+from gateway.frontends.http.rollout_keys import keyed
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.stream import ResponseStream
@@ -182,6 +183,8 @@ class EmbeddingAnswers:
 
         def submit(each: InferRequest) -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, each)
+            if model.chooser is not None:
+                each = keyed(each, model.chooser, request.scope, call.members)
             return self._dataplane.infer(each, model, trace)
 
         window = RequestWindow(submit, requests, AT_ONCE)

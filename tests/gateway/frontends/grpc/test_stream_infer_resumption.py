@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.outbox import marked
-from gateway.frontends.grpc.stream_infer import recorded, resumed, resumes
+from gateway.frontends.grpc.recorded_streams import recorded, resumed, resumes
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.stream import ResponseStream

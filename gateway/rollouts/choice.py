@@ -1,0 +1,147 @@
+"""The choice of the version for each request of a model with a rollout."""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+from gateway.conversations.conversations import Conversations
+from gateway.errors import Code, InferenceError
+from gateway.messages import NO_PARAMETERS, InferRequest
+from gateway.models.model import Model, Tap
+from gateway.rollouts.evidence import Evidence
+from gateway.rollouts.observation import Arm
+from gateway.rollouts.plan import ALL, KeyPlace
+from gateway.rollouts.shadow import Shadow
+
+DIGEST_BYTES = 8
+WHOLE = float(1 << 8 * DIGEST_BYTES)
+
+
+def fraction(salt: bytes, key: bytes) -> float:
+    """The place of a key from 0 to 1; the candidate gets it at every weight above."""
+    digest = blake2b(salt + key, digest_size=DIGEST_BYTES).digest()
+    return int.from_bytes(digest, "big") / WHOLE
+
+
+class VersionChoice:
+    """Implements `VersionChooser` for two versions of a model.
+
+    A request that continues a sequence or a conversation goes to the version that has it. A key
+    keeps its version as long as the weight does not fall; keys are not kept. `weight` is in
+    percent. Stable answers for a candidate that is not able or full, which counts as an error of
+    the candidate.
+    """
+
+    def __init__(
+        self,
+        stable: Model,
+        candidate: Model,
+        conversations: Conversations,
+        sources: Sequence[KeyPlace] = (),
+        salt: bytes = b"",
+    ) -> None:
+        self.stable = stable
+        self.candidate = candidate
+        self.weight = 0.0
+        self._evidence: Evidence | None = None
+        self._shadow: Shadow | None = None
+        self._conversations = conversations
+        self._sources = sources
+        self._salt = salt
+
+    def choose(self, request: InferRequest) -> tuple[Model, Tap | None]:
+        """The version for a request, and its tap."""
+        key = self._key(request)
+        model = self._model(request, key)
+        if self._evidence is None:
+            return model, None
+        if self._shadow is not None and self._shadow.share and model is self.stable:
+            return model, self._shadow.tap(request, key)
+        return model, self._evidence.tap(self._arm(model), key)
+
+    def refused(self, request: InferRequest, model: Model, error: InferenceError) -> None:
+        """Note that the chosen version has refused a request."""
+        self._refuse(error, self._arm(model), self._key(request))
+
+    def observe(self, evidence: Evidence | None, shadow: Shadow | None = None) -> None:
+        """Observe requests from now on, and copy some; None ends both."""
+        if self._shadow is not None:
+            self._shadow.close()
+        self._evidence, self._shadow = evidence, shadow
+
+    def set_shares(self, weight: float, shadow: float) -> None:
+        """Set the percentages of requests that the candidate answers, and gets as copies."""
+        self.weight = weight
+        if self._shadow is not None:
+            self._shadow.share = shadow / ALL
+
+    def keyed(
+        self,
+        request: InferRequest,
+        header: Callable[[str], str | None],
+        members: Mapping[str, Any] = NO_PARAMETERS,
+    ) -> InferRequest:
+        """The request with the headers, and members of OpenAI's, that may be its key."""
+        places = {"header": header, "openai": members.get}
+        found = {
+            f"{kind}:{name}": text
+            for kind, name in self._sources
+            if kind in places and isinstance(text := places[kind](name), str)
+        }
+        return replace(request, sticky=found) if found else request
+
+    def _model(self, request: InferRequest, key: bytes) -> Model:
+        wanted = self.candidate if self._is_for_candidate(key) else self.stable
+        tag = request.sequence
+        if tag is not None and not tag.start:
+            other = self.stable if wanted is self.candidate else self.candidate
+            for model in (wanted, other):
+                if self._continues(model, request):
+                    return model
+        if wanted is self.candidate:
+            return wanted if _has_room(wanted) else self._diverted(key)
+        if not wanted.instances.able and self.candidate.instances.able:
+            return self.candidate  # stable has died
+        return wanted
+
+    def _is_for_candidate(self, key: bytes) -> bool:
+        share = self.weight / ALL
+        return share > 0 and (fraction(self._salt, key) if key else random.random()) < share
+
+    def _diverted(self, key: bytes) -> Model:
+        """Stable in place of the candidate, unless it is not able either."""
+        if not self.stable.instances.able:
+            return self.candidate
+        error = InferenceError(Code.UNAVAILABLE, "the candidate is not able, or full")
+        self._refuse(error, Arm.CANDIDATE, key)
+        return self.stable
+
+    def _refuse(self, error: InferenceError, arm: Arm, key: bytes) -> None:
+        if self._evidence is not None:
+            self._evidence.refuse(error, arm, key, time.perf_counter_ns())
+
+    def _arm(self, model: Model) -> Arm:
+        return Arm.CANDIDATE if model is self.candidate else Arm.STABLE
+
+    def _continues(self, model: Model, request: InferRequest) -> bool:
+        sequences = model.scheduler.sequences
+        if sequences is not None and sequences.continues(request):
+            return True
+        return request.sequence is not None and self._conversations.has(model, request.sequence)
+
+    def _key(self, request: InferRequest) -> bytes:
+        for kind, name in self._sources:
+            places = request.parameters, name
+            if kind != "parameter":
+                places = request.sticky or {}, f"{kind}:{name}"
+            found = places[0].get(places[1])
+            if found not in (None, ""):
+                return str(found).encode("utf-8", "surrogateescape")
+        return repr(request.sequence.key).encode() if request.sequence is not None else b""
+
+
+def _has_room(model: Model) -> bool:
+    return model.instances.able and len(model.requests) < model.most_in_flight

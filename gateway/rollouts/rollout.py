@@ -1,0 +1,280 @@
+"""The state machine of one rollout: steps, pauses, and its end. It reads no clock."""
+
+from enum import StrEnum
+from typing import NoReturn
+
+import msgspec
+from msgspec import field
+
+from gateway.errors import Code, InferenceError
+from gateway.rollouts.plan import ALL, PlanStep, Reaction, RolloutPlan
+
+SERVER = "server"
+"""The cause of transitions by time, requests and loads."""
+DEATHS = 2
+"""A candidate without an able instance so often is dead on arrival."""
+
+
+class RolloutState(StrEnum):
+    """States of a rollout; the last four are ends."""
+
+    WAITING = "waiting"
+    STEP = "step"
+    BAKING = "baking"
+    PAUSED = "paused"
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"
+    ABORTED = "aborted"
+    SUPERSEDED = "superseded"
+
+
+RUNNING = (RolloutState.STEP, RolloutState.BAKING)
+OPEN = (RolloutState.WAITING, *RUNNING, RolloutState.PAUSED)
+
+
+class Transition(msgspec.Struct, kw_only=True):
+    """One change of a rollout; the owner of the clock sets `time`."""
+
+    state: RolloutState
+    step: int
+    weight: float
+    by: str
+    reason: str
+    time: str = ""
+
+
+class Rollout(msgspec.Struct, kw_only=True):
+    """The way of one candidate to stable, as it is on disk. All methods are synchronous.
+
+    `weight` is the percentage of requests for the candidate. `spent_secs` is that of the present
+    step. The candidate has ended `seen` requests, `seen_before` of them before this step.
+    `evidence_of` counts beginnings of the evidence: it begins anew with each. A step that is passed
+    and has `pause` is `passed` until it is resumed.
+    """
+
+    stable: int
+    candidate: int
+    plan: RolloutPlan
+    state: RolloutState = RolloutState.WAITING
+    step: int = 0
+    weight: float = 0.0
+    spent_secs: float = 0.0
+    seen: int = 0
+    seen_before: int = 0
+    passed: bool = False
+    breached: bool = False
+    deaths: int = 0
+    evidence_of: int = 0
+    stable_able: bool = True
+    transitions: list[Transition] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return self.state in OPEN
+
+    @property
+    def running(self) -> bool:
+        """Whether its time passes."""
+        return self.state in RUNNING
+
+    @property
+    def present(self) -> PlanStep:
+        """The present step of the plan."""
+        return self.plan.steps[self.step]
+
+    @property
+    def shadow(self) -> float:
+        """The percentage of requests of which the candidate gets a copy."""
+        return (self.present.shadow or 0.0) if self.running else 0.0
+
+    @property
+    def requests(self) -> int:
+        """The requests that the candidate has ended in the present step."""
+        return self.seen - self.seen_before
+
+    # Time and requests.
+
+    def begin(self) -> None:
+        """Enter the first step, once both versions are loaded."""
+        self._enter(0, SERVER, f"version {self.candidate} is loaded")
+
+    def advance(self, secs: float, seen: int, *, suspicious: bool = False) -> None:
+        """Pass `secs` of the present step; `suspicious` evidence holds it back.
+
+        The candidate has ended `seen` requests, shadowed ones too, since the evidence began.
+        """
+        self.seen = seen
+        if not self.running:
+            return
+        step = self.present
+        self.spent_secs += max(0.0, secs)
+        if self.spent_secs < step.secs:
+            return
+        if self.requests >= step.least_requests and not suspicious:
+            self._pass(step)
+        elif self.spent_secs >= self.plan.max_wait_secs:
+            self._react(self.plan.on_silence, SERVER, self._lack(step))
+
+    # Events.
+
+    def breach(self, guardrail: str, reason: str) -> None:
+        """React to a guardrail that the candidate has broken."""
+        is_held = self.state is RolloutState.PAUSED and self.plan.on_breach is Reaction.PAUSE
+        if self.state is RolloutState.WAITING or not self.open or is_held:
+            return
+        self.breached = True
+        self._react(self.plan.on_breach, f"guardrail:{guardrail}", reason)
+
+    def dead_on_arrival(self, reason: str) -> None:
+        """Roll back a candidate that answers nothing."""
+        if self.open:
+            self._roll_back("arrival", reason)
+
+    def candidate_unable(self, reason: str) -> None:
+        """Count that the candidate has no able instance; the second time ends the rollout."""
+        self.deaths += 1
+        if self.deaths >= DEATHS:
+            self.dead_on_arrival(f"no instance was able {DEATHS} times: {reason}")
+
+    def stable_changed(self, *, able: bool, reason: str = "") -> None:
+        """Note whether stable is able; without it the rollout pauses and never rolls back."""
+        if self.open and self.stable_able and not able:
+            self._pause(SERVER, f"version {self.stable} (stable) is not able: {reason}")
+        self.stable_able = able
+
+    def restart_evidence(self, reason: str) -> None:
+        """Begin the present step anew, since stable's files have changed."""
+        self._forget_evidence()
+        self.spent_secs = 0.0
+        self._note(self.state, SERVER, reason)
+
+    def supersede(self, reason: str) -> None:
+        """End it, since another one takes its place."""
+        self._end(RolloutState.SUPERSEDED, SERVER, reason)
+
+    def fail(self, reason: str) -> None:
+        """End it before any traffic: the candidate did not load."""
+        self._end(RolloutState.ROLLED_BACK, SERVER, reason)
+
+    # Requests of persons.
+
+    def start(self, by: str, reason: str = "") -> None:
+        """Begin a rollout that waits; INVALID_ARG in other states."""
+        self._require(RolloutState.WAITING)
+        self._enter(0, by, reason)
+
+    def pause(self, by: str, reason: str = "") -> None:
+        """Keep the present weight until `resume`; INVALID_ARG in other states."""
+        self._require(*RUNNING)
+        self._pause(by, reason)
+
+    def resume(self, by: str, reason: str = "") -> None:
+        """Continue: after a passed step with the next one; INVALID_ARG in other states.
+
+        After a breach the evidence begins anew. After a weight that was set, the first step with
+        at least that weight follows.
+        """
+        self._require(RolloutState.PAUSED)
+        if self.breached:
+            self._forget_evidence()
+        if self.passed:
+            self._next(by, reason)
+        elif self.weight > self.present.share:
+            self._enter(self._step_of(self.weight), by, reason)
+        else:
+            self.weight = self.present.share
+            self._note(self._state_at(self.weight), by, reason)
+
+    def set_weight(self, weight: float, by: str, reason: str = "") -> None:
+        """Set the weight and pause; INVALID_ARG for a weight that is none, and after the end."""
+        self._require(*OPEN)
+        if not 0 <= weight <= ALL:
+            raise InferenceError(Code.INVALID_ARG, f"weight: found {weight:g}, expected 0 to 100")
+        self.weight, self.passed = weight, False
+        self._pause(by, reason or f"weight set to {weight:g}")
+
+    def promote(self, by: str, reason: str = "") -> None:
+        """Make the candidate stable; INVALID_ARG after the end."""
+        self._require(*OPEN)
+        self.weight = ALL
+        self._note(RolloutState.PROMOTED, by, reason)
+
+    def abort(self, by: str, reason: str = "") -> None:
+        """Return every request to stable; INVALID_ARG after the end."""
+        self._require(*OPEN)
+        self._end(RolloutState.ABORTED, by, reason)
+
+    # Transitions.
+
+    def _require(self, *states: RolloutState) -> None:
+        if self.state not in states:
+            self._refuse(states)
+
+    def _refuse(self, states: tuple[RolloutState, ...]) -> NoReturn:
+        expected = ", ".join(states)
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"the rollout of version {self.candidate} is {self.state}, expected {expected}",
+        )
+
+    def _pass(self, step: PlanStep) -> None:
+        if step.pause:
+            self.passed = True
+            self._pause(SERVER, f"step {self.step + 1} is passed and waits for resume")
+        else:
+            self._next(SERVER, f"step {self.step + 1} is passed")
+
+    def _next(self, by: str, reason: str) -> None:
+        if self.step + 1 < len(self.plan.steps):
+            self._enter(self.step + 1, by, reason)
+        else:
+            self.promote(by, reason)
+
+    def _forget_evidence(self) -> None:
+        self.evidence_of += 1
+        self.seen = self.seen_before = 0
+        self.breached = False
+
+    def _enter(self, step: int, by: str, reason: str) -> None:
+        self.step, self.spent_secs, self.passed = step, 0.0, False
+        self.seen_before = self.seen
+        self.weight = self.present.share
+        self._note(self._state_at(self.weight), by, reason)
+
+    def _state_at(self, weight: float) -> RolloutState:
+        return RolloutState.BAKING if weight >= ALL else RolloutState.STEP
+
+    def _step_of(self, weight: float) -> int:
+        steps = enumerate(self.plan.steps)
+        return next((n for n, step in steps if step.share >= weight), len(self.plan.steps) - 1)
+
+    def _lack(self, step: PlanStep) -> str:
+        missing = step.least_requests - self.requests
+        if missing > 0:
+            return f"step {self.step + 1} had {self.requests} of {step.least_requests} requests"
+        return f"step {self.step + 1} is suspicious after {self.spent_secs:.0f} s"
+
+    def _react(self, reaction: Reaction, by: str, reason: str) -> None:
+        if reaction is Reaction.ROLL_BACK:
+            self._roll_back(by, reason)
+        else:
+            self._pause(by, reason)
+
+    def _roll_back(self, by: str, reason: str) -> None:
+        if self.stable_able:
+            self._end(RolloutState.ROLLED_BACK, by, reason)
+        elif self.state is not RolloutState.PAUSED:
+            self._pause(by, f"{reason}; stable is not able")
+
+    def _pause(self, by: str, reason: str) -> None:
+        self._note(RolloutState.PAUSED, by, reason)
+
+    def _end(self, state: RolloutState, by: str, reason: str) -> None:
+        self.weight = 0.0
+        self._note(state, by, reason)
+
+    def _note(self, state: RolloutState, by: str, reason: str) -> None:
+        self.state = state
+        noted = Transition(state=state, step=self.step, weight=self.weight, by=by, reason=reason)
+        self.transitions.append(noted)

@@ -1,0 +1,375 @@
+"""All rollouts of a server: their beginnings at loads, their time, and requests of persons."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gateway.conversations.conversations import Conversations
+from gateway.errors import Code, InferenceError
+from gateway.models.model import Model
+from gateway.models.model_folder import PLAN_FILE
+from gateway.models.registry import KnownModel
+from gateway.models.repository import LoadSource, ModelId
+from gateway.models.repository_control import RepositoryControl
+from gateway.models.version_gate import VersionGate
+from gateway.policy.areas import Area
+from gateway.policy.audit import AuditedChange, AuditLog
+from gateway.rollouts.model_rollouts import ModelRollouts, PlanFile
+from gateway.rollouts.plan import PlanStart, RolloutPlan, changed_plan, read_plan
+from gateway.rollouts.rollout import Rollout, RolloutState, Transition
+from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
+from gateway.threads import Threads
+
+TICK_SECS = 1.0
+SAVE_SECS = 10.0
+"""Time between two writes of the state of a rollout without transitions."""
+MOST_PLAN_BYTES = 1 << 20
+
+log = logging.getLogger("sluice.rollouts")
+
+Listener = Callable[[str, Transition], None]
+"""Takes the name of a model and a transition of its rollout; synchronous, must not raise."""
+
+
+class Rollouts(VersionGate):
+    """The rollouts of all models; one task runs `run`.
+
+    `clock` is monotonic. Operations raise InferenceError: NOT_FOUND for an unknown model,
+    INVALID_ARG for an operation that does not fit the state, UNAVAILABLE without a usable state
+    directory.
+    """
+
+    def __init__(
+        self,
+        control: RepositoryControl,
+        conversations: Conversations,
+        state: StateDirectory,
+        threads: Threads,
+        audit: AuditLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._control = control
+        self._conversations = conversations
+        self._state = state
+        self._threads = threads
+        self._audit = audit
+        self._clock = clock
+        self._models: dict[ModelId, ModelRollouts] = {}
+        self._listeners: list[Listener] = []
+        self._wake = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._saved_at = clock()
+        self._is_failing = False
+
+    # VersionGate.
+
+    async def admit(self, known: KnownModel, source: LoadSource) -> LoadSource:
+        """See `VersionGate`."""
+        of_model = await self._of(known)
+        return of_model.admit(source, await self._plan_file(of_model, source.folder))
+
+    def loaded(self, known: KnownModel) -> None:
+        """See `VersionGate`."""
+        if (of_model := self._models.get(known.id)) is not None:
+            of_model.loaded()
+            self._wake_if_dirty(of_model)
+
+    def failed(self, known: KnownModel, error: InferenceError) -> bool:
+        """See `VersionGate`."""
+        of_model = self._models.get(known.id)
+        return of_model is not None and of_model.failed(error)
+
+    def unloaded(self, known: KnownModel) -> None:
+        """See `VersionGate`."""
+        if (of_model := self._models.get(known.id)) is not None:
+            of_model.unloaded()
+
+    # Operations.
+
+    async def start(
+        self,
+        name: str,
+        version: int,
+        by: str,
+        *,
+        members: Mapping[str, Any] | None = None,
+        reason: str = "",
+        again: bool = False,
+    ) -> None:
+        """Begin a rollout of a version, or one that waits; both versions are loaded on return.
+
+        `members` replace those of the plan. A version that was rolled back needs `again` until its
+        files change.
+        """
+        of_model = self._find(name)
+        rollout = of_model.open
+        if rollout is not None:
+            self._start_waiting(of_model, rollout, version, by, reason)
+            return
+        known = of_model.known
+        if known.source is None:
+            raise InferenceError(Code.UNAVAILABLE, f"model '{name}' is not loaded")
+        found = await self._plan_file(of_model, known.source.folder)
+        if refusal := found.refusal or of_model.unreadable:
+            raise InferenceError(Code.UNAVAILABLE, refusal)
+        await self._threads.run(self._state.require)
+        own = {**(members or {}), "start": PlanStart.AUTOMATIC}
+        plan = changed_plan(found.plan or RolloutPlan(), own, "request")
+        stable = of_model.stable_of(known.source)
+        if version == stable:
+            raise _invalid(f"version {version} of model '{name}' is stable already")
+        if version in of_model.record.bad and not again:
+            text = f"version {version} of model '{name}' was rolled back, and has the same files"
+            raise _invalid(f"{text}; start it again with 'again' (--again)")
+        is_fixed = known.source.overridden or known.source.upload is not None
+        snapshot = known.source.snapshot
+        if not is_fixed:
+            snapshot = await self._threads.run(self._control.snapshot, known.id)
+        if f"{version}/" not in snapshot:
+            raise InferenceError(Code.NOT_FOUND, f"model '{name}' has no version {version}")
+        of_model.record.bad.pop(version, None)
+        of_model.record.unloadable.pop(version, None)
+        stamps = {each: digest(snapshot, each) for each in (stable, version)}
+        of_model.begin(stable, version, plan, stamps)
+        load = self._control.adjust if is_fixed else self._control.refresh
+        try:
+            await load(known.id)
+        except InferenceError as error:
+            of_model.failed(error)
+            raise
+
+    def pause(self, name: str, by: str, reason: str = "") -> None:
+        """Keep the present weight until `resume`."""
+        self._change(name, lambda rollout: rollout.pause(by, reason))
+
+    def resume(self, name: str, by: str, reason: str = "") -> None:
+        """Continue a paused rollout."""
+        self._change(name, lambda rollout: rollout.resume(by, reason))
+
+    def promote(self, name: str, by: str, reason: str = "") -> None:
+        """Make the candidate stable now."""
+        self._change(name, lambda rollout: rollout.promote(by, reason))
+
+    def abort(self, name: str, by: str, reason: str = "") -> None:
+        """Return every request to stable now."""
+        self._change(name, lambda rollout: rollout.abort(by, reason))
+
+    def set_weight(self, name: str, weight: float, by: str, reason: str = "") -> None:
+        """Set the candidate's percentage of requests, and pause."""
+        self._change(name, lambda rollout: rollout.set_weight(weight, by, reason))
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """The state of a model's latest rollout, as members of JSON."""
+        return self._find(name).describe()
+
+    def describe_all(self) -> list[dict[str, Any]]:
+        """The state of the latest rollout of each model that has had one, by name."""
+        found = (self._models[model] for model in sorted(self._models))
+        return [each.describe() for each in found if each.record.rollout is not None]
+
+    def history(self, name: str) -> list[Transition]:
+        """The transitions of a model's rollouts, oldest first."""
+        return self._find(name).history
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` for each transition; returns the function that ends it."""
+        self._listeners.append(listener)
+        return partial(self._listeners.remove, listener)
+
+    # Time.
+
+    async def run(self) -> None:
+        """Pass time, and write the state, until cancelled; then write it once more."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                while True:
+                    await self._next()
+                    self.tick()
+                    await self._save()
+        finally:
+            self._tasks = None
+            self._save_last()
+            self._state.close()
+
+    def tick(self) -> None:
+        """Judge and advance all rollouts."""
+        now = self._clock()
+        for of_model in tuple(self._models.values()):
+            of_model.tick(now)
+
+    async def _next(self) -> None:
+        """Wait for a transition, for a change of readiness, or for the next second of a rollout."""
+        running = any(each.open is not None for each in self._models.values())
+        if not running:
+            await self._wake.wait()
+        else:
+            waits = [
+                asyncio.create_task(self._wake.wait()),
+                asyncio.create_task(self._control.registry.changed()),
+            ]
+            try:
+                await asyncio.wait(waits, timeout=TICK_SECS, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in waits:
+                    each.cancel()
+        self._wake.clear()
+
+    # State on disk.
+
+    async def _save(self) -> None:
+        is_time = self._clock() - self._saved_at >= SAVE_SECS
+        for model, of_model in tuple(self._models.items()):
+            is_due = of_model.dirty or (is_time and of_model.open is not None)
+            if is_due and not of_model.unreadable:
+                record = of_model.encoded()
+                try:
+                    order = of_model.encodings
+                    await self._threads.run(self._state.write, str(model), record, order)
+                    self._is_failing = False
+                except InferenceError as error:
+                    self._note_failure(of_model, error)
+                except asyncio.CancelledError:
+                    of_model.dirty = True  # the thread may not have begun
+                    raise
+        if is_time:
+            self._saved_at = self._clock()
+
+    def _save_last(self) -> None:
+        for model, of_model in self._models.items():
+            if (of_model.dirty or of_model.open is not None) and not of_model.unreadable:
+                try:
+                    self._state.write(str(model), of_model.encoded(), of_model.encodings)
+                except InferenceError as error:
+                    self._note_failure(of_model, error)
+
+    def _note_failure(self, of_model: ModelRollouts, error: InferenceError) -> None:
+        of_model.dirty = of_model.open is not None
+        if not self._is_failing:
+            self._is_failing = True
+            log.error("rollout state not written", extra={"reason": error.message})
+
+    async def _of(self, known: KnownModel) -> ModelRollouts:
+        """The rollouts of a model; its record is read at the first load."""
+        found = self._models.get(known.id)
+        if found is not None:
+            found.known = known
+            return found
+        name, damaged, unreadable = str(known.id), False, ""
+        try:
+            record = await self._threads.run(self._state.read, name)
+        except ValueError as error:
+            log.error("rollout state damaged", extra={"model": name, "reason": str(error)})
+            record, damaged = None, True
+        except InferenceError as error:
+            log.error("rollout state not read", extra={"model": name, "reason": error.message})
+            record, unreadable = None, error.message
+        record = record or RolloutRecord(model=name)
+        made = ModelRollouts(known, record, self._conversations, self._noted, self._over)
+        made.damaged, made.unreadable = damaged, unreadable
+        self._models[known.id] = made
+        return made
+
+    async def _plan_file(self, of_model: ModelRollouts, folder: Path) -> PlanFile:
+        """The plan in a model's folder; with one the state directory is taken."""
+        try:
+            text = await self._threads.run(_read_plan_file, folder / PLAN_FILE)
+            if text is None:
+                return PlanFile()
+            plan = read_plan(text)
+            if of_model.unreadable:
+                return PlanFile(plan, of_model.unreadable)
+            await self._threads.run(self._state.require)
+        except InferenceError as error:
+            log.error("rollouts refused", extra={"model": folder.name, "reason": error.message})
+            return PlanFile(RolloutPlan(), error.message)
+        return PlanFile(plan)
+
+    # Parts.
+
+    def _find(self, name: str) -> ModelRollouts:
+        found = [each for model, each in self._models.items() if model.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _invalid(f"{len(found)} models have the name '{name}'")
+        raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not loaded")
+
+    def _change(self, name: str, change: Callable[[Rollout], None]) -> None:
+        of_model = self._find(name)
+        rollout = of_model.record.rollout
+        if rollout is None:
+            raise _invalid(f"model '{name}' has no rollout")
+        if of_model.choice is None and rollout.open:
+            raise InferenceError(Code.UNAVAILABLE, f"the versions of '{name}' are being loaded")
+        change(rollout)
+        of_model.changed()
+        self._wake.set()
+
+    def _start_waiting(
+        self, of_model: ModelRollouts, rollout: Rollout, version: int, by: str, reason: str
+    ) -> None:
+        if rollout.state is not RolloutState.WAITING or rollout.candidate != version:
+            name = of_model.known.id.name
+            text = f"model '{name}' has a rollout of version {rollout.candidate} ({rollout.state})"
+            raise InferenceError(Code.ALREADY_EXISTS, f"{text}; promote or abort it first")
+        rollout.start(by, reason)
+        of_model.changed()
+        self._wake.set()
+
+    def _wake_if_dirty(self, of_model: ModelRollouts) -> None:
+        if of_model.dirty or of_model.open is not None:
+            self._wake.set()
+
+    def _noted(self, of_model: ModelRollouts, change: Transition) -> None:
+        """Publish a transition: log, audit log and listeners."""
+        name, rollout = str(of_model.known.id), of_model.record.rollout
+        about = {"model": name, "step": change.step + 1, "weight": f"{change.weight:g}"}
+        if rollout is not None:
+            about |= {"from": rollout.stable, "to": rollout.candidate}
+        about |= {"reason": change.reason}
+        log.info("rollout changed", extra={**about, "state": change.state, "by": change.by})
+        if self._audit is not None:
+            action = f"rollout-{change.state}"
+            self._audit.add(
+                AuditedChange(area=Area.MODEL_REPOSITORY, action=action, by=change.by, about=about)
+            )
+        for listener in tuple(self._listeners):
+            listener(name, change)
+        self._wake.set()
+
+    def _over(self, of_model: ModelRollouts, model: Model) -> None:
+        if self._tasks is not None:
+            self._tasks.create_task(self._drain(of_model, model))
+
+    async def _drain(self, of_model: ModelRollouts, model: Model) -> None:
+        """Unload a version that gets no new requests, once it has no sequences."""
+        sequences = model.scheduler.sequences
+        if sequences is not None:
+            await sequences.ended()
+        if model not in of_model.draining:
+            return  # the model was unloaded meanwhile
+        of_model.draining.discard(model)
+        of_model.hold(of_model.record.stable)
+        try:
+            await self._control.adjust(of_model.known.id)
+        except InferenceError as error:
+            about = {"model": str(of_model.known.id), "reason": error.message}
+            log.error("version not unloaded", extra=about)
+
+
+def _read_plan_file(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_PLAN_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _invalid(f"{PLAN_FILE} cannot be read: {error.strerror}") from None
+
+
+def _invalid(text: str) -> InferenceError:
+    return InferenceError(Code.INVALID_ARG, text)

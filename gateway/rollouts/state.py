@@ -1,0 +1,194 @@
+"""The state directory: a record on disk for each model with rollouts."""
+
+import os
+import threading
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import msgspec
+from msgspec import field
+
+from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import Snapshot
+from gateway.rollouts.rollout import Rollout, Transition
+
+FORMAT = 1
+FOLDER = "rollouts"
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+DAMAGED = ".damaged"
+LONGEST_NAME = 200
+"""Longest quoted name of a model that is the name of its file (characters)."""
+MOST_TRANSITIONS = 1000
+"""Transitions of ended rollouts that a record keeps."""
+
+
+class RolloutRecord(msgspec.Struct, kw_only=True):
+    """The rollouts of one model, as they are on disk.
+
+    `stable` is the version that answers requests without a version once no rollout is open; 0 is
+    Triton's rule. `stamps` are digests of the versions' files. `bad` are versions that were rolled
+    back, `unloadable` those that did not load, by the digest of their files. `evidence` is that of
+    the open rollout. `history` has the transitions of ended rollouts, oldest first.
+    """
+
+    format: int = FORMAT
+    model: str
+    stable: int = 0
+    rollout: Rollout | None = None
+    salt: str = ""
+    stamps: dict[int, str] = field(default_factory=dict)
+    bad: dict[int, str] = field(default_factory=dict)
+    unloadable: dict[int, str] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    history: list[Transition] = field(default_factory=list)
+
+
+def digest(snapshot: Snapshot, version: int) -> str:
+    """The digest of the names, times and sizes of a version's files."""
+    prefix = f"{version}/"
+    files = sorted((name, stamp) for name, stamp in snapshot.items() if name.startswith(prefix))
+    return blake2b(repr(files).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+class StateDirectory:
+    """Records in a folder that one server at a time writes; its methods block, in any thread.
+
+    `path` None is a server without a place for its state.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock: Any = None
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._written: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another server have the folder; nothing is written any more."""
+        with self._mutex:
+            self._closed = True
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def require(self) -> None:
+        """Take the folder for this server; UNAVAILABLE if another has it, or it takes no files."""
+        with self._mutex:
+            self._take()
+
+    def _take(self) -> None:
+        if self._lock is not None:
+            return
+        folder = self._folder
+        try:
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            self._lock = _taken(folder)
+            _write(folder / ".pid", str(os.getpid()).encode())
+        except OSError as error:
+            self._release()
+            raise _unusable(f"the state directory takes no files: {error.strerror}") from None
+
+    def read(self, model: str) -> RolloutRecord | None:
+        """The record of a model, if there is one.
+
+        Raises ValueError for a damaged file, after it was moved aside, and UNAVAILABLE.
+        """
+        if self._path is None:
+            return None
+        path = self._file(model)
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=RolloutRecord)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _unusable(f"the state of '{model}' cannot be read: {error.strerror}") from None
+        except msgspec.DecodeError as error:
+            self.require()
+            path.replace(path.with_name(path.name + DAMAGED))
+            raise ValueError(str(error)) from None
+        if found.format != FORMAT or found.model != model:
+            raise _unusable(f"the state of '{model}' has format {found.format}, expected {FORMAT}")
+        return found
+
+    def write(self, model: str, record: bytes, order: int = 0) -> None:
+        """Replace the record of a model; it is on disk when this returns. Raises as `require`.
+
+        A record whose `order` is below that of the last one is late, and dropped.
+        """
+        with self._mutex:
+            if self._closed or order < self._written.get(model, 0):
+                return
+            self._take()
+            try:
+                _write(self._file(model), record)
+            except OSError as error:
+                text = f"the state directory takes no files: {error.strerror}"
+                raise _unusable(text) from None
+            self._written[model] = order
+
+    @property
+    def _folder(self) -> Path:
+        if self._path is None:
+            raise _unusable("there is no state directory")
+        return self._path / FOLDER
+
+    def _file(self, model: str) -> Path:
+        name = quote(model, safe="")
+        if len(name) > LONGEST_NAME:
+            name = blake2b(model.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return self._folder / f"{name}.json"
+
+
+def _taken(folder: Path) -> Any:
+    """The lock of the folder; UNAVAILABLE names the process that holds it."""
+    # The import takes 10 ms, and servers without rollouts do without it.
+    filelock = import_module("filelock")
+    lock = filelock.FileLock(folder / ".lock", thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise _unusable(f"process {_owner(folder)} has the state directory") from None
+    return lock
+
+
+def _owner(folder: Path) -> str:
+    try:
+        return (folder / ".pid").read_text() or "?"
+    except OSError:
+        return "?"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file; after a crash it is the old or the new one, whole."""
+    building = path.with_name(path.name + ".new")
+    descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        building.replace(path)
+    except OSError:
+        building.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _unusable(reason: str) -> InferenceError:
+    return InferenceError(Code.UNAVAILABLE, f"{reason} (--state-directory)")
