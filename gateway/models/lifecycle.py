@@ -32,7 +32,7 @@ from gateway.models.registry import (
     ModelRegistry,
     members,
 )
-from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource, ModelId, ModelRepository
+from gateway.models.repository import LoadSource, ModelId, ModelRepository
 from gateway.models.version_gate import VersionGate
 from gateway.threads import Threads
 
@@ -141,7 +141,7 @@ class Lifecycle:
             except InferenceError as error:
                 if not scan:
                     await self._forget_missing(known)
-                self._note_unreadable(known, error)
+                self._served.note_unreadable(known, error)
                 log.error("model unreadable", extra=_extra(known.id, error))
                 raise
             await self._apply(known, source, changed, again=again)
@@ -231,16 +231,6 @@ class Lifecycle:
             log.exception("reading failed", extra={"model": str(model)})
             text = f"model '{model.name}' cannot be read; the server's log says why"
             raise InferenceError(Code.INTERNAL, text) from None
-
-    def _note_unreadable(self, known: KnownModel, error: InferenceError) -> None:
-        is_ambiguous = error.message == IN_TWO_REPOSITORIES
-        if is_ambiguous:
-            self._served.drop(known, error.message)
-        if not known.models:
-            known.versions.clear()
-            known.trouble = error.message if is_ambiguous else error.reason
-            known.readable = False
-        self._registry.notify()
 
     async def _apply(
         self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool

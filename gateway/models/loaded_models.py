@@ -23,7 +23,7 @@ from gateway.models.registry import (
     VersionState,
     VersionStatus,
 )
-from gateway.models.repository import LoadSource
+from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource
 from gateway.models.residents import Residents
 from gateway.observability.request_record import Record
 from gateway.schedulers.execution import Execution
@@ -199,6 +199,17 @@ class ServedVersions:
         if source.upload is not None:
             source.upload.hold()
         self._loaded.start(model, source.upload.release if source.upload else lambda: None)
+
+    def note_unreadable(self, known: KnownModel, error: InferenceError) -> None:
+        """Keep the reason why a model cannot be read; versions that serve continue to serve."""
+        is_ambiguous = error.message == IN_TWO_REPOSITORIES
+        if is_ambiguous:
+            self.drop(known, error.message)
+        if not known.models:
+            known.versions.clear()
+            known.trouble = error.message if is_ambiguous else error.reason
+            known.readable = False
+        self._registry.notify()
 
     def retire(self, status: VersionStatus, reason: str) -> None:
         """Stop new requests for a version; its reason is set once it has ended."""

@@ -121,6 +121,27 @@ def read_versions(text: str) -> frozenset[int]:
     return found
 
 
+def requested_version(version: str) -> int:
+    """The number of a version in a request; INVALID_ARG with Triton's texts for others."""
+    try:
+        number = int(version)
+    except ValueError:
+        number = 2**63
+    if number >= 2**63 or not version.removeprefix("-").isdigit():
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"failed to get model version from specified version string '{version}' (details: "
+            "stol), version should be an integral value > 0",
+        )
+    if number < 0:
+        raise InferenceError(
+            Code.INVALID_ARG,
+            f"invalid model version specified '{version}' , version should be an integral value "
+            "> 0",
+        )
+    return number
+
+
 def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> tuple[int, ...]:
     """The versions that the policy selects, ascending; without a policy the highest."""
     ascending = sorted(available)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
-from gateway.models.model_folder import Snapshot, by_version, without_golden
+from gateway.models.model_folder import Snapshot, by_version, requested_version, without_golden
 from gateway.models.repository import LoadSource, ModelId
 
 UNLOADED = "unloaded"
@@ -373,7 +373,7 @@ def _highest(known: KnownModel) -> Model:
 
 def _numbered(known: KnownModel, version: str) -> Model:
     labelled = known.labels.get(version) if known.labels else None
-    status = known.versions.get(_version_number(version) if labelled is None else labelled)
+    status = known.versions.get(requested_version(version) if labelled is None else labelled)
     if status is not None and status.model is not None:
         return status.model
     name = known.id.name
@@ -383,23 +383,3 @@ def _numbered(known: KnownModel, version: str) -> Model:
     if status is None:
         raise _refusal(Code.NOT_FOUND, f"'{name}' version {version} is not found")
     raise _refusal(Code.UNAVAILABLE, f"'{name}' version {version} is not at ready state")
-
-
-def _version_number(version: str) -> int:
-    try:
-        number = int(version)
-    except ValueError:
-        number = 2**63
-    if number >= 2**63 or not version.removeprefix("-").isdigit():
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"failed to get model version from specified version string '{version}' (details: "
-            "stol), version should be an integral value > 0",
-        )
-    if number < 0:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"invalid model version specified '{version}' , version should be an integral value "
-            "> 0",
-        )
-    return number

@@ -6,7 +6,6 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from unicodedata import normalize
 
 from gateway.backend import ModelControl
 from gateway.backend_loader import BackendLoader
@@ -21,7 +20,8 @@ from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
 from gateway.models.model import Model
-from gateway.models.model_folder import SHOWN_CHARS, Override, Snapshot
+from gateway.models.model_folder import Override, Snapshot
+from gateway.models.model_names import check_name, check_new_name
 from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.residents import Residents
@@ -33,9 +33,6 @@ from gateway.storage.store import KEPT
 from gateway.threads import Threads, load_threads, request_threads
 
 log = logging.getLogger("sluice.lifecycle")
-
-NAME_BYTES = 255
-"""Longest name of a folder on Linux."""
 
 FACTS = "residence"
 """The folder of facts of models that are asleep, among the files that are kept."""
@@ -127,12 +124,12 @@ class RepositoryControl:
         the server is under explicit control; INVALID_ARG for a name that is none.
         """
         self._require_explicit()
-        _check_name(name)
+        check_name(name)
         on_disk = await self._threads.run(self._repository.named, name)
         if not on_disk and not (override and override.files):
             raise poll_failed(name, f"model '{name}' is not in any repository")
         if not on_disk:
-            _check_new_name(name)
+            check_new_name(name)
         for model in on_disk or (ModelId(name),):
             await self._perform(model, self._running_lifecycle.load(model, override))
             known = self.registry.get(model)
@@ -379,28 +376,3 @@ def audited(audit: AuditLog | None, by: str, action: str, model: str) -> Iterato
             area, about = Area.MODEL_REPOSITORY, {"model": model}
             change = AuditedChange(area=area, action=action, by=by, about=about)
             audit.add(change, result, text)
-
-
-def _check_name(name: str) -> None:
-    if not name.strip():
-        raise InferenceError(
-            Code.INVALID_ARG, "Model name cannot be empty. Please enter a valid name to deploy."
-        )
-    if "/" in name or "\0" in name or name.strip() == "..":
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"invalid model name '{name}', model name must not contain path traversal characters",
-        )
-
-
-def _check_new_name(name: str) -> None:
-    """Raise INVALID_ARG for a name that is not on disk, and that pages and logs cannot show."""
-    size = len(name.encode(errors="replace"))
-    is_shown = name.isprintable() and name == name.strip() and "\\" not in name
-    if size > NAME_BYTES or not is_shown or normalize("NFC", name) != name:
-        raise InferenceError(
-            Code.INVALID_ARG,
-            f"invalid model name {name[:SHOWN_CHARS]!a} of {size} bytes, expected at most "
-            f"{NAME_BYTES} bytes of printable characters in the form NFC, without backslashes and "
-            "without blanks at its ends",
-        )

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 
 from gateway.errors import InferenceError
+from gateway.messages import single
 from gateway.models.golden.tensor_checks import Mismatch
 from gateway.models.golden.text_checks import Skipped
 from gateway.models.model import Model
-from gateway.stream import single
 from gateway.text_encoder import Vector, encoder_of
 
 LIMIT_SECS = 30.0
