@@ -14,12 +14,14 @@ from gateway.errors import InferenceError
 from gateway.flags import fleet as fleet_flags
 from gateway.flags import keys as key_flags
 from gateway.flags import label as label_flags
+from gateway.flags import remote as remote_flags
 from gateway.flags import serve as flags
 from gateway.flags.ray_fleet import require_ray
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
 from gateway.flags.values import seconds, url
 from gateway.process_limits import collect_garbage_rarely
 from gateway.settings import ENVIRONMENT, MODEL_NAME, UNIX, Settings, netloc
+from gateway.storage.remote.addresses import is_remote
 from gateway.storage.store import KEPT, ModelStore, StoreError, default_root
 from gateway.tools.chat import options as chat_options
 
@@ -93,9 +95,14 @@ def build_parser() -> argparse.ArgumentParser:
     label = commands.add_parser("label", help="name versions of a model of a running server")
     label_flags.add_flags(label)
     label.set_defaults(command=_label)
-    fetch = commands.add_parser("fetch", help="store an embedded model in the user's cache")
-    fetch.add_argument("names", nargs="*", metavar="NAME", help="models; none: all of them")
+    fetch = commands.add_parser(
+        "fetch", help="store embedded models, or models in object storage, in the user's cache"
+    )
+    remote_flags.add_fetch_flags(fetch)
     fetch.set_defaults(command=_fetch)
+    cache = commands.add_parser("cache", help="look after the cache of models in object storage")
+    remote_flags.add_command_flags(cache)
+    cache.set_defaults(command=_cache)
     check = commands.add_parser("check", help="check every field of a repository's configs")
     check.add_argument("repository", type=Path, metavar="REPOSITORY")
     check.add_argument(
@@ -244,8 +251,16 @@ def _label(parsed: argparse.Namespace) -> None:
 
 
 def _fetch(parsed: argparse.Namespace) -> None:
+    if parsed.names and is_remote(parsed.names[0]):
+        importlib.import_module("gateway.tools.remote").fetch(parsed, _console())
+        return
     fetch = importlib.import_module("gateway.storage.fetch")
     fetch.fetch_all(parsed.names, ModelStore(default_root(ENVIRONMENT)), _console())
+
+
+def _cache(parsed: argparse.Namespace) -> None:
+    if not importlib.import_module("gateway.tools.remote").look_after(parsed, _console()):
+        raise SystemExit(EXIT_FAILED)
 
 
 def _check(parsed: argparse.Namespace) -> None:

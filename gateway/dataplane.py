@@ -19,6 +19,7 @@ from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
 from gateway.observability.log import Log
+from gateway.observability.metrics import FleetMember, remote_families
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
@@ -58,16 +59,6 @@ class Interruptible(Protocol):
 
     def interrupt(self) -> bool:
         """See `ResponseStream.interrupt`."""
-
-
-class FleetMember(Protocol):
-    """The part of a server in a fleet: a router, or the port of a replica."""
-
-    def describe(self) -> dict[str, Any]:
-        """The present fleet as members of JSON, without secrets."""
-
-    def families(self) -> list[MetricReading]:
-        """The metrics of the fleet."""
 
 
 class DataPlane:
@@ -122,9 +113,8 @@ class DataPlane:
 
         Synchronous: requests are queued in the order of the calls. A turn of a conversation
         waits for the turns before it. `model` saves the look-up if the sender has just done it; the
-        `model` of the stream answers: a rollout may choose another version.
-        `trace` records the events of the request. Raises InferenceError if the request is refused
-        before it is queued.
+        `model` of the stream answers: a rollout may choose another version. `trace` records the
+        events of the request. Raises InferenceError if the request is refused before it is queued.
         """
         caller, chooser, tap = request.caller, None, None
         try:
@@ -251,9 +241,11 @@ class DataPlane:
         """The budget of memory and the versions in it, as members of JSON."""
         return describe(self._control.residents, asyncio.get_running_loop().time())
 
-    def memory_families(self) -> list[MetricReading]:
-        """The metrics of models in memory."""
-        return families(self._control.residents)
+    def families(self) -> list[MetricReading]:
+        """The metrics of models in memory, of object storage, and of the fleet."""
+        found = families(self._control.residents)
+        found += remote_families(self._control.remote.reading())
+        return found if self.fleet is None else found + self.fleet.families()
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Load or reload a model; after an InferenceError the old versions still serve."""

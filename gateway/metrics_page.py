@@ -62,9 +62,7 @@ class MetricsPage:
             self._frontends(),
             self._access(),
         )
-        found += self._dataplane.memory_families()
-        if self._dataplane.fleet is not None:
-            found += self._dataplane.fleet.families()
+        found += self._dataplane.families()
         found += self._machine.families()
         if self._machine.gpus is not None:
             found += await self._dataplane.threads.run(self._machine.gpus.families)

@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import LocalCache, ResponseCache
 from gateway.cache_settings import CacheSettings, LocalCacheSettings
 from gateway.cuda_driver import load_driver, usable_gpus
-from gateway.dataplane import DataPlane, FleetMember
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import LoopWatch, busy_poll
 from gateway.models.backend_control import BackendControl
@@ -24,17 +25,22 @@ from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.log import Log
+from gateway.observability.metrics import FleetMember
 from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.resumption.recordings import Recordings
 from gateway.settings import (
+    ENVIRONMENT,
     FleetSettings,
     ModelSettings,
     Settings,
     netloc,
 )
 from gateway.shared_memory.regions import SharedMemory
+from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.mirror import Mirror
+from gateway.storage.mirror.opening import open_places
 from gateway.storage.store import KEPT
 from gateway.threads import request_threads
 
@@ -319,13 +325,21 @@ def _build_repository(settings: ModelSettings, backends: BackendLoader) -> Model
     minimum = settings.gpus.min_compute_capability
     usable = usable_gpus(load_driver(), minimum)
     return ModelRepository(
-        settings.repositories,
+        _open_places(settings),
         settings.config_name,
         UsableGpus(usable, minimum, backends.computes_on_gpus),
         auto_complete=settings.auto_complete,
         namespacing=settings.namespacing,
         model_name=settings.model_name,
     )
+
+
+def _open_places(settings: ModelSettings) -> list[Path | Mirror]:
+    """The repositories, after the first listing of remote ones; UNAVAILABLE if that fails."""
+    try:
+        return open_places(settings.repositories, ENVIRONMENT)
+    except MirrorError as error:
+        raise InferenceError(Code.UNAVAILABLE, str(error)) from None
 
 
 def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:

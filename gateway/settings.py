@@ -11,6 +11,7 @@ from gateway.memory_settings import GpuSettings, ModelMemory
 from gateway.policy.control import ChangeControl
 from gateway.policy.restrictions import Restrictions
 from gateway.policy.token_rules import JwtSettings
+from gateway.storage.mirror.settings import RemoteRepository
 
 ENVIRONMENT: Mapping[str, str] = os.environ
 """The process's environment; only this module reads it."""
@@ -261,11 +262,11 @@ class ModelSettings:
     `backend_directory` are backends written in Python. `summaries` records summaries of latencies.
     `rate_limit` enables the rate limiter, with `resource_limits` if given. An instance without
     progress for `stall_secs` is restarted; 0 is never. `host_policies` are the CPU cores of the
-    policies that instance groups name. `model_name` is that of a repository that is the folder of
-    one model, "" for its own. `golden` is the mode of golden requests.
+    policies that instance groups name. `model_name` is that of a repository of one model,
+    or "". `golden` is the mode of golden requests.
     """
 
-    repositories: tuple[Path, ...] = ()
+    repositories: tuple[Path | RemoteRepository, ...] = ()
     store: Path = Path()
     config_name: str = ""
     exit_on_error: bool = True

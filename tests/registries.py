@@ -11,6 +11,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.repository_control import RepositoryControl
+from gateway.storage.mirror.mirror import Mirror
 from gateway.stream import ResponseStream
 from tests.builders import ScriptedInstance
 
@@ -77,7 +78,7 @@ class Start(Protocol):
         """End the registries that run."""
 
     def __call__(
-        self, *repositories: Path, settled: bool = True, **settings: Any
+        self, *repositories: Path | Mirror, settled: bool = True, **settings: Any
     ) -> Awaitable[RepositoryControl]: ...
 
 

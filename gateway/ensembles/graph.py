@@ -19,6 +19,10 @@ class Member(Protocol):
 
     config: ModelConfig
 
+    @property
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """The labels of each output that has some."""
+
     def call(self, request: InferRequest) -> ResponseStream:
         """Submit the request of a step; the caller owns the stream. Raises InferenceError."""
 
@@ -31,6 +35,20 @@ class Member(Protocol):
 
 Members = Mapping[tuple[str, int], Member]
 """The members of one ensemble, by the name and version in its steps."""
+
+
+def labels_of_members(config: ModelConfig, members: Members) -> dict[str, tuple[str, ...]]:
+    """The labels of an ensemble's outputs that its members define."""
+    if config.ensemble_scheduling is None:
+        return {}
+    found: dict[str, tuple[str, ...]] = {}
+    outputs = {each.name for each in config.output}
+    for step in config.ensemble_scheduling.step:
+        labels = members[step.model_name, step.model_version].labels
+        for output, tensor in step.output_map.items():
+            if tensor in outputs and output in labels:
+                found[tensor] = labels[output]
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

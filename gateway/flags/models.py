@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
+from gateway.flags import remote
 from gateway.flags.devices import add_host_policy, host_policies
 from gateway.flags.memory import add_memory_flags, memory_budget
 from gateway.flags.values import add_truth, count, natural, seconds, truth
@@ -52,7 +53,9 @@ def model_settings(flags: argparse.Namespace) -> ModelSettings:
     """Settings from the parsed options; INVALID_ARG for conflicting options."""
     mode = ControlMode(flags.model_control_mode)
     return ModelSettings(
-        repositories=tuple(flags.model_repository),
+        repositories=tuple(
+            remote.repository(each, flags, ENVIRONMENT) for each in flags.model_repository
+        ),
         store=flags.model_store_path or default_root(ENVIRONMENT),
         config_name=flags.model_config_name,
         exit_on_error=flags.exit_on_error,
@@ -155,11 +158,13 @@ def _add_repository_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         *("--model-repository", "--model-store"),
         action="append",
-        type=Path,
+        type=remote.place,
         required=True,
         metavar="DIR",
-        help="folder of models to serve; repeatable",
+        help="folder of models to serve, or its address in object storage (s3://, gs://, as://); "
+        "repeatable",
     )
+    remote.add_flags(group)
     group.add_argument(
         "--model-store-path",
         type=Path,

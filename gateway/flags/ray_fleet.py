@@ -63,8 +63,7 @@ def require_ray() -> None:
 
 def _options(flags: argparse.Namespace) -> Iterator[str]:
     given = {name: getattr(flags, name.replace("-", "_")) for name in (*PATHS, *VALUES)}
-    for path in flags.model_repository:
-        yield f"--model-repository={path.absolute()}"
+    yield from map(_repository, flags.model_repository)
     for name in PATHS:
         if given[name]:
             yield f"--{name}={Path(given[name]).absolute()}"
@@ -81,6 +80,12 @@ def _options(flags: argparse.Namespace) -> Iterator[str]:
     yield "--min-supported-compute-capability={}.{}".format(*flags.min_supported_compute_capability)
     if flags.disable_auto_complete_config or flags.strict_model_config:
         yield "--disable-auto-complete-config"
+
+
+def _repository(place: Path | str) -> str:
+    if isinstance(place, str):
+        raise _invalid(f"--model-repository is '{place}', expected a folder with --fleet ray")
+    return f"--model-repository={place.absolute()}"
 
 
 def _invalid(text: str) -> InferenceError:

@@ -1,6 +1,8 @@
 """Models on disk and in memory, from the repository to the stream of a request.
 
-Read in this order. On disk: `repository` (models, versions, configs), `single_model` (a repository
+Read in this order. On disk: `homes` (local folders, mirrors of
+object storage), `mirrors` (their listings), `repository` (models, versions, configs), `fetching`
+(files of a version in object storage), `single_model` (a repository
 that is one model), `model_folder` (their files, a client's override), `normalisation` (defaults),
 `config_checks` and `sequence_checks` (Triton's checks), `supported_fields` and
 `supported_parameters` (honoured, ignored, refused), `instance_groups` (kinds, counts, GPUs, places

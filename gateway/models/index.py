@@ -1,7 +1,7 @@
 """The index of models: a row for each version, with its state and its reason."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from gateway.models.registry import KnownModel, ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId
@@ -20,14 +20,25 @@ class IndexRow:
 
 
 def index_rows(
-    registry: ModelRegistry, on_disk: Iterable[ModelId], *, ready: bool = False
+    registry: ModelRegistry,
+    on_disk: Iterable[ModelId],
+    downloading: Callable[[str], str],
+    *,
+    ready: bool = False,
 ) -> list[IndexRow]:
     """Rows for models on disk, loaded or failed, ordered by name and version.
 
-    `ready` keeps only READY versions.
+    `downloading` is the progress of the download of a model, "" if there is none. `ready` keeps
+    only READY versions.
     """
     ids = sorted({*on_disk, *(known.id for known in registry if _is_listed(known))})
     found = [row for each in ids for row in _rows_of(each, registry.get(each))]
+    found = [
+        replace(row, reason=row.reason or downloading(row.name))
+        if row.state == VersionState.LOADING
+        else row
+        for row in found
+    ]
     return [row for row in found if not ready or row.state == VersionState.READY]
 
 

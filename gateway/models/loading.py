@@ -14,9 +14,11 @@ from gateway.backend_loader import IN_PYTHON, BackendLoader, refuse_replaced_met
 from gateway.cache.cache import ResponseCache
 from gateway.config import InstanceKind, ModelConfig
 from gateway.ensembles.backend import EnsembleBackend
+from gateway.ensembles.graph import labels_of_members
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
 from gateway.models.closings import Closings
+from gateway.models.fetching import Fetches
 from gateway.models.golden.run import GoldenRun
 from gateway.models.golden.similarity import Find
 from gateway.models.instance_groups import (
@@ -34,7 +36,7 @@ from gateway.models.instance_groups import (
 from gateway.models.limits import shares_memory
 from gateway.models.load_identity import private_load, rescanned, shared_load
 from gateway.models.model import Model, import_scheduler
-from gateway.models.model_folder import Labels, files_folder, read_labels
+from gateway.models.model_folder import files_folder, read_labels
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
@@ -127,6 +129,7 @@ class ModelLoader:
         self._residents = shared.residents
         self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
         self._at_once = asyncio.Semaphore(settings.load_thread_count)
+        self._fetches = Fetches()
         self._retries = settings.load_retry_count
 
     async def load_versions(
@@ -144,9 +147,8 @@ class ModelLoader:
         outcomes: dict[int, Loaded | InferenceError] = {}
 
         async def load_one(version: int) -> None:
-            async with self._at_once:
-                load = partial(self._load_or_error, source, version, kept.get(version), members)
-                outcomes[version] = await self._with_retries(load, 0 if members else self._retries)
+            load = partial(self._load_or_error, source, version, kept.get(version), members)
+            outcomes[version] = await self._with_retries(load, 0 if members else self._retries)
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -174,11 +176,12 @@ class ModelLoader:
         began = time.monotonic()
         try:
             if kept is not None and not _must_reload(kept, source):
-                update = await self.update(kept, source, members)
+                async with self._at_once:
+                    update = await self.update(kept, source, members)
                 log.info("version kept", extra=extra | {"added": len(update.added)})
                 return update
             log.info("loading model", extra=extra)
-            loaded = await self.load(source, version, members)
+            loaded = await self._load_fetched(source, version, members)
         except InferenceError as error:
             return _logged(error, extra)
         except Exception:
@@ -189,6 +192,16 @@ class ModelLoader:
         log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
         return loaded
 
+    async def _load_fetched(
+        self, source: LoadSource, version: int, members: LoadedMembers
+    ) -> Model:
+        """Load a version; if it is in object storage, fetch it outside of the places of loads."""
+        if isinstance(source.entry.files, Path):
+            async with self._at_once:
+                return await self.load(source, version, members)
+        async with self._fetches.fetch(source, version) as fetched, self._at_once:
+            return await self.load(fetched, version, members)
+
     async def load(
         self, source: LoadSource, version: int, members: LoadedMembers = NO_MEMBERS
     ) -> Model:
@@ -198,7 +211,7 @@ class ModelLoader:
         InferenceError with the reason; nothing stays loaded then.
         """
         began = time.monotonic()
-        if self._shares_responses(source.config):
+        if source.tree is None and self._shares_responses(source.config):
             # The scan of a poll may be older than the files that this load reads.
             source = await self._threads.run(rescanned, source)
         folder = await self._threads.run(self._folder, source, version)
@@ -212,11 +225,14 @@ class ModelLoader:
         golden = await self._threads.run(self._golden, config, source, version)
         await self._threads.run(import_scheduler, config)
         own_labels = await self._threads.run(read_labels, config, source.folder)
-        labels = {**_labels_of_members(config, members), **own_labels}
+        labels = {**labels_of_members(config, members), **own_labels}
         statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
         slots = self._slots(backend, config, folder, statistics)
         model = Model(config, version, statistics, slots, labels, source.folder)
         model.members = tuple(dict.fromkeys(members.values()))
+        model.tree = source.tree
+        if source.tree is not None:
+            model.when_closed(source.tree.release)
         await self._use_cache(model, source, folder)
         files = VersionFiles(folder, partial(shared_load, source, config, folder))
         begins_asleep = shares_memory(config, self._settings.memory) and (
@@ -246,7 +262,8 @@ class ModelLoader:
         """
         groups, policy = source.config.instance_group, source.config.version_policy
         config = replace(model.config, instance_group=groups, version_policy=policy)
-        folder = await self._threads.run(self._folder, source, int(model.version))
+        own = replace(source, tree=model.tree)
+        folder = await self._threads.run(self._folder, own, int(model.version))
         backend = await self._backend(config, members)
         golden = await self._threads.run(self._golden, config, source, int(model.version))
         wanted = self._slots(backend, config, folder, model.statistics)
@@ -357,20 +374,6 @@ async def _prepare(model: Model, slots: Sequence[InstanceSlot], golden: GoldenRu
     except BaseException:
         await close_slots(slots)
         raise
-
-
-def _labels_of_members(config: ModelConfig, members: LoadedMembers) -> Labels:
-    """The labels of an ensemble's outputs that its members define."""
-    if config.ensemble_scheduling is None:
-        return {}
-    found = {}
-    outputs = {each.name for each in config.output}
-    for step in config.ensemble_scheduling.step:
-        labels = members[step.model_name, step.model_version].labels
-        for output, tensor in step.output_map.items():
-            if tensor in outputs and output in labels:
-                found[tensor] = labels[output]
-    return found
 
 
 def _must_reload(kept: Model, source: LoadSource) -> bool:

@@ -25,6 +25,7 @@ from gateway.observability.trace import Trace
 from gateway.openai_contract import further_names
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
+from gateway.storage.mirror.trees import RemoteTree
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
 
@@ -146,6 +147,7 @@ class Model:
         self.retired = False
         self.members: Sequence[Model] = ()
         self.waking: Waking | None = None
+        self.tree: RemoteTree | None = None
         self.scheduler = self._scheduler(statistics, folder)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         self.most_in_flight = Limits.read(config).max_in_flight

@@ -1,6 +1,5 @@
-"""Model repositories on disk: models, versions and configurations."""
+"""Model repositories: models, versions and configurations."""
 
-import errno
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +9,25 @@ from gateway.config import ModelConfig, VersionPolicy
 from gateway.config.pbtxt import parse, parse_json
 from gateway.errors import Code, InferenceError
 from gateway.models.config_checks import check_tensors
+from gateway.models.homes import Home, LocalHome, RemoteHome, home_of, join
 from gateway.models.instance_groups import NO_GPUS, UsableGpus
+from gateway.models.mirrors import RemoteRepositories
 from gateway.models.model_folder import (
+    CONFIG_FILE,
     RESERVED,
     Override,
     Snapshot,
     UploadedFolder,
     refuse_escapes,
-    require_config_size,
     select_versions,
-    take_snapshot,
     version_number,
 )
 from gateway.models.normalisation import normalise
 from gateway.models.repository_agents import checksums, verify
 from gateway.models.single_model import single_name
 from gateway.models.supported_fields import ignored, require_supported
+from gateway.storage.mirror.mirror import Mirror, RemoteFolder
+from gateway.storage.mirror.trees import RemoteTree
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,12 +48,34 @@ IN_TWO_REPOSITORIES = "model appears in two or more repositories"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A model's folder: its versions, ascending, and subfolders that are no versions."""
+    """A model's folder in its home: its versions, ascending, and subfolders that are none.
+
+    `files` is the folder on this machine, or the remote one that a load fetches to it.
+    """
 
     name: str
-    path: Path
+    home: Home
+    folder: str
+    files: Path | RemoteFolder
     available: tuple[int, ...]
     ignored: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The folder on this machine; UNSUPPORTED if the model is in object storage."""
+        if isinstance(self.files, RemoteFolder):
+            raise InferenceError(
+                Code.UNSUPPORTED, f"model '{self.name}' is in object storage, expected a folder"
+            )
+        return self.files
+
+    @property
+    def first_files(self) -> frozenset[str]:
+        """The names in the lowest version; those of folders end in a slash."""
+        if not self.available:
+            return frozenset()
+        version = str(self.available[0])
+        return frozenset(self.home.content(join(self.folder, version), f"{self.name}/{version}"))
 
     def versions(self, policy: VersionPolicy | None) -> tuple[int, ...]:
         """The versions that the policy selects, ascending; INVALID_ARG if none."""
@@ -89,22 +113,24 @@ class ConfigFile:
 class LoadSource:
     """The input of a load: the folder's state, and the config before completion.
 
-    `snapshot` was taken before any file was read. `upload` owns the folder of a client's files;
-    `overridden` marks a client's config. `chosen` are the versions that a client's load or unload
-    of single versions has left, in place of those of the policy.
+    `snapshot` was taken before any file was read. `upload` owns the folder of a client's files, and
+    `tree` keeps that of a remote model once it is fetched; `overridden` marks a client's config.
+    `chosen` are the versions that a client's load or unload of single versions has left, in place
+    of those of the policy.
     """
 
     config: ModelConfig
     entry: ModelEntry
     snapshot: Snapshot
     upload: UploadedFolder | None = None
+    tree: RemoteTree | None = None
     overridden: bool = False
     chosen: frozenset[int] | None = None
 
     @property
     def folder(self) -> Path:
         """The model's folder, parent of the version folders."""
-        return self.entry.path
+        return self.entry.path if self.tree is None else self.tree.path
 
     @property
     def selected(self) -> frozenset[int]:
@@ -115,7 +141,7 @@ class LoadSource:
 
 
 class ModelRepository:
-    """The models in some folders, read from disk at each call.
+    """The models in some homes, local folders or mirrors, read at each call.
 
     `configs/<config_name>.pbtxt` of a model is preferred to its `config.pbtxt`. Without
     `auto_complete` a config must be complete. With `namespacing` several folders may have models of
@@ -126,7 +152,7 @@ class ModelRepository:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        places: Sequence[Path | Mirror],
         config_name: str = "",
         gpus: UsableGpus = NO_GPUS,
         *,
@@ -134,54 +160,64 @@ class ModelRepository:
         namespacing: bool = False,
         model_name: str = "",
     ) -> None:
-        self._paths = tuple(dict.fromkeys(paths))
-        found = {path: single_name(path, model_name) for path in self._paths}
-        self._single = {path: name for path, name in found.items() if name is not None}
+        self._homes = {home.namespace: home for home in map(home_of, dict.fromkeys(places))}
+        found = {home: single_name(home, model_name) for home in self._homes.values()}
+        self._single = {home: name for home, name in found.items() if name is not None}
         self._config_name = config_name
         self._gpus = gpus
         self._auto_complete = auto_complete
         self._namespacing = namespacing
+        self.remote = RemoteRepositories(
+            {
+                home: self._single.get(home)
+                for home in self._homes.values()
+                if isinstance(home, RemoteHome)
+            }
+        )
         self.names()
         self._warn_of_names()
 
     def names(self) -> tuple[str, ...]:
         """The names of all models, in order; each folder is a model."""
-        return tuple(sorted({name for path in self._paths for name in self._models(path)}))
+        homes = self._homes.values()
+        return tuple(sorted({name for home in homes for name in self._models(home)}))
 
     def ids(self) -> tuple[ModelId, ...]:
         """All models, in order; without namespaces a name counts once."""
-        found = {self._id(name, path) for path in self._paths for name in self._models(path)}
-        return tuple(sorted(found))
+        homes = self._homes.values()
+        return tuple(
+            sorted({self._id(name, home) for home in homes for name in self._models(home)})
+        )
 
     def named(self, name: str) -> tuple[ModelId, ...]:
         """The models of a name: none, one, or several with namespaces."""
-        homes = {path: self._home(path, name) for path in self._paths}
-        return tuple(sorted({self._id(name, path) for path, home in homes.items() if home}))
+        return tuple(sorted({self._id(name, home) for home, _ in self._found(name, "")}))
 
     def find(self, name: str, namespace: str = "") -> ModelEntry:
         """The model of a name: NOT_FOUND if there is none, INVALID_ARG if several."""
-        homes = self._homes(name, namespace)
-        if not homes:
+        found = self._found(name, namespace)
+        if not found:
             raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not in any repository")
-        if len(homes) > 1:
+        if len(found) > 1:
             raise InferenceError(Code.INVALID_ARG, IN_TWO_REPOSITORIES)
-        return _entry(name, homes[0])
+        return _entry(name, *found[0])
 
     def snapshot(self, model: ModelId) -> Snapshot:
         """The state of the model's folder, or of all folders of that name."""
-        homes = self._homes(model.name, model.namespace)
-        prefixes = [f"{number}:" if len(homes) > 1 else "" for number in range(len(homes))]
+        found = self._found(model.name, model.namespace)
+        prefixes = [f"{number}:" if len(found) > 1 else "" for number in range(len(found))]
         return {
             prefix + name: stamp
-            for prefix, home in zip(prefixes, homes, strict=True)
-            for name, stamp in take_snapshot(home).items()
+            for prefix, (home, folder) in zip(prefixes, found, strict=True)
+            for name, stamp in home.snapshot(folder).items()
         }
 
     def snapshots(self) -> Mapping[ModelId, Snapshot | Exception]:
         """The state of every model's folder, or the error of its scan.
 
-        Raises InferenceError if a repository cannot be listed.
+        Remote repositories are listed. Raises InferenceError if a repository cannot be listed.
         """
+        self.remote.poll()
         return {model: self._snapshot_or_error(model) for model in self.ids()}
 
     def config_file(self, name: str) -> ConfigFile:
@@ -199,13 +235,14 @@ class ModelRepository:
     def source(self, model: ModelId, snapshot: Snapshot | None = None) -> LoadSource:
         """The source of a load; raises like `read`, or if a file has another checksum.
 
-        The folder is not scanned again if `snapshot` is its state.
+        The folder is not scanned again if `snapshot` is its state. Checksums of a remote model are
+        verified when its files are fetched.
         """
         entry = self.find(model.name, model.namespace)
         if snapshot is None:
-            snapshot = take_snapshot(entry.path)
+            snapshot = entry.home.snapshot(entry.folder)
         config = self._read(entry)
-        verify(checksums(config), entry.path)
+        _verify(config, entry)
         return LoadSource(config=config, entry=entry, snapshot=snapshot)
 
     def overridden(self, model: ModelId, override: Override) -> LoadSource:
@@ -216,17 +253,19 @@ class ModelRepository:
         text = override.require_config()
         upload = UploadedFolder(override.files) if override.files else None
         try:
-            home = upload.path if upload else self.find(model.name, model.namespace).path
-            entry = _entry(model.name, home)
+            if upload is not None:
+                entry = _entry(model.name, LocalHome(upload.path), "")
+            else:
+                entry = self.find(model.name, model.namespace)
             written = parse_json(text)
             refuse_escapes(written)
             config = self._checked(written, entry)
-            verify(checksums(config), home)
+            _verify(config, entry)
         except BaseException:
             if upload is not None:
                 upload.release()
             raise
-        snapshot = take_snapshot(home)
+        snapshot = entry.home.snapshot(entry.folder)
         return LoadSource(
             config=config, entry=entry, snapshot=snapshot, upload=upload, overridden=True
         )
@@ -238,30 +277,34 @@ class ModelRepository:
             return error
 
     def _warn_of_names(self) -> None:
-        for path in self._paths:
-            for name in [] if path in self._single else _folders(path, path.name or str(path)):
+        for home in self._homes.values():
+            for name in [] if home in self._single else _folders(home, "", home.name):
                 if not _is_utf8(name):
                     log.warning("folder is no model: not UTF-8", extra={"folder": ascii(name)})
 
-    def _homes(self, name: str, namespace: str) -> list[Path]:
-        searched = (Path(namespace),) if namespace else self._paths
-        return [home for path in searched if (home := self._home(path, name)) is not None]
+    def _found(self, name: str, namespace: str) -> list[tuple[Home, str]]:
+        """The homes that have a model of that name, each with its folder there."""
+        homes = [self._homes[namespace]] if namespace else self._homes.values()
+        found = [(home, self._folder(home, name)) for home in homes]
+        return [(home, folder) for home, folder in found if folder is not None]
 
-    def _home(self, path: Path, name: str) -> Path | None:
-        """The folder of a model in a repository, None if it has no such model."""
-        if path in self._single:
-            return path if self._single[path] == name else None
-        return path / name if _holds(path, name) else None
+    def _folder(self, home: Home, name: str) -> str | None:
+        """The folder of a model in a home, None if it has no such model; a path is no name."""
+        if home in self._single:
+            return "" if self._single[home] == name else None
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            return None
+        return name if home.holds(name) else None
 
-    def _models(self, path: Path) -> list[str]:
+    def _models(self, home: Home) -> list[str]:
         """The names of the models; a name that is not UTF-8 has no form on any wire."""
-        if path in self._single:
-            _content(path, path.name or str(path))  # raises if there is no folder any more
-            return [self._single[path]]
-        return [name for name in _folders(path, path.name or str(path)) if _is_utf8(name)]
+        if home in self._single:
+            home.content("", home.name)  # raises if there is no folder any more
+            return [self._single[home]]
+        return [name for name in _folders(home, "", home.name) if _is_utf8(name)]
 
-    def _id(self, name: str, path: Path) -> ModelId:
-        return ModelId(name, str(path) if self._namespacing else "")
+    def _id(self, name: str, home: Home) -> ModelId:
+        return ModelId(name, home.namespace if self._namespacing else "")
 
     def _read(self, entry: ModelEntry) -> ModelConfig:
         file = self._config_file(entry)
@@ -274,11 +317,11 @@ class ModelRepository:
         return self._checked(parse(file.text, file.source), entry)
 
     def _checked(self, written: ModelConfig, entry: ModelEntry) -> ModelConfig:
-        if entry.path in self._single and written.name not in ("", entry.name):
+        if entry.home in self._single and written.name not in ("", entry.name):
             why = f"the model is served as '{entry.name}'"
             log.warning("field ignored", extra={"model": entry.name, "field": "name", "why": why})
             written = replace(written, name=entry.name)
-        config = normalise(written, entry.name, _first_files(entry), self._gpus)
+        config = normalise(written, entry.name, entry.first_files, self._gpus)
         if not self._auto_complete:
             check_tensors(config)
         require_supported(replace(written, name=entry.name))
@@ -290,14 +333,11 @@ class ModelRepository:
 
     def _config_file(self, entry: ModelEntry) -> ConfigFile:
         custom = f"configs/{self._config_name}.pbtxt"
-        preferred = self._config_name and (entry.path / custom).exists()
-        chosen = custom if preferred else "config.pbtxt"
+        preferred = self._config_name and _has(entry, custom)
+        chosen = custom if preferred else CONFIG_FILE
         source = f"{entry.name}/{chosen}"
-        return ConfigFile(
-            source=source,
-            text=_text(entry.path / chosen, source),
-            renames=entry.path in self._single,
-        )
+        text = entry.home.text(join(entry.folder, chosen), source)
+        return ConfigFile(source=source, text=text, renames=entry.home in self._single)
 
 
 def _is_utf8(name: str) -> bool:
@@ -305,69 +345,38 @@ def _is_utf8(name: str) -> bool:
     return name == name.encode("utf-8", "ignore").decode()
 
 
-def _holds(path: Path, name: str) -> bool:
-    """Whether there is a model folder of that name; a path is not a name."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        return False
-    try:
-        return (path / name).is_dir()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return False
-        raise _unreadable(name, error) from None
-
-
-def _entry(name: str, path: Path) -> ModelEntry:
-    numbers = {folder: version_number(folder) for folder in _folders(path, name)}
+def _entry(name: str, home: Home, folder: str) -> ModelEntry:
+    files = home.open(folder)
+    numbers = {each: version_number(each) for each in _folders(home, folder, name)}
     return ModelEntry(
         name=name,
-        path=path,
+        home=home,
+        folder=folder,
+        files=files,
         available=tuple(sorted(each for each in numbers.values() if each is not None)),
         ignored=tuple(
-            folder
-            for folder, number in numbers.items()
-            if number is None and folder not in RESERVED
+            each for each, number in numbers.items() if number is None and each not in RESERVED
         ),
     )
 
 
-def _folders(path: Path, source: str) -> list[str]:
-    return [name.removesuffix("/") for name in _content(path, source) if name.endswith("/")]
-
-
-def _first_files(entry: ModelEntry) -> frozenset[str]:
-    """The files of the lowest version; names of folders end in a slash."""
-    if not entry.available:
-        return frozenset()
-    folder = str(entry.available[0])
-    return frozenset(_content(entry.path / folder, f"{entry.name}/{folder}"))
-
-
-def _content(path: Path, source: str) -> list[str]:
+def _has(entry: ModelEntry, path: str) -> bool:
+    folder, _, name = path.rpartition("/")
     try:
-        return sorted(f"{each.name}/" if each.is_dir() else each.name for each in path.iterdir())
-    except FileNotFoundError:
-        raise InferenceError(Code.NOT_FOUND, f"folder '{source}' does not exist") from None
-    except NotADirectoryError:
-        raise InferenceError(
-            Code.INVALID_ARG, f"found that '{source}' is a file, expected a folder"
-        ) from None
-    except OSError as error:
-        raise _unreadable(source, error) from None
+        return name in entry.home.content(join(entry.folder, folder), path)
+    except InferenceError:
+        return False
 
 
-def _text(path: Path, source: str) -> str:
-    try:
-        require_config_size(f"'{source}'", path.stat().st_size)
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise _unreadable(source, error) from None
+def _folders(home: Home, folder: str, shown: str) -> list[str]:
+    names = home.content(folder, shown)
+    return [name.removesuffix("/") for name in names if name.endswith("/")]
 
 
-def _unreadable(source: str, error: OSError) -> InferenceError:
-    return InferenceError(Code.INTERNAL, f"'{source}' cannot be read: {error.strerror}")
+def _verify(config: ModelConfig, entry: ModelEntry) -> None:
+    """Verify the checksums of files that are on this machine."""
+    if isinstance(entry.files, Path):
+        verify(checksums(config), entry.files)
 
 
 def _warn(entry: ModelEntry, policy: VersionPolicy | None) -> None:

@@ -19,6 +19,7 @@ from gateway.models.kept_facts import FactsFolder
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
+from gateway.models.mirrors import SETTLE_LISTINGS
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.model_names import check_name, check_new_name
@@ -41,6 +42,9 @@ NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
 )
 
+
+UNREACHABLE_SECS = 30.0
+"""Interval of listings of a remote repository that could not be listed, without polls."""
 
 SERVER, MODEL, PROGRAM = "server", "model", "program"
 """Causes of changes that no client has requested, in the audit log."""
@@ -94,6 +98,7 @@ class RepositoryControl:
         self._request_threads = threads or request_threads()
         self._threads = load_threads(settings.load_thread_count)
         self._repository = repository
+        self.remote = repository.remote
         self._settings = settings
         self._backends = backends
         self._cache = cache
@@ -113,7 +118,7 @@ class RepositoryControl:
     async def index(self, *, ready: bool = False) -> list[IndexRow]:
         """Rows for models on disk, loaded or failed; `ready` keeps only READY versions."""
         on_disk = await self._request_threads.run(self._repository.ids)
-        return index_rows(self.registry, on_disk, ready=ready)
+        return index_rows(self.registry, on_disk, self.remote.downloading, ready=ready)
 
     # Operations.
 
@@ -125,7 +130,7 @@ class RepositoryControl:
         """
         self._require_explicit()
         check_name(name)
-        on_disk = await self._threads.run(self._repository.named, name)
+        on_disk = await self._threads.run(self._named, name)
         if not on_disk and not (override and override.files):
             raise poll_failed(name, f"model '{name}' is not in any repository")
         if not on_disk:
@@ -134,6 +139,14 @@ class RepositoryControl:
             await self._perform(model, self._running_lifecycle.load(model, override))
             known = self.registry.get(model)
             await self.residents.awaken(() if known is None else known.models)
+
+    def _named(self, name: str) -> tuple[ModelId, ...]:
+        """The models of a name, listed now where they are remote; blocks."""
+        try:
+            self.remote.refresh(name)
+        except InferenceError as error:
+            raise poll_failed(name, error.message) from None
+        return self._repository.named(name)
 
     async def unload(
         self,
@@ -319,16 +332,27 @@ class RepositoryControl:
                 while self._settings.control_mode is ControlMode.POLL:
                     await asyncio.sleep(self._settings.poll_secs)
                     await self.poll()
+                while self.remote:
+                    await asyncio.sleep(UNREACHABLE_SECS)
+                    await self._threads.run(self.remote.poll_unreachable)
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None
 
     async def _load_first(self) -> None:
+        await self._settle()
         models = await self._threads.run(self._first)
         async with asyncio.TaskGroup() as loads:
             for model in models:
                 loads.create_task(outcome(model, self._follow(model)))
         self.registry.settle()
+
+    async def _settle(self) -> None:
+        """Wait for changes of remote models that may be complete soon."""
+        for _ in range(SETTLE_LISTINGS):
+            if secs := self.remote.settling_secs:
+                await asyncio.sleep(secs)
+                await self._threads.run(self.remote.poll)
 
     def _first(self) -> list[ModelId]:
         """The start-up models; a model that is in no repository fails when it is loaded."""

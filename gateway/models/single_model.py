@@ -6,32 +6,28 @@ from pathlib import Path
 
 from gateway.config.pbtxt import parse
 from gateway.errors import Code, InferenceError
-from gateway.models.model_folder import (
-    CONFIG_FILE,
-    RESERVED,
-    require_config_size,
-    version_number,
-)
+from gateway.models.homes import Home
+from gateway.models.model_folder import CONFIG_FILE, RESERVED, version_number
 
 log = logging.getLogger("sluice.repository")
 
 VARIABLE, FOLDER = "the environment variable MODEL_NAME", "its folder"
 
 
-def single_name(path: Path, named: str) -> str | None:
+def single_name(home: Home, named: str) -> str | None:
     """The name of the model if a repository is the folder of one model; None if it is not.
 
     The name is `named`, else that of its config.pbtxt, else the folder's. Raises INVALID_ARG for a
     name that is none, and for a folder with a config.pbtxt, with versions and with models.
     """
-    files, folders = _content(path)
+    files, folders = _content(home, "")
     has_config = CONFIG_FILE in files
     if not (has_config or _has_version(folders)):
         return None
     # Without a config.pbtxt a folder with a number may be a model, as in Triton.
     others = [each for each in folders if not (has_config and _has_version([each]))]
-    models = [each for each in others if each not in RESERVED and _is_model(path / each)]
-    here = Path(os.path.abspath(path)).name  # the name of a link, not of its target
+    models = [each for each in others if each not in RESERVED and _is_model(home, each)]
+    here = Path(os.path.abspath(home.namespace)).name  # the name of a link, not of its target
     if models and not (has_config and _has_version(folders)):
         if has_config:  # as Triton, which reads no file at the top of a repository
             log.warning("file ignored", extra={"repository": here, "file": CONFIG_FILE})
@@ -43,27 +39,23 @@ def single_name(path: Path, named: str) -> str | None:
             f"found models in it, too: {', '.join(models)}; expected one or the other: remove "
             f"{CONFIG_FILE}, or move the models to a repository of their own",
         )
-    names = {VARIABLE: named, CONFIG_FILE: _configured(path), FOLDER: here}
+    names = {VARIABLE: named, CONFIG_FILE: _configured(home), FOLDER: here}
     source = next((each for each in names if names[each]), FOLDER)
     return _checked(names[source], source)
 
 
-def _content(path: Path) -> tuple[set[str], list[str]]:
+def _content(home: Home, folder: str) -> tuple[set[str], list[str]]:
     """The names of files and of folders; none if the folder cannot be listed."""
-    files, folders = set(), []
     try:
-        for each in os.scandir(path):
-            if each.is_dir():
-                folders.append(each.name)
-            else:
-                files.add(each.name)
-    except OSError:
+        names = home.content(folder, folder)
+    except InferenceError:
         return set(), []
-    return files, sorted(folders)
+    folders = [each.removesuffix("/") for each in names if each.endswith("/")]
+    return {each for each in names if not each.endswith("/")}, folders
 
 
-def _is_model(path: Path) -> bool:
-    files, folders = _content(path)
+def _is_model(home: Home, folder: str) -> bool:
+    files, folders = _content(home, folder)
     return CONFIG_FILE in files or _has_version(folders)
 
 
@@ -71,13 +63,11 @@ def _has_version(folders: list[str]) -> bool:
     return any(version_number(each) is not None for each in folders)
 
 
-def _configured(path: Path) -> str:
+def _configured(home: Home) -> str:
     """The name in the configuration, "" if there is none; its errors are those of the load."""
     try:
-        file = path / CONFIG_FILE
-        require_config_size(CONFIG_FILE, file.stat().st_size)
-        return parse(file.read_text(encoding="utf-8", errors="surrogateescape"), CONFIG_FILE).name
-    except (OSError, InferenceError):
+        return parse(home.text(CONFIG_FILE, CONFIG_FILE), CONFIG_FILE).name
+    except InferenceError:
         return ""
 
 

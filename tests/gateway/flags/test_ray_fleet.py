@@ -122,6 +122,8 @@ OTHERS = {
     "--strict-model-config",  # passed on as the option that replaces it
     "--strict-readiness",  # the readiness of the router itself
     *("--repository-poll-secs", "--load-model"),  # of control modes that are refused
+    # of addresses, which are refused
+    *("--remote-cache-size", "--repository-settle-secs", "--remote-offline"),
     *("--pinned-memory-pool-byte-size", "--cuda-memory-pool-byte-size"),  # without effect
 }
 

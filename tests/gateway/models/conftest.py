@@ -11,10 +11,16 @@ import pytest
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ModelSettings
+from gateway.storage.mirror.cache import RemoteCache
+from gateway.storage.mirror.downloads import Transfers
+from gateway.storage.mirror.mirror import Mirror
+from gateway.storage.mirror.settings import CacheBound
 from tests.builders import soon
 from tests.conftest import tasks_left
 from tests.gateway.models.ensembles import chain
+from tests.gateway.models.mirrored import Open, config
 from tests.registries import Backends, ScriptedBackend, Start, no_infer, write
+from tests.remote_stores import MemoryStore
 
 
 @pytest.fixture
@@ -43,11 +49,11 @@ class Registries:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __call__(
-        self, *repositories: Path, settled: bool = True, **options: Any
+        self, *repositories: Path | Mirror, settled: bool = True, **options: Any
     ) -> RepositoryControl:
-        settings = ModelSettings(repositories=repositories or (self._folder,), **options)
+        settings = ModelSettings(**options)
         repository = ModelRepository(
-            settings.repositories,
+            repositories or (self._folder,),
             auto_complete=settings.auto_complete,
             namespacing=settings.namespacing,
         )
@@ -73,3 +79,27 @@ def two_ensembles(tmp_path: Path) -> None:
     write(tmp_path, "b", 1)
     write(tmp_path, "e", 1, text=chain("a", "b"))
     write(tmp_path, "outer", 1, text=chain("e", "b"))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A bucket with a model of three versions, and one of one."""
+    made = MemoryStore()
+    made.put("m/config.pbtxt", config())
+    made.put("m/labels.txt", b"labels")
+    for version in (1, 2, 3):
+        made.put(f"m/{version}/weights", b"m%d" % version)
+    made.put("n/config.pbtxt", config())
+    made.put("n/1/weights", b"n1")
+    return made
+
+
+@pytest.fixture
+def mirror_of(tmp_path: Path) -> Open:
+    def opened(store: MemoryStore, settle_secs: float = 5.0, bound: int = 1 << 30) -> Mirror:
+        cache = RemoteCache(tmp_path / "cache", CacheBound(bound))
+        mirror = Mirror(store, cache, Transfers(pause_secs=0), settle_secs=settle_secs)
+        mirror.open()
+        return mirror
+
+    return opened

@@ -15,6 +15,7 @@ from gateway.models.ensemble_members import (
     orphans,
     resolve,
 )
+from gateway.models.homes import LocalHome
 from gateway.models.registry import KnownModel
 from gateway.models.repository import LoadSource, ModelEntry, ModelId
 from tests.builders import TEXT
@@ -26,7 +27,7 @@ def ensemble(*names: str) -> ModelConfig:
 
 
 def known(name: str, config: ModelConfig | None = TEXT, *, implicit: bool = False) -> KnownModel:
-    entry = ModelEntry(name=name, path=Path(), available=(1,))
+    entry = ModelEntry(name=name, home=LocalHome(Path()), folder="", files=Path(), available=(1,))
     source = LoadSource(config=config, entry=entry, snapshot={}) if config is not None else None
     needed = members(config) if config is not None else ()
     return KnownModel(ModelId(name), source=source, implicit=implicit, members=needed)

@@ -17,11 +17,13 @@ def test_models_and_versions_are_listed_in_order_with_what_is_known_of_them() ->
         1: VersionStatus(VersionState.UNAVAILABLE, "unloaded")
     }
     on_disk = [ModelId("never"), ModelId("b"), ModelId("a")]
-    assert index_rows(registry, on_disk) == [
+    assert index_rows(registry, on_disk, lambda name: "") == [
         IndexRow("a", "", "UNAVAILABLE", "model appears in two or more repositories"),
         IndexRow("b", "2", "UNAVAILABLE", "unloaded"),
         IndexRow("b", "10", "LOADING", ""),
         IndexRow("never"),
         IndexRow("uploaded", "1", "READY", ""),
     ]
-    assert index_rows(registry, on_disk, ready=True) == [IndexRow("uploaded", "1", "READY", "")]
+    assert index_rows(registry, on_disk, lambda name: "", ready=True) == [
+        IndexRow("uploaded", "1", "READY", "")
+    ]

@@ -9,7 +9,7 @@ import pytest
 from gateway.config import ModelConfig
 from gateway.config.pbtxt import parse
 from gateway.errors import InferenceError
-from gateway.models import repository as repository_module
+from gateway.models import homes
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.model_folder import Snapshot, take_snapshot
 from gateway.models.repository import ModelRepository
@@ -63,7 +63,7 @@ async def test_a_poll_scans_each_folder_once(
         scanned.append(folder.name)
         return take_snapshot(folder)
 
-    monkeypatch.setattr(repository_module, "take_snapshot", counts)
+    monkeypatch.setattr(homes, "take_snapshot", counts)
     write(tmp_path, "changed", 1)
     write(tmp_path, "unchanged", 1)
     control = await start(**POLL)
@@ -95,7 +95,7 @@ async def test_an_unreadable_folder_is_logged_once_and_others_are_polled(
             raise RecursionError("too deep")
         return take_snapshot(folder)
 
-    monkeypatch.setattr(repository_module, "take_snapshot", fails)
+    monkeypatch.setattr(homes, "take_snapshot", fails)
     write(tmp_path, "new", 1)
     await soon(control.poll())
     await soon(control.poll())
@@ -126,7 +126,7 @@ async def test_an_unforeseen_error_of_a_load_does_not_affect_other_models(
             raise RecursionError("too deep")
         return parse(text, source)
 
-    monkeypatch.setattr(repository_module, "parse", fails)
+    monkeypatch.setattr("gateway.models.repository.parse", fails)
     await soon(control.poll())
     assert control.registry.find("good", "").ready
     assert "cannot be read" in control.registry.failures()["broken"]

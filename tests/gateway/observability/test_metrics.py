@@ -4,7 +4,7 @@ import pytest
 
 from gateway.observability.exposition import render
 from gateway.observability.machine import MACHINE
-from gateway.observability.metrics import DOCUMENTED, families
+from gateway.observability.metrics import DOCUMENTED, RemoteReading, families, remote_families
 from gateway.observability.statistics import (
     AccessReading,
     CacheReading,
@@ -93,6 +93,16 @@ def test_the_page_has_the_documented_metrics_only() -> None:
         refusals={("http", "wrong"): 1}, reload_failures=failures, audit_failures=0
     )
     found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends, access)
+    remote = RemoteReading(
+        up={"s3://b": True},
+        byte_count=1,
+        requests=1,
+        cache_bytes=1,
+        cache_hits=1,
+        downloads=1,
+        download_secs=1,
+    )
+    found += remote_families(remote)
     assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
 
 

@@ -1,0 +1,1 @@
+"""Mirrors: remote repositories on the local disk, as folders that backends read."""

@@ -1,0 +1,257 @@
+"""Content of remote objects on disk: one file for each version of an object, whole or partial."""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.storage.mirror.locks import CacheLock
+from gateway.storage.remote.objects import Bytes, RemoteObject
+
+PART_BYTES = 16 << 20
+HASHED_BYTES = 1 << 20
+KEY_BYTES = 20
+READ_ONLY = 0o444
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One version of an object of a repository, and the name of its content in the cache."""
+
+    key: str
+    object: RemoteObject
+
+    @classmethod
+    def of(cls, origin: str, object: RemoteObject) -> "Blob":
+        """The blob of an object; `origin` is the address of its repository."""
+        text = json.dumps([origin, object.key, object.etag, object.size])
+        return cls(hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest(), object)
+
+    @property
+    def parts(self) -> int:
+        """The number of its parts, which are downloaded separately."""
+        return -(-self.object.size // PART_BYTES)
+
+
+class Blobs:
+    """The folder of blobs, of partial blobs, and of the hash of each; shared by processes."""
+
+    def __init__(self, root: Path) -> None:
+        self._whole = root / "blobs"
+        self._partial = root / "partial"
+        self._used = root / "used"
+
+    def path(self, key: str) -> Path:
+        """The file of a blob, whether it is there or not."""
+        return self._whole / key[:2] / key
+
+    def has(self, key: str) -> bool:
+        """Whether the blob is there; it is whole then."""
+        return self.path(key).exists()
+
+    def open_partial(self, blob: Blob) -> "PartialBlob | None":
+        """The partial blob, new or from an earlier attempt; None if it is open elsewhere."""
+        self._partial.mkdir(parents=True, exist_ok=True)
+        self._used.mkdir(exist_ok=True)
+        self.path(blob.key).parent.mkdir(parents=True, exist_ok=True)
+        lock = CacheLock.attempt(self._partial / f"{blob.key}.lock", create=True)
+        if lock is None:
+            return None
+        try:
+            return PartialBlob(blob, self._partial / blob.key, lock)
+        except BaseException:
+            lock.delete()
+            raise
+
+    def publish(self, partial: "PartialBlob") -> None:
+        """Make a partial blob that has all its parts a whole one."""
+        key, path = partial.blob.key, self.path(partial.blob.key)
+        digest = partial.seal()
+        (self._used / key).write_text(digest)
+        partial.data.rename(path)
+        partial.discard()
+        sync(path.parent)
+
+    def done_elsewhere(self, blob: Blob) -> int:
+        """Bytes of a blob that another process is downloading."""
+        with suppress(OSError):
+            done = (self._partial / blob.key / "parts").read_bytes().count(1)
+            return min(done * PART_BYTES, blob.object.size)
+        return 0
+
+    def sizes(self) -> dict[str, int]:
+        """The size of each whole blob."""
+        return {each.name: each.stat().st_size for each in _entries(self._whole, "*/*")}
+
+    def partials(self) -> dict[str, int]:
+        """The size on disk of each partial blob."""
+        found = {}
+        for each in _entries(self._partial, "*/data"):
+            with suppress(FileNotFoundError):
+                found[each.parent.name] = each.stat().st_blocks * 512
+        return found
+
+    def used_at(self, key: str) -> float:
+        """The time at which a blob became whole; 0 if that is unknown."""
+        try:
+            return (self._used / key).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def delete(self, key: str) -> None:
+        """Delete a whole blob."""
+        self.path(key).unlink(missing_ok=True)
+        (self._used / key).unlink(missing_ok=True)
+
+    def delete_partial(self, key: str) -> bool:
+        """Delete a partial blob; False if it is being downloaded."""
+        lock = CacheLock.attempt(self._partial / f"{key}.lock", create=True)
+        if lock is None:
+            return False
+        shutil.rmtree(self._partial / key, ignore_errors=True)
+        lock.delete()
+        return True
+
+    def is_damaged(self, key: str) -> bool:
+        """Whether the content of a blob is another one than that which was downloaded."""
+        try:
+            with self.path(key).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            return found != (self._used / key).read_text()
+        except FileNotFoundError:
+            return self.has(key)
+
+
+class PartialBlob:
+    """A blob whose parts are written in any order, by concurrent threads; `parts` is their map.
+
+    A later process continues it, until the next start of the machine: parts are not synced.
+    """
+
+    def __init__(self, blob: Blob, folder: Path, lock: CacheLock) -> None:
+        self.blob = blob
+        self.data = folder / "data"
+        self._folder = folder
+        self._lock = lock
+        self._parts = folder / "parts"
+        self._hash = hashlib.sha256(usedforsecurity=False)
+        self._hashed = 0
+        self._hashing = threading.Lock()
+        self._changing = threading.Lock()
+        if not self._is_continued():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            self._create()
+        self._done = bytearray(self._parts.read_bytes())
+        self._file = os.open(self.data, os.O_RDWR | os.O_CLOEXEC)
+        self._map = os.open(self._parts, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptors = [self._file, self._map]
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the parts that are missing."""
+        return [number for number, done in enumerate(self._done) if not done]
+
+    def span(self, part: int) -> tuple[int, int]:
+        """Start and length of a part."""
+        start = part * PART_BYTES
+        return start, min(PART_BYTES, self.blob.object.size - start)
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes of the parts that are there."""
+        return sum(self.span(part)[1] for part, done in enumerate(self._done) if done)
+
+    def write(self, part: int, content: Bytes) -> bool:
+        """Write one part; returns whether no part is missing any more."""
+        view, at = memoryview(content), self.span(part)[0]
+        while view:
+            written = os.pwrite(self._file, view, at)
+            view, at = view[written:], at + written
+        with self._changing:
+            os.pwrite(self._map, b"\1", part)
+            self._done[part] = 1
+            whole = all(self._done)
+        if not whole and self._hashing.acquire(blocking=False):
+            try:
+                self._hash_parts()
+            finally:
+                self._hashing.release()
+        return whole
+
+    def seal(self) -> str:
+        """Sync the whole content; returns its SHA-256."""
+        with self._hashing:
+            self._hash_parts()
+        os.fchmod(self._file, READ_ONLY)
+        modified = self.blob.object.modified_ns
+        os.utime(self._file, ns=(modified, modified))
+        os.fsync(self._file)
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Leave the parts to a later attempt; idempotent."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        self._lock.close()
+
+    def discard(self) -> None:
+        """Close it and delete its files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._lock.path.unlink(missing_ok=True)
+        self.close()
+
+    def _hash_parts(self) -> None:
+        """Hash the parts behind the last hashed one, up to the first that is missing."""
+        while self._hashed < len(self._done) and self._done[self._hashed]:
+            start, length = self.span(self._hashed)
+            for at in range(start, start + length, HASHED_BYTES):
+                size = min(HASHED_BYTES, start + length - at)
+                self._hash.update(os.pread(self._file, size, at))
+            self._hashed += 1
+
+    def _is_continued(self) -> bool:
+        try:
+            return (
+                (self._folder / "boot").read_text() == _boot()
+                and self.data.stat().st_size == self.blob.object.size
+                and self._parts.stat().st_size == self.blob.parts
+            )
+        except FileNotFoundError:
+            return False
+
+    def _create(self) -> None:
+        descriptor = os.open(self.data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if self.blob.object.size:
+                os.posix_fallocate(descriptor, 0, self.blob.object.size)
+        except OSError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self._parts.write_bytes(bytes(self.blob.parts))
+        (self._folder / "boot").write_text(_boot())
+
+
+def sync(path: Path) -> None:
+    """Sync a folder or a file to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _boot() -> str:
+    return BOOT_ID.read_text() if BOOT_ID.exists() else ""
+
+
+def _entries(folder: Path, pattern: str) -> Iterator[Path]:
+    return (each for each in folder.glob(pattern) if each.is_file())

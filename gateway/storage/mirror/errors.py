@@ -1,0 +1,26 @@
+"""Errors of mirrors; their texts reach clients, and name no folder of this machine."""
+
+import errno
+
+from gateway.storage.store import NO_SPACE, StoreError
+
+
+class MirrorError(StoreError):
+    """A remote repository cannot be listed, downloaded or kept; the text names cause and fix."""
+
+
+class DownloadStopped(MirrorError):
+    """The load that needed a download has ended."""
+
+
+def disk_error(error: OSError) -> MirrorError:
+    """The error of a write to the cache."""
+    elsewhere = "or set SLUICE_CACHE to a folder on another disk"
+    if error.errno in NO_SPACE:
+        return MirrorError(
+            f"no space is left on the disk of the cache: make some, lower --remote-cache-size, "
+            f"{elsewhere}"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return MirrorError(f"no permission to write into the cache: grant it, {elsewhere}")
+    return MirrorError(f"the cache cannot be used: {error.strerror}")

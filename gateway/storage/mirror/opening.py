@@ -1,0 +1,37 @@
+"""Mirrors of the repositories of a server, which share the bound of downloads."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gateway.storage.mirror.cache import RemoteCache
+from gateway.storage.mirror.downloads import Transfers
+from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.mirror import Mirror
+from gateway.storage.mirror.settings import RemoteRepository
+from gateway.storage.remote.addresses import AddressError
+from gateway.storage.remote.clients import open_store
+from gateway.storage.remote.credentials import CredentialError
+
+
+def open_places(
+    places: Iterable[Path | RemoteRepository], environment: Mapping[str, str]
+) -> list[Path | Mirror]:
+    """The places, with a mirror for each remote repository, after its first listing; blocks.
+
+    Raises MirrorError.
+    """
+    transfers = Transfers()
+    return [
+        each if isinstance(each, Path) else _open(each, environment, transfers) for each in places
+    ]
+
+
+def _open(of: RemoteRepository, environment: Mapping[str, str], transfers: Transfers) -> Mirror:
+    try:
+        store = open_store(of.address, environment)
+    except (AddressError, CredentialError) as error:
+        raise MirrorError(str(error)) from None
+    cache = RemoteCache(of.root, of.bound)
+    mirror = Mirror(store, cache, transfers, settle_secs=of.settle_secs, offline=of.offline)
+    mirror.open()
+    return mirror

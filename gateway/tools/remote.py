@@ -1,0 +1,122 @@
+"""The commands `sluice fetch ADDRESS` and `sluice cache`: the cache of remote repositories."""
+
+import argparse
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from gateway.errors import InferenceError
+from gateway.flags.remote import cache_roots
+from gateway.flags.remote import repository as remote_repository
+from gateway.models.fetching import fetch as fetch_version
+from gateway.models.mirrors import SETTLE_LISTINGS
+from gateway.models.repository import ModelId, ModelRepository
+from gateway.settings import ENVIRONMENT, MODEL_NAME
+from gateway.storage.mirror.cache import CachedTree, RemoteCache
+from gateway.storage.mirror.downloads import DownloadProgress, Report
+from gateway.storage.mirror.opening import open_places
+from gateway.storage.store import StoreError
+
+GIB = 1 << 30
+LINE_SECS = 10.0
+
+
+def fetch(parsed: argparse.Namespace, console: Console) -> None:
+    """Fetch the versions that a server would serve, of the named models or of all.
+
+    A model that fails does not stop the others; StoreError at the end names all failures.
+    """
+    address, *names = parsed.names
+    repository = ModelRepository(
+        open_places([remote_repository(address, parsed, ENVIRONMENT)], ENVIRONMENT),
+        parsed.model_config_name,
+        model_name=ENVIRONMENT.get(MODEL_NAME, ""),
+    )
+    for _ in range(SETTLE_LISTINGS):
+        if secs := repository.remote.settling_secs:
+            time.sleep(secs)
+            repository.remote.poll()
+    if not (names or repository.names()):
+        raise StoreError(f"'{address}' has no model, or only models that are being uploaded")
+    failures = []
+    for name in names or repository.names():
+        try:
+            _fetch(repository, name, console)
+        except InferenceError as error:
+            failures.append(f"model '{name}': {error.message}")
+    if failures:
+        raise StoreError("\n".join(failures))
+
+
+def look_after(parsed: argparse.Namespace, console: Console) -> bool:
+    """List, verify or clean the caches of all clouds; whether no file is damaged."""
+    caches = [RemoteCache(root) for root in cache_roots(ENVIRONMENT)]
+    if parsed.action == "list":
+        console.print(table([tree for cache in caches for tree in cache.list()]))
+    elif parsed.action == "clean":
+        freed = sum(cache.clean() for cache in caches)
+        console.print(f"{freed / GIB:.1f} GiB deleted")
+    else:
+        damaged = [file for cache in caches for file in cache.damaged()]
+        for file in damaged:
+            console.print(f"damaged, deleted: {file}", soft_wrap=True, markup=False)
+        console.print(f"{len(damaged)} damaged files")
+        return not damaged
+    return True
+
+
+def table(trees: list[CachedTree]) -> Table:
+    """The models of a cache for a terminal."""
+    shown = Table("model", "GiB", "last use", "state")
+    for each in trees:
+        state = "in use" if each.in_use else "whole" if each.whole else "partial"
+        at = datetime.fromtimestamp(each.used_at, UTC).isoformat(" ", "minutes")
+        shown.add_row(each.address, f"{each.size / GIB:.1f}", at, state)
+    return shown
+
+
+def _fetch(repository: ModelRepository, name: str, console: Console) -> None:
+    source = repository.source(ModelId(name))
+    versions = source.entry.versions(source.config.version_policy)
+    for version in versions:
+        with _shown(f"{name} {version}", console) as report:
+            tree = fetch_version(source, version, threading.Event(), report)
+        path = tree.path / str(version)
+        tree.release()
+        console.print(f"{name} {version}: {path}", soft_wrap=True, markup=False, highlight=False)
+
+
+@contextmanager
+def _shown(what: str, console: Console) -> Iterator[Report]:
+    """A progress bar on a terminal, a line every 10 s elsewhere."""
+    if not console.is_terminal:
+        yield _Lines(what, console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    with Progress(*columns, TransferSpeedColumn(), console=console, transient=True) as bars:
+        task = bars.add_task(what, total=None)
+
+        def report(progress: DownloadProgress) -> None:
+            bars.update(task, total=progress.total, completed=progress.done)
+
+        yield report
+
+
+class _Lines:
+    """Progress that is a line every 10 s."""
+
+    def __init__(self, what: str, console: Console) -> None:
+        self._what = what
+        self._console = console
+        self._next_at = time.monotonic() + LINE_SECS
+
+    def __call__(self, progress: DownloadProgress) -> None:
+        if time.monotonic() >= self._next_at:
+            self._next_at += LINE_SECS
+            self._console.print(f"{self._what}: {progress}", markup=False, highlight=False)

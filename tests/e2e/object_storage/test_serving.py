@@ -1,0 +1,130 @@
+"""Servers of models in three clouds: first and second start, poll, faults, and the commands."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli import main
+from gateway.errors import InferenceError
+from gateway.in_process.server import Server
+from tests.conformance.models import REPEAT
+from tests.e2e.object_storage.clouds import Bucket
+from tests.e2e.object_storage.faulty_proxy import LISTS, FaultyProxy, cut, refused
+
+POLL_SECS = 0.1
+POLL = {"model_control_mode": "poll", "repository_poll_secs": POLL_SECS}
+SOON_SECS = 30
+CONTENT = bytes(range(256)) * 400
+
+Use = Callable[[Bucket], str]
+
+
+@pytest.fixture
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Put a model into a bucket and its credentials into the environment; returns its address."""
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
+
+    def used(bucket: Bucket) -> str:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket.put("models/repeat/config.pbtxt", REPEAT.encode())
+        bucket.put("models/repeat/1/never fetched", b"1")
+        bucket.put("models/repeat/2/a+b c.bin", CONTENT)
+        return f"{bucket.address}/models"
+
+    return used
+
+
+@asynccontextmanager
+async def serving(address: str, **options: Any) -> AsyncIterator[Server]:
+    settled = {"repository_settle_secs": 0.0, **options}
+    async with Server(model_repository=address, **settled) as server:
+        yield server
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    found = (each for each in (folder / "cache/remote/trees").rglob("*") if each.is_file())
+    return {each.name: each.stat().st_size for each in found if each.suffix != ".json"}
+
+
+async def ready_versions(server: Server) -> set[tuple[str, str]]:
+    return set(await server.async_models(exclude_not_ready=True))
+
+
+async def until(server: Server, *wanted: tuple[str, str]) -> None:
+    async with asyncio.timeout(SOON_SECS):
+        while await ready_versions(server) != {*wanted}:  # noqa: ASYNC110 - a client can only ask
+            await asyncio.sleep(POLL_SECS)
+
+
+async def test_a_model_of_each_cloud_is_served_and_then_without_it(
+    cloud_bucket: Bucket, use: Use, tmp_path: Path
+) -> None:
+    address = use(cloud_bucket)
+    async with serving(address) as server:
+        assert await ready_versions(server) == {("repeat", "2")}
+    assert files_of(tmp_path) == {"config.pbtxt": len(REPEAT), "a+b c.bin": len(CONTENT)}
+    async with serving(address, remote_offline=True) as server:
+        assert await ready_versions(server) == {("repeat", "2")}
+
+
+async def test_a_poll_loads_a_new_version_and_unloads_a_model_that_is_gone(
+    s3_bucket: Bucket, use: Use
+) -> None:
+    address = use(s3_bucket)
+    s3_bucket.put("models/gone/config.pbtxt", REPEAT.encode())
+    s3_bucket.put("models/gone/1/x", b"1")
+    async with serving(address, **POLL) as server:
+        assert await ready_versions(server) == {("repeat", "2"), ("gone", "1")}
+        s3_bucket.put("models/repeat/3/more.bin", b"3")
+        for name in ("config.pbtxt", "1/x"):
+            s3_bucket.delete(f"models/gone/{name}")
+        await until(server, ("repeat", "3"))
+        assert 'gateway_remote_up{repository="' in await server.async_metrics()
+
+
+async def test_a_download_that_is_cut_continues(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use
+) -> None:
+    address = use(proxied_bucket)
+    proxy.break_next(cut(after=1000), of="a%2Bb")
+    async with serving(address) as server:
+        assert await ready_versions(server) == {("repeat", "2")}
+
+
+async def test_a_storage_that_refuses_is_the_error_of_the_start(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use
+) -> None:
+    address = use(proxied_bucket)
+    proxy.break_next(refused(403, "AccessDenied"), of=LISTS, times=4)
+    with pytest.raises(InferenceError, match="AccessDenied"):
+        async with serving(address):
+            pass
+
+
+def test_a_cache_is_filled_listed_verified_and_cleaned(
+    s3_bucket: Bucket, use: Use, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = use(s3_bucket)
+    main(["fetch", "--repository-settle-secs=0", address])
+    name, _, folder = capsys.readouterr().out.strip().partition(": ")
+    assert name == "repeat 2"
+    assert (Path(folder) / "a+b c.bin").read_bytes() == CONTENT
+    with pytest.raises(SystemExit):
+        main(["fetch", "--repository-settle-secs=0", address, "unknown"])
+    assert "model 'unknown' is not in any repository" in capsys.readouterr().err
+    main(["cache", "list"])
+    assert "whole" in capsys.readouterr().out
+    main(["cache", "verify"])
+    assert capsys.readouterr().out == "0 damaged files\n"
+    (Path(folder) / "a+b c.bin").chmod(0o600)
+    (Path(folder) / "a+b c.bin").write_bytes(b"damaged")
+    with pytest.raises(SystemExit):
+        main(["cache", "verify"])
+    assert f"damaged, deleted: {address}/repeat/2/a+b c.bin\n" in capsys.readouterr().out
+    main(["cache", "clean"])
+    assert files_of(tmp_path) == {}

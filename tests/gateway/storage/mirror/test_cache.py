@@ -1,0 +1,297 @@
+"""The cache has a bound; what a process uses is never evicted, and each file can be verified."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.storage.mirror.blobs import Blob, Blobs
+from gateway.storage.mirror.cache import RemoteCache
+from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfers
+from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.mirror import Mirror
+from gateway.storage.mirror.settings import CacheBound
+from gateway.storage.mirror.trees import STALE_SECS
+from gateway.storage.remote.objects import RemoteError, RemoteObject
+from tests.gateway.storage.mirror.conftest import Open
+from tests.remote_stores import MemoryStore, slow_down
+
+SOON_SECS = 30
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    made = MemoryStore()
+    for name in ("a", "b", "c"):
+        made.put(f"{name}/1/weights", name.encode() * 400)
+    return made
+
+
+def addresses(root: Path) -> list[str]:
+    return [each.address.rpartition("/")[2] for each in RemoteCache(root).list()]
+
+
+def use(mirror: Mirror, name: str) -> None:
+    mirror.folder(name).fetch().release()
+
+
+def test_the_least_recently_used_model_is_evicted(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror = mirror_of(store, bound=CacheBound(900))
+    for name in ("a", "b", "a", "c"):
+        use(mirror, name)
+    assert addresses(root) == ["a", "c"]
+    assert len(Blobs(root).sizes()) == 2
+
+
+def test_a_model_in_use_is_not_evicted(store: MemoryStore, mirror_of: Open, root: Path) -> None:
+    mirror = mirror_of(store, bound=CacheBound(900))
+    used = mirror.folder("a").fetch()
+    use(mirror, "b")
+    use(mirror, "c")
+    assert addresses(root) == ["a", "c"]
+    assert (used.path / "1/weights").read_bytes() == b"a" * 400
+
+
+def test_two_servers_do_not_evict_each_other(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    first = mirror_of(store, bound=CacheBound(900))
+    second = mirror_of(store, bound=CacheBound(900))
+    used = [first.folder("a").fetch(), second.folder("b").fetch()]
+    with pytest.raises(MirrorError, match=r"model 'c' needs .* GiB of it in use"):
+        first.folder("c").fetch()
+    assert addresses(root) == ["a", "b", "c"]
+    assert all((each.path / "1/weights").is_file() for each in used)
+    used[1].release()
+    use(second, "c")
+    assert addresses(root) == ["a", "c"]
+
+
+def test_a_model_that_cannot_fit_evicts_no_other(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror = mirror_of(store, bound=CacheBound(900))
+    use(mirror, "a")
+    store.put("d/1/weights", b"d" * 1000)
+    mirror.refresh("d")
+    with pytest.raises(MirrorError, match="model 'd' needs"):
+        mirror.folder("d").fetch()
+    assert "a" in addresses(root)
+
+
+def test_a_bound_of_0_keeps_what_is_in_use(store: MemoryStore, mirror_of: Open, root: Path) -> None:
+    mirror = mirror_of(store, bound=CacheBound(0))
+    used = mirror.folder("a").fetch()
+    use(mirror, "b")
+    use(mirror, "c")
+    assert addresses(root) == ["a", "c"]
+    used.release()
+    use(mirror, "b")
+    assert addresses(root) == ["b"]
+
+
+def test_a_percentage_is_one_of_the_file_system(root: Path, tmp_path: Path) -> None:
+    half = CacheBound(50, is_percentage=True).bytes_of(tmp_path)
+    assert half == CacheBound(100, is_percentage=True).bytes_of(tmp_path) // 2
+
+
+def test_what_no_model_refers_to_is_evicted_first(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror = mirror_of(store, bound=CacheBound(900))
+    use(mirror, "a")
+    mirror.read("b/1/weights")
+    use(mirror, "c")
+    assert addresses(root) == ["a", "c"]
+    assert len(Blobs(root).sizes()) == 2
+
+
+def test_the_rest_of_a_process_that_died_is_deleted(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    use(mirror_of(store), "a")
+    stale = next(root.glob("trees/*/a/.building")) / "0123"
+    stale.mkdir()
+    long_ago = time.time() - STALE_SECS - 60
+    os.utime(stale, (long_ago, long_ago))
+    RemoteCache(root).clean()
+    assert not stale.exists()
+
+
+def test_clean_deletes_all_that_is_not_in_use(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror = mirror_of(store)
+    used = mirror.folder("a").fetch()
+    use(mirror, "b")
+    assert [each.in_use for each in RemoteCache(root).list()] == [True, False]
+    assert RemoteCache(root).clean() == 400
+    assert addresses(root) == ["a"]
+    assert used.path.is_dir()
+
+
+def test_a_damaged_file_is_found_and_downloaded_again(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror = mirror_of(store)
+    for name in ("a", "b"):
+        use(mirror, name)
+    damaged = mirror.folder("a").fetch()
+    file = damaged.path / "1/weights"
+    file.chmod(0o644)
+    file.write_bytes(b"x" * 400)
+    damaged.release()
+    assert list(RemoteCache(root).damaged()) == ["s3://bucket/models/a/1/weights"]
+    assert list(RemoteCache(root).damaged()) == []
+    assert (mirror.folder("a").fetch().path / "1/weights").read_bytes() == b"a" * 400
+
+
+def test_an_eviction_during_a_load_is_repaired(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror, blobs, evicted = mirror_of(store), Blobs(root), list[str]()
+
+    def evict(progress: DownloadProgress) -> None:
+        if not evicted and progress.done == progress.total:
+            evicted.extend(blobs.sizes())
+            for key in evicted:
+                blobs.delete(key)
+
+    tree = mirror.folder("a").fetch(report=evict)
+    assert evicted
+    assert (tree.path / "1/weights").read_bytes() == b"a" * 400
+    assert len(store.reads) == 2 * 7
+
+
+# Downloads.
+
+
+def test_the_bound_of_downloads_is_halved_and_grows_again() -> None:
+    now = [0.0]
+    transfers = Transfers(clock=lambda: now[0], pause_secs=0)
+    refusals = iter([True, True, True])
+
+    def read() -> bytes:
+        if next(refusals, False):
+            slow_down(RemoteObject("k", "e", 1, 0), 0)
+        return b""
+
+    transfers.copy(read, lambda content: None, 1, threading.Event())
+    assert transfers.bound == 32 // 8
+    now[0] += 30
+    assert transfers.bound == 32 // 8 + 2
+    now[0] += 3600
+    assert transfers.bound == 32
+
+
+def test_an_overload_without_end_is_an_error() -> None:
+    now = [0.0]
+
+    def read() -> bytes:
+        now[0] += 100
+        slow_down(RemoteObject("k", "e", 1, 0), 0)
+        return b""
+
+    transfers = Transfers(clock=lambda: now[0], pause_secs=0)
+    with pytest.raises(RemoteError, match="SlowDown"):
+        transfers.copy(read, lambda content: None, 1, threading.Event())
+    assert now[0] == 200
+
+
+def test_at_most_16_parts_are_in_flight(
+    store: MemoryStore, mirror_of: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a/1/weights", b"a" * 64 * 100)
+    lock, running, most = threading.Lock(), [0], [0]
+    full = threading.Event()
+
+    def count(each: RemoteObject, start: int) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            if running[0] == 16:
+                full.set()
+        full.wait(SOON_SECS)
+        time.sleep(0)
+        with lock:
+            running[0] -= 1
+
+    mirror = mirror_of(store)
+    store.before_read = count
+    mirror.folder("a").fetch()
+    assert most[0] == 16
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from gateway.storage.mirror import blobs, downloads
+from gateway.storage.mirror.blobs import Blob, Blobs
+from gateway.storage.remote.objects import RemoteObject
+
+blobs.PART_BYTES = 64
+partial = Blobs(Path(sys.argv[1])).open_partial(Blob.of("s3://b", RemoteObject("k", "e", 640, 0)))
+for part in range(5):
+    partial.write(part, b"x" * 64)
+sys.stdout.write("half\\n")
+sys.stdout.flush()
+sys.stdin.readline()
+"""
+
+
+def test_a_download_of_a_process_that_is_killed_is_continued_by_another(root: Path) -> None:
+    store = MemoryStore("s3://b")
+    store.put("k", b"x" * 640)
+    object = store.list().objects[0]
+    blob = Blob.of("s3://b", RemoteObject("k", "e", 640, 0))
+    command = [sys.executable, "-W", "error", "-c", CHILD, str(root)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "half\n"
+            seen: list[int] = []
+
+            def report(progress: DownloadProgress) -> None:
+                seen.append(progress.done)
+                if len(seen) == 3:
+                    process.send_signal(signal.SIGKILL)
+
+            starts: list[int] = []
+            store.before_read = lambda each, start: starts.append(start)
+            wanted = [Blob(blob.key, object)]
+            Download(store, Blobs(root), Transfers()).run(wanted, report)
+        finally:
+            process.kill()
+    assert seen[:3] == [320, 320, 320]
+    assert seen[-1] == 640
+    assert sorted(starts) == [320, 384, 448, 512, 576]
+    assert Blobs(root).path(blob.key).read_bytes() == b"x" * 640
+    assert not Blobs(root).is_damaged(blob.key)
+    assert list((root / "partial").iterdir()) == []
+
+
+def test_the_parts_of_another_start_of_the_machine_are_not_trusted(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = Blob.of("s3://b", RemoteObject("k", "e", 640, 0))
+    first = Blobs(root).open_partial(blob)
+    assert first is not None
+    first.write(0, b"x" * 64)
+    first.close()
+    again = Blobs(root).open_partial(blob)
+    assert again is not None
+    assert again.missing == list(range(1, 10))
+    again.close()
+    monkeypatch.setattr("gateway.storage.mirror.blobs.BOOT_ID", root / "another")
+    last = Blobs(root).open_partial(blob)
+    assert last is not None
+    assert last.missing == list(range(10))
+    last.discard()

@@ -1,0 +1,170 @@
+"""Listings change the models that a mirror shows only if they are complete, equal and settled."""
+
+from datetime import timedelta
+
+import pytest
+
+from gateway.storage.mirror.errors import MirrorError
+from tests.gateway.storage.mirror.conftest import Open
+from tests.remote_stores import MemoryStore
+
+
+def test_a_change_is_shown_after_two_equal_listings(store: MemoryStore, mirror_of: Open) -> None:
+    mirror = mirror_of(store)
+    before = mirror.files.snapshot("n")
+    store.put("n/1/weights", b"new")
+    mirror.poll()
+    assert mirror.files.snapshot("n") == before
+    mirror.poll()
+    assert mirror.files.snapshot("n") != before
+    assert store.lists == ["", "", ""]
+
+
+def test_a_young_change_waits_for_the_clock_of_the_storage(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    before = mirror.files.snapshot("n")
+    store.put("n/1/weights", b"new", age_secs=0)
+    for _ in range(3):
+        mirror.poll()
+        assert mirror.files.snapshot("n") == before
+        assert mirror.is_settling
+    store.at += timedelta(seconds=5)
+    mirror.poll()
+    assert mirror.files.snapshot("n") != before
+    assert not mirror.is_settling
+
+
+def test_an_upload_under_way_is_served_as_it_was_before(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    before = mirror_of(store).files.snapshot("n")
+    store.put("n/.uploading")
+    store.put("n/2/weights", b"half")
+    mirror = mirror_of(store)
+    assert mirror.files.content("n") is None  # nothing of it was in the cache
+    store.delete("n/.uploading")
+    mirror.poll()
+    mirror.poll()
+    assert mirror.files.content("n") == ["1/", "2/", "config.pbtxt"]
+    assert mirror.files.snapshot("n").items() > before.items()
+
+
+def test_a_start_during_an_upload_serves_the_version_before(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror_of(store).folder("n").fetch()
+    store.put("n/2/weights", b"half", age_secs=0)
+    mirror = mirror_of(store)
+    assert mirror.files.content("n") == ["1/", "config.pbtxt"]
+    assert mirror.is_settling
+
+
+def test_a_model_that_is_missing_is_dropped_after_two_listings(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    store.delete("n")
+    mirror.poll()
+    assert mirror.files.content("n") is not None
+    mirror.poll()
+    assert mirror.files.content("") == ["m/"]
+
+
+def test_a_repository_that_is_emptied_keeps_its_models(
+    store: MemoryStore, mirror_of: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirror = mirror_of(store)
+    mirror.folder("n").fetch()
+    store.delete("m")
+    store.delete("n")
+    for _ in range(3):
+        mirror.poll()
+    assert mirror.files.content("") == ["m/", "n/"]
+    assert "remote repository is empty, its models stay" in caplog.messages
+    assert mirror_of(store).files.content("") == ["n/"]
+
+
+def test_a_failed_listing_changes_nothing(store: MemoryStore, mirror_of: Open) -> None:
+    mirror = mirror_of(store)
+    before = mirror.files.snapshot("n")
+    store.down = True
+    for _ in range(3):
+        with pytest.raises(MirrorError, match="CannotConnect"):
+            mirror.poll()
+    assert mirror.files.snapshot("n") == before
+    assert not mirror.up
+    store.down = False
+    mirror.poll()
+    assert mirror.up
+
+
+def test_a_start_without_the_storage_serves_what_is_whole(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror_of(store).folder("m").fetch(without=["1"])
+    store.down = True
+    mirror = mirror_of(store)
+    assert mirror.files.content("") == ["m/"]
+    assert mirror.files.content("m") == ["2/", "config.pbtxt", "labels.txt"]
+    assert mirror.folder("m").fetch().path.is_dir()
+    store.down = False
+    mirror.poll()
+    mirror.poll()
+    assert mirror.files.content("") == ["m/", "n/"]
+
+
+def test_a_start_without_storage_and_cache_fails(store: MemoryStore, mirror_of: Open) -> None:
+    store.down = True
+    with pytest.raises(MirrorError, match="cannot read 's3://bucket/models': CannotConnect"):
+        mirror_of(store)
+
+
+def test_an_offline_mirror_asks_nothing(store: MemoryStore, mirror_of: Open) -> None:
+    mirror_of(store).folder("n").fetch()
+    store.lists.clear()
+    store.reads.clear()
+    mirror = mirror_of(store, offline=True)
+    mirror.poll()
+    mirror.refresh("n")
+    assert mirror.folder("n").fetch().path.is_dir()
+    assert (store.lists, store.reads) == ([], [])
+
+
+def test_an_offline_mirror_of_nothing_is_refused(store: MemoryStore, mirror_of: Open) -> None:
+    with pytest.raises(MirrorError, match="'s3://bucket/models' is not in the cache"):
+        mirror_of(store, offline=True)
+
+
+def test_a_refresh_lists_one_model_and_shows_it_at_once(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    store.put("n/2/weights", b"new", age_secs=0)
+    store.put("o/1/weights", b"new", age_secs=0)
+    mirror.refresh("n")
+    assert mirror.files.content("n") == ["1/", "2/", "config.pbtxt"]
+    mirror.refresh("o")
+    assert mirror.files.content("") == ["m/", "n/", "o/"]
+    assert store.lists == ["", "n", "o"]
+
+
+def test_a_refresh_of_an_upload_under_way_is_refused(store: MemoryStore, mirror_of: Open) -> None:
+    mirror = mirror_of(store)
+    store.put("n/.uploading")
+    store.put("n/2/weights", b"half")
+    with pytest.raises(MirrorError, match="model 'n' is being uploaded"):
+        mirror.refresh("n")
+    assert mirror.files.content("n") == ["1/", "config.pbtxt"]
+
+
+def test_a_refresh_without_the_storage_shows_the_model_as_it_was(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    store.down = True
+    mirror.refresh("n")
+    assert mirror.files.content("n") == ["1/", "config.pbtxt"]
+    with pytest.raises(MirrorError, match="CannotConnect"):
+        mirror.refresh("unknown")
