@@ -19,7 +19,8 @@ from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
 from gateway.observability.log import Log
-from gateway.observability.metrics import FleetMember, remote_families
+from gateway.observability.metrics import FleetMember
+from gateway.observability.remote_metrics import remote_families
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog

@@ -265,7 +265,7 @@ class ModelLoader:
         own = replace(source, tree=model.tree)
         folder = await self._threads.run(self._folder, own, int(model.version))
         backend = await self._backend(config, members)
-        golden = await self._threads.run(self._golden, config, source, int(model.version))
+        golden = await self._threads.run(self._golden, config, own, int(model.version))
         wanted = self._slots(backend, config, folder, model.statistics)
         update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.instances.slots))
         register_slots(update.added, None if members else self._limiter)

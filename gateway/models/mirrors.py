@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from gateway.errors import Code, InferenceError
 from gateway.models.homes import RemoteHome
-from gateway.observability.metrics import RemoteReading
+from gateway.observability.remote_metrics import RemoteReading
 from gateway.storage.mirror.errors import MirrorError
 
 SETTLE_LISTINGS = 3

@@ -69,6 +69,10 @@ class ModelEntry:
             )
         return self.files
 
+    def text(self, file: str) -> str:
+        """The text of a file of the model, "" if there is none; blocks, and may download it."""
+        return self.home.text(join(self.folder, file), f"{self.name}/{file}")
+
     @property
     def first_files(self) -> frozenset[str]:
         """The names in the lowest version; those of folders end in a slash."""

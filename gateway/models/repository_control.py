@@ -170,10 +170,7 @@ class RepositoryControl:
                 await self._perform(known.id, unload)
 
     async def adjust(self, model: ModelId) -> None:
-        """Load and unload the versions that the gate admits now, from the files of the last load.
-
-        Raises InferenceError; the versions that served before then stay READY.
-        """
+        """Load and unload what the gate admits now; after an InferenceError nothing has changed."""
         await self._perform(model, self._running_lifecycle.adjust(model))
 
     def snapshot(self, model: ModelId) -> Snapshot:

@@ -123,17 +123,6 @@ ACCESS_COUNTERS = {
     "used",
     "gateway_audit_failures_total": "Changes of the server without a line in the audit log",
 }
-REMOTE_GAUGES = {
-    "gateway_remote_up": "1 if the last listing of a remote repository succeeded, else 0",
-    "gateway_remote_cache_bytes": "Bytes of the cache of repositories in object storage",
-}
-REMOTE_COUNTERS = {
-    "gateway_remote_bytes_total": "Bytes downloaded from object storage",
-    "gateway_remote_requests_total": "Requests to object storage",
-    "gateway_remote_cache_hits_total": "Files of loads that were in the cache",
-}
-REMOTE_DURATION = "gateway_remote_download_seconds"
-REMOTE_SUMMARIES = {REMOTE_DURATION: "Seconds of the downloads of loads"}
 NAMES_BY_KIND = {
     "counter": REQUEST_COUNTERS
     | LATENCY_COUNTERS
@@ -141,16 +130,10 @@ NAMES_BY_KIND = {
     | SLUICE_COUNTERS
     | RECORDING_COUNTERS
     | FRONTEND_COUNTERS
-    | REMOTE_COUNTERS
     | ACCESS_COUNTERS,
-    "gauge": MODEL_GAUGES
-    | CACHE_GAUGES
-    | SLUICE_GAUGES
-    | RECORDING_GAUGES
-    | FRONTEND_GAUGES
-    | REMOTE_GAUGES,
+    "gauge": MODEL_GAUGES | CACHE_GAUGES | SLUICE_GAUGES | RECORDING_GAUGES | FRONTEND_GAUGES,
     "histogram": LATENCY_HISTOGRAMS | SLUICE_HISTOGRAMS,
-    "summary": LATENCY_SUMMARIES | REMOTE_SUMMARIES,
+    "summary": LATENCY_SUMMARIES,
 }
 PAGE_ORDER = (
     *(*REQUEST_COUNTERS, *LATENCY_COUNTERS, *MODEL_CACHE_COUNTERS, *MODEL_GAUGES, *CACHE_GAUGES),
@@ -197,19 +180,6 @@ class FleetMember(Protocol):
         """The metrics of the fleet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteReading:
-    """The values of repositories in object storage, and of their cache; `up` is by address."""
-
-    up: Mapping[str, bool]
-    byte_count: int
-    requests: int
-    cache_bytes: int
-    cache_hits: int
-    downloads: int
-    download_secs: float
-
-
 def families(
     readings: Iterable[ModelReading],
     settings: MetricsSettings,
@@ -232,31 +202,6 @@ def families(
         for family in reading.families:
             _merge(by_name, family)
     return [family for family in by_name.values() if family.samples]
-
-
-def remote_families(found: RemoteReading | None) -> list[MetricReading]:
-    """The families of repositories in object storage; none without any."""
-    if found is None:
-        return []
-    values = {
-        "gateway_remote_cache_bytes": found.cache_bytes,
-        "gateway_remote_bytes_total": found.byte_count,
-        "gateway_remote_requests_total": found.requests,
-        "gateway_remote_cache_hits_total": found.cache_hits,
-    }
-    by_name = {
-        name: MetricReading(name, DOCUMENTED[name], kind)
-        for kind, names in NAMES_BY_KIND.items()
-        for name in names
-        if name in REMOTE_GAUGES | REMOTE_COUNTERS | REMOTE_SUMMARIES
-    }
-    for name, value in values.items():
-        by_name[name].add_sample(name, {}, value)
-    for address, up in found.up.items():
-        by_name["gateway_remote_up"].add_sample("gateway_remote_up", {"repository": address}, up)
-    by_name[REMOTE_DURATION].add_sample(f"{REMOTE_DURATION}_count", {}, found.downloads)
-    by_name[REMOTE_DURATION].add_sample(f"{REMOTE_DURATION}_sum", {}, found.download_secs)
-    return list(by_name.values())
 
 
 def _merge(by_name: dict[str, MetricReading], family: ExportedMetric) -> None:

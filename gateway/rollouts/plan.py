@@ -121,7 +121,7 @@ class RolloutPlan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
         return [KeyPlace(*found.groups()) for each in self.key if (found := KEY.fullmatch(each))]
 
 
-def read_plan(text: bytes, where: str = PLAN_FILE) -> RolloutPlan:
+def read_plan(text: str, where: str = PLAN_FILE) -> RolloutPlan:
     """The plan in a file; InferenceError INVALID_ARG names the member that is wrong."""
     try:
         return _checked(msgspec.json.decode(text, type=RolloutPlan), where)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gateway.conversations.conversations import Conversations
@@ -13,7 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.models.model import Model
 from gateway.models.model_folder import PLAN_FILE
 from gateway.models.registry import KnownModel
-from gateway.models.repository import LoadSource, ModelId
+from gateway.models.repository import LoadSource, ModelEntry, ModelId
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
@@ -27,7 +26,6 @@ from gateway.threads import Threads
 TICK_SECS = 1.0
 SAVE_SECS = 10.0
 """Time between two writes of the state of a rollout without transitions."""
-MOST_PLAN_BYTES = 1 << 20
 
 log = logging.getLogger("sluice.rollouts")
 
@@ -70,7 +68,7 @@ class Rollouts(VersionGate):
     async def admit(self, known: KnownModel, source: LoadSource) -> LoadSource:
         """See `VersionGate`."""
         of_model = await self._of(known)
-        return of_model.admit(source, await self._plan_file(of_model, source.folder))
+        return of_model.admit(source, await self._plan_file(of_model, source.entry))
 
     def loaded(self, known: KnownModel) -> None:
         """See `VersionGate`."""
@@ -113,7 +111,7 @@ class Rollouts(VersionGate):
         known = of_model.known
         if known.source is None:
             raise InferenceError(Code.UNAVAILABLE, f"model '{name}' is not loaded")
-        found = await self._plan_file(of_model, known.source.folder)
+        found = await self._plan_file(of_model, known.source.entry)
         if refusal := found.refusal or of_model.unreadable:
             raise InferenceError(Code.UNAVAILABLE, refusal)
         await self._threads.run(self._state.require)
@@ -273,18 +271,18 @@ class Rollouts(VersionGate):
         self._models[known.id] = made
         return made
 
-    async def _plan_file(self, of_model: ModelRollouts, folder: Path) -> PlanFile:
+    async def _plan_file(self, of_model: ModelRollouts, entry: ModelEntry) -> PlanFile:
         """The plan in a model's folder; with one the state directory is taken."""
         try:
-            text = await self._threads.run(_read_plan_file, folder / PLAN_FILE)
-            if text is None:
+            text = await self._threads.run(entry.text, PLAN_FILE)
+            if not text:
                 return PlanFile()
             plan = read_plan(text)
             if of_model.unreadable:
                 return PlanFile(plan, of_model.unreadable)
             await self._threads.run(self._state.require)
         except InferenceError as error:
-            log.error("rollouts refused", extra={"model": folder.name, "reason": error.message})
+            log.error("rollouts refused", extra={"model": entry.name, "reason": error.message})
             return PlanFile(RolloutPlan(), error.message)
         return PlanFile(plan)
 
@@ -359,16 +357,6 @@ class Rollouts(VersionGate):
         except InferenceError as error:
             about = {"model": str(of_model.known.id), "reason": error.message}
             log.error("version not unloaded", extra=about)
-
-
-def _read_plan_file(path: Path) -> bytes | None:
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_PLAN_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise _invalid(f"{PLAN_FILE} cannot be read: {error.strerror}") from None
 
 
 def _invalid(text: str) -> InferenceError:

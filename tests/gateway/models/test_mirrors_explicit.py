@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import InferenceError
 from gateway.models import fetching
 from gateway.models.repository import LoadSource, ModelId, ModelRepository
-from gateway.observability.metrics import remote_families
+from gateway.observability.remote_metrics import remote_families
 from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.remote.objects import RemoteObject
 from tests.builders import soon

@@ -4,7 +4,8 @@ import pytest
 
 from gateway.observability.exposition import render
 from gateway.observability.machine import MACHINE
-from gateway.observability.metrics import DOCUMENTED, RemoteReading, families, remote_families
+from gateway.observability.metrics import DOCUMENTED, families
+from gateway.observability.remote_metrics import REMOTE_METRICS, RemoteReading, remote_families
 from gateway.observability.statistics import (
     AccessReading,
     CacheReading,
@@ -103,7 +104,7 @@ def test_the_page_has_the_documented_metrics_only() -> None:
         download_secs=1,
     )
     found += remote_families(remote)
-    assert {family.name for family in found} == set(DOCUMENTED) - set(MACHINE)
+    assert {family.name for family in found} == {*DOCUMENTED, *REMOTE_METRICS} - set(MACHINE)
 
 
 def test_streams_that_can_be_resumed_are_counted() -> None:
