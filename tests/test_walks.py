@@ -268,8 +268,7 @@ async def polled(server: Server, change: Callable[[], object]) -> set[str]:
             while "gateway/models/loading.py" not in walk.files:  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(POLL_SECS)
         await asyncio.sleep(5 * POLL_SECS)
-    files = {each for each in walk.files if each.startswith("gateway/models/")}
-    return files
+    return {each for each in walk.files if each.startswith("gateway/models/")}
 
 
 async def test_a_chat_with_tools(server: Server) -> None:
