@@ -14,6 +14,7 @@ from gateway.errors import InferenceError
 from gateway.flags import fleet as fleet_flags
 from gateway.flags import keys as key_flags
 from gateway.flags import label as label_flags
+from gateway.flags import record as record_flags
 from gateway.flags import remote as remote_flags
 from gateway.flags import serve as flags
 from gateway.flags.ray_fleet import require_ray
@@ -95,6 +96,9 @@ def build_parser() -> argparse.ArgumentParser:
     label = commands.add_parser("label", help="name versions of a model of a running server")
     label_flags.add_flags(label)
     label.set_defaults(command=_label)
+    record = commands.add_parser("record", help="make golden requests of clients' requests")
+    record_flags.add_flags(record)
+    record.set_defaults(command=_record)
     fetch = commands.add_parser(
         "fetch", help="store embedded models, or models in object storage, in the user's cache"
     )
@@ -248,6 +252,11 @@ def _chat(parsed: argparse.Namespace) -> None:
 
 def _label(parsed: argparse.Namespace) -> None:
     importlib.import_module("gateway.tools.label").run(parsed, ENVIRONMENT)
+
+
+def _record(parsed: argparse.Namespace) -> None:
+    record = importlib.import_module("gateway.tools.record")
+    record.run(parsed, ENVIRONMENT, _console())
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
@@ -14,7 +14,7 @@ from gateway.errors import Code, InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.index import IndexRow
 from gateway.models.labels import set_labels
-from gateway.models.model import Model
+from gateway.models.model import Model, VersionChooser
 from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
@@ -25,6 +25,7 @@ from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.policy.caller import Caller, tenant_of
+from gateway.request_name import Interruptible, RequestName
 from gateway.rollouts.rollouts import Rollouts
 from gateway.rollouts.state import StateDirectory
 from gateway.shared_memory.regions import SharedMemory
@@ -36,30 +37,19 @@ T = TypeVar("T")
 log = logging.getLogger("sluice.server")
 
 
+def _note_refusal(
+    chooser: VersionChooser | None,
+    request: InferRequest,
+    model: Model | None,
+    error: InferenceError,
+) -> None:
+    if chooser is not None and model is not None:
+        chooser.refused(request, model, error)
+
+
 def _continues(model: Model, request: InferRequest) -> bool:
     sequences = model.scheduler.sequences
     return sequences is not None and sequences.continues(request)
-
-
-class RequestName(NamedTuple):
-    """The name under which a request can be cancelled; the version "" matches every version."""
-
-    model: str
-    version: str
-    id: str
-    tenant: str = ""
-
-    def means(self, other: "RequestName") -> bool:
-        """Whether this name matches that request."""
-        same = (self.model, self.id, self.tenant) == (other.model, other.id, other.tenant)
-        return same and self.version in ("", other.version)
-
-
-class Interruptible(Protocol):
-    """The responses to a request that may be cancelled."""
-
-    def interrupt(self) -> bool:
-        """See `ResponseStream.interrupt`."""
 
 
 class DataPlane:
@@ -67,8 +57,7 @@ class DataPlane:
 
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
     with `audit`, which gets a line for each change of the server. `state_directory` has the state
-    of rollouts. `fleet` is the server's part in
-    a fleet, if it has one.
+    of rollouts. `fleet` is the server's part in a fleet, if it has one.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -133,12 +122,13 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
+            if model.recorder is not None:
+                tap = model.recorder.tap(request, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
             if trace is not None:
                 trace.refused()
-            if chooser is not None and model is not None:
-                chooser.refused(request, model, error)
+            _note_refusal(chooser, request, model, error)
             raise
         stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream
@@ -307,6 +297,9 @@ class DataPlane:
     def refuse_requests(self) -> None:
         """Refuse requests from now on and wake the watchers of readiness."""
         self._exiting = True
+        for model in self.models():
+            if model.recorder is not None:
+                model.recorder.end("the server exits")
         self._registry.notify()
 
     async def sequences_ended(self) -> None:

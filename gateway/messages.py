@@ -199,6 +199,7 @@ class InferRequest:
     without API keys, and in a program with the server in it. `prompt` is set by the router of a
     fleet, for models with tokens. `sticky` are the headers and members of OpenAI that a rollout may
     use as key, by `header:NAME` and `openai:NAME`; only a model with such a rollout gets them.
+    Members of an ensemble neither count an `uncounted` request nor answer it from a cache.
     """
 
     model: str
@@ -218,6 +219,7 @@ class InferRequest:
     caller: Caller | None = field(default=None, compare=False, repr=False)
     prompt: RoutedPrompt | None = None
     sticky: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
+    uncounted: bool = False
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

@@ -59,8 +59,8 @@ class HttpSettings:
     Requests of an area in `restrictions` need its header; `control` is for those that change the
     server, of which a port without `changes` has no routes. Pages of `cors_origins` may read
     responses, `*` for those of all origins. With `tls` the metrics page has it, too.
-    `documentation` is the pages at `/docs`. An address has at most `connections_per_address`, 0 for
-    any number.
+    `documentation` is the pages at `/docs`. `allow_record` lets requests of clients be recorded. An
+    address has at most `connections_per_address`, 0 for any number.
     """
 
     enabled: bool = True
@@ -80,6 +80,7 @@ class HttpSettings:
     control: ChangeControl = field(default_factory=ChangeControl)
     changes: bool = True
     documentation: bool = True
+    allow_record: bool = False
 
 
 UNIX = "unix:"

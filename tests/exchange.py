@@ -66,6 +66,12 @@ class Exchange:
         await soon(asyncio.wait([self._task]))
 
     @property
+    def ended_by_itself(self) -> bool:
+        """Whether the application is done with this exchange."""
+        assert self._task is not None
+        return self._task.done()
+
+    @property
     def started(self) -> bool:
         """Whether anything has been sent that the test has not taken."""
         return not self._sent.empty()

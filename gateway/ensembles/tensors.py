@@ -67,6 +67,7 @@ class StepRequests:
             timeout_us=asked.timeout_us,
             trace=asked.trace,
             caller=asked.caller,
+            uncounted=asked.uncounted,
         )
 
     def rows(self, request: InferRequest) -> int:

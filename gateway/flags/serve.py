@@ -109,6 +109,7 @@ def settings(flags: argparse.Namespace) -> Settings:
             control=changes,
             cors_origins=origins(flags),
             connections_per_address=flags.max_connections_per_address,
+            allow_record=flags.allow_record,
             limits=HttpTimeLimits(
                 head_secs=flags.http_head_timeout_secs,
                 body_idle_secs=flags.http_body_idle_secs,
@@ -221,6 +222,12 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         "--allow-client-shm",
         Settings().allow_client_shm,
         "let clients register shared memory",
+    )
+    add_truth(
+        group,
+        "--allow-record",
+        HttpSettings().allow_record,
+        "let `sluice record` read requests of clients, and their answers",
     )
     add_control(group)
     group.add_argument(

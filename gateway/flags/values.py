@@ -15,6 +15,8 @@ from gateway.settings import UNIX
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
 ZERO = frozenset({"0", "0.0"})
+DURATION = re.compile(r"([0-9]{1,9})([smh])")
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def truth(text: str) -> bool:
@@ -73,6 +75,14 @@ def seconds(text: str) -> float:
 def seconds_or_never(text: str) -> float:
     """A duration in seconds; 0 turns the limit off."""
     return 0.0 if text in ZERO else seconds(text)
+
+
+def duration(text: str) -> float:
+    """Seconds of a duration with its unit."""
+    found = DURATION.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"'{text}' is no duration: expected such as 30s, 10m, 1h")
+    return float(found[1]) * SECONDS[found[2]]
 
 
 def count(text: str) -> int:

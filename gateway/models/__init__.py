@@ -17,8 +17,8 @@ More models than fit: `residence` (decisions), `residents` (the task that makes 
 `sleep` (empty slots), `memory` (sizes), `kept_facts` (on disk), `resident_readings` (metrics,
 `sluice ps`).
 
-One version: `model` (requests in flight), `request_validation`, `limits` (parameters), `instances`
-(slots, restart, in-place update), `closings` (time limits), `reshaped_instance` (reshape),
-`warmup` (samples), `golden` and `golden_results` (requests with expected answers), `cached_request`
-(response cache).
+One version: `model` (requests in flight), `taps` (observers of requests), `request_validation`,
+`limits` (parameters), `instances` (slots, restart, in-place update), `closings` (time limits),
+`reshaped_instance` (reshape), `warmup` (samples), `golden` and `golden_results` (requests with
+expected answers), `cached_request` (response cache).
 """

@@ -19,6 +19,7 @@ from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
+from gateway.models.taps import Tap, Tapper
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
@@ -77,16 +78,6 @@ class Waking(Protocol):
         """Wake it for a request that has been queued."""
 
 
-class Tap(Protocol):
-    """Observes one request: its responses, its end, and their times."""
-
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
-        """The recorder of the request's stream, which passes every event on to `account`.
-
-        Called when the request is accepted; never for a request that `submit` refuses.
-        """
-
-
 class VersionChooser(Protocol):
     """Shares the requests of a model without a version among two of its versions."""
 
@@ -114,10 +105,10 @@ class Model:
     if names are not unique. `further_names` are names for OpenAI's clients besides its own;
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
     both in `prepare`. It accepts `most_in_flight` requests at a time. `members` are the models that
-    an ensemble calls. `golden` are the results of its golden requests. `waking` wakes it if it
-    sleeps. A model in a rollout has a `chooser`. A `retired` model completes its requests and must
-    get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
-    conversations.
+    an ensemble calls. `golden` are the results of its golden requests; `recorder` makes new ones.
+    `waking` wakes it if it sleeps. A model in a rollout has a `chooser`. A `retired` model
+    completes its requests and must get no others. A model `of_fleet` is hosted by replicas, which
+    keep its sequences and conversations.
     """
 
     of_fleet: bool = False
@@ -141,6 +132,7 @@ class Model:
         self.load_secs = 0.0
         self.loaded_at = 0.0
         self.golden: Sequence[GoldenResult] = ()
+        self.recorder: Tapper | None = None
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
         self.namespace = ""
@@ -304,23 +296,35 @@ class Model:
 
     def call(self, request: InferRequest) -> ResponseStream:
         """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""
+        if request.uncounted:
+            return self.copy(request, ModelStatistics.of(self.config), limited=False)
         return self.submit(request, limited=False)
 
-    def copy(self, request: InferRequest, statistics: ModelStatistics, tap: Tap) -> ResponseStream:
-        """As `submit`, for a copy of a request to another version.
+    def copy(
+        self,
+        request: InferRequest,
+        statistics: ModelStatistics,
+        tap: Tap | None = None,
+        *,
+        limited: bool = True,
+    ) -> ResponseStream:
+        """As `submit`, for a request that the server makes of a client's, or of a file.
 
         It counts in `statistics` instead of the model's, and has neither trace nor cached response.
         """
         batch_size = self._rules.check(request)
-        if not self.instances.able:
-            raise self._unable()
-        if len(self.requests) >= self.most_in_flight:
+        is_asleep = not self.instances.able
+        if is_asleep:
+            self._require_waking()
+        if limited and len(self.requests) >= self.most_in_flight:
             raise self._full(statistics)
         self.scheduler.admit(request)
         record = Record(statistics, batch_size, 0, self.requests.remove)
-        stream = ResponseStream(tap.recorder(record, record))
+        stream = ResponseStream(record if tap is None else tap.recorder(record, record))
         self.requests.add(record, stream)
         self.scheduler.submit(Entry(request, stream, record))
+        if is_asleep and self.waking is not None and not stream.done:
+            self.waking.wish(stream)
         return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
@@ -366,6 +370,8 @@ class Model:
         self.requests.abandon(
             InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed")
         )
+        if self.recorder is not None:
+            self.recorder.end("the version was unloaded")
         while self._on_close:
             self._on_close.pop()()
         return self.instances.close()

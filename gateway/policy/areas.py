@@ -30,6 +30,7 @@ _MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 _V1 = ("/v1", "/openai/v1")
 _REGIONS = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 _LABELS = "/v2/repository/models/{model}/labels"
+_RECORD = tuple(f"{each}/record" for each in _MODEL)
 _REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 
 
@@ -60,7 +61,7 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.MODEL_CONFIG: _under(_MODEL, "/config"),
     Area.MODEL_REPOSITORY: (
         *_under(_REPOSITORIES, "/index", "/models/{model}/load", "/models/{model}/unload"),
-        _LABELS,
+        *(_LABELS, *_RECORD),
     ),
     Area.STATISTICS: (
         *("/v2/models/stats", *_under(_MODEL, "/stats")),
@@ -83,7 +84,7 @@ HTTP_CHANGES: Mapping[Area, Sequence[str]] = {
     ),
     Area.MODEL_REPOSITORY: (
         *_under(_REPOSITORIES, "/models/{model}/load", "/models/{model}/unload"),
-        _LABELS,
+        *(_LABELS, *_RECORD),
     ),
     Area.TRACE: HTTP[Area.TRACE],
     Area.LOGGING: HTTP[Area.LOGGING],

@@ -10,7 +10,8 @@ from typing import Any
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest
-from gateway.models.model import Model, Tap
+from gateway.models.model import Model
+from gateway.models.taps import Tap
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.observation import Arm
 from gateway.rollouts.plan import ALL, KeyPlace

@@ -47,7 +47,7 @@ class KeptAnswer:
             elif tensor.datatype is Datatype.BYTES and tensor.count == 1:
                 self.add_texts(tensor.name, tensor.elements())
             elif self._has_room(tensor):
-                self.tensors.append(_kept(tensor, copied=bool(response.shared_bytes)))
+                self.tensors.append(kept(tensor, copied=bool(response.shared_bytes)))
 
     def add_texts(self, name: str, texts: Sequence[bytes]) -> None:
         """Add responses of a text each."""
@@ -67,13 +67,18 @@ class KeptAnswer:
         return any(map(_differ, self.tensors, other.tensors))
 
     def _has_room(self, tensor: Tensor) -> bool:
-        data = tensor.data
-        self._size += sum(map(len, data)) if isinstance(data, tuple) else len(data)
+        self._size += byte_size(tensor)
         self.is_whole = self.is_whole and self._size <= MOST_BYTES
         return self.is_whole
 
 
-def _kept(tensor: Tensor, *, copied: bool) -> Tensor:
+def byte_size(tensor: Tensor) -> int:
+    """The size of the data of a tensor, which is not in the memory of a GPU."""
+    data = tensor.data
+    return sum(map(len, data)) if isinstance(data, tuple) else len(data)
+
+
+def kept(tensor: Tensor, *, copied: bool) -> Tensor:
     """A tensor that stays as it is: memory of another process is used again."""
     if not copied or isinstance(tensor.data, tuple | DeviceMemory):
         return tensor

@@ -3,23 +3,20 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
-from mmap import mmap
 from random import Random
 
 from gateway.backend import MetricReading
-from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics, is_timeout
-from gateway.rollouts.comparison import MOST_BYTES, KeptAnswer
+from gateway.rollouts.comparison import KeptAnswer
+from gateway.rollouts.copying import copied, why_not_copied
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.observation import Arm, Observation
 from gateway.stream import ResponseStream
-from gateway.tensor import Tensor
 
 DEFAULT_IN_FLIGHT = 8
 REQUESTS = "gateway_shadow_requests_total"
@@ -79,7 +76,7 @@ class Shadow:
 
         Such a request is no evidence either: those of the candidate would be of other kinds.
         """
-        if self._is_closed or not (self._may_copy(request) and _is_small(request)):
+        if self._is_closed or self._calls_models or why_not_copied(request):
             return None
         if self._random.random() >= self.share:
             return self.evidence.tap(Arm.STABLE, key)
@@ -119,28 +116,17 @@ class Shadow:
         return [requests, in_flight]
 
     def copy_of(self, request: InferRequest) -> InferRequest:
-        """The request of a copy: without limits of time, and of the lowest priority."""
-        batching = self.candidate.config.dynamic_batching
-        return replace(
-            request,
-            version=self.candidate.version,
-            priority=request.priority if batching is None else batching.priority_levels,
-            timeout_us=0,
-            received_ns=0,
-            trace=None,
-            checked=None,
-            cancellation=None,
-            sink=None,
-        )
+        """The request of a copy."""
+        return copied(request, self.candidate)
 
-    def _may_copy(self, request: InferRequest) -> bool:
-        if request.sequence is not None and request.sequence.correlation_id:
-            return False
+    @property
+    def _calls_models(self) -> bool:
+        """Whether a copy would make requests to models that count them."""
         models = (self._stable, self.candidate)
         if any(each.of_fleet for each in models):
-            return False
+            return True
         calls = any(each.members or each.statistics.calls for each in models)
-        return self._side_effects or not (calls or self.statistics.calls)
+        return not self._side_effects and bool(calls or self.statistics.calls)
 
 
 class CopyObservation(Observation):
@@ -305,22 +291,3 @@ class ShadowedRequest:
         self._is_over = True
         self._answer = self._copied_answer = KeptAnswer()
         self._shadow.end(self, outcome)
-
-
-def _is_small(request: InferRequest) -> bool:
-    """Whether the inputs have at most MOST_BYTES, none of them in memory that its owner changes."""
-    if any(each.region is not None for each in request.outputs):
-        return False
-    size = 0
-    for each in request.inputs:
-        if _is_shared(each):
-            return False
-        size += sum(map(len, each.data)) if isinstance(each.data, tuple) else len(each.data)
-    return size <= MOST_BYTES
-
-
-def _is_shared(tensor: Tensor) -> bool:
-    data = tensor.data
-    return isinstance(data, DeviceMemory) or (
-        isinstance(data, memoryview) and isinstance(data.obj, mmap)
-    )

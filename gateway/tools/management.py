@@ -2,7 +2,8 @@
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import SplitResult
 
@@ -22,25 +23,43 @@ class ManagementClient:
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of the answer. InferenceError if the server refuses, or does not answer."""
-        place = self._url.geturl()
-        encoded = None if body is None else json.dumps(body).encode()
-        connection = self._connection()
-        try:
-            connection.request(method, self._url.path.rstrip("/") + path, encoded, self._headers)
-            response = connection.getresponse()
+        with self._answer(method, path, body) as response:
             found = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            text = f"no answer from {place}: {error or type(error).__name__}"
-            raise InferenceError(Code.UNAVAILABLE, text) from None
-        finally:
-            connection.close()
-        if response.status != http.HTTPStatus.OK:
-            raise InferenceError(Code.UNKNOWN, _reason(response.status, found))
+            return self._parsed(found) if found else None
+
+    def lines(self, path: str, body: Mapping[str, Any]) -> Iterator[Any]:
+        """The JSON of each line of the answer to a POST, as they come; raises as `ask`."""
+        with self._answer("POST", path, body) as response:
+            while line := response.readline():
+                yield self._parsed(line)
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        encoded = None if body is None else json.dumps(body).encode()
+        with closing(self._connection()) as connection:
+            try:
+                connection.request(
+                    method, self._url.path.rstrip("/") + path, encoded, self._headers
+                )
+                response = connection.getresponse()
+                if response.status != http.HTTPStatus.OK:
+                    text = _reason(response.status, response.read())
+                    raise InferenceError(Code.UNKNOWN, text)
+                yield response
+            except (OSError, http.client.HTTPException) as error:
+                place = self._url.geturl()
+                text = f"no answer from {place}: {error or type(error).__name__}"
+                raise InferenceError(Code.UNAVAILABLE, text) from None
+
+    def _parsed(self, text: bytes) -> Any:
         try:
-            return json.loads(found) if found else None
+            return json.loads(text)
         except ValueError:
-            text = f"the server at {place} does not speak the v2 protocol"
-            raise InferenceError(Code.UNKNOWN, text) from None
+            place = self._url.geturl()
+            reason = f"the server at {place} does not speak the v2 protocol"
+            raise InferenceError(Code.UNKNOWN, reason) from None
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._url.hostname or "", self._url.port

@@ -23,6 +23,7 @@ WALL_CLOCK = {
     "gateway/policy/credentials.py": "the expiry of credentials",
     "gateway/policy/json_web_tokens.py": "the expiry of tokens",
     "gateway/rollouts/model_rollouts.py": "the time of a transition",
+    "gateway/rollouts/golden_recorder.py": "the date of a golden request",
     "gateway/storage/mirror/mirror.py": "the age of objects, if a listing has no time of its own",
     "gateway/tools/keys.py": "the expiry of listed keys",
     "backends/python/worker/sluice_llm/responses.py": "`created` of a response",

@@ -8,10 +8,11 @@ import pytest
 
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, SequenceBatching
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, SequenceTag
 from gateway.policy.caller import Caller
+from gateway.request_name import RequestName
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (

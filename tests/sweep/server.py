@@ -9,10 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
+from gateway.errors import InferenceError
 from gateway.in_process.options import read_settings
 from gateway.in_process.server import ModelHandle
 from gateway.in_process.server_loop import ServerHandle, ServerLoop
 from gateway.models import model as loaded
+from gateway.rollouts.golden_recorder import (
+    MOST_REQUESTS,
+    MOST_SECS,
+    GoldenRecorder,
+    RecordingLimits,
+)
 from gateway.settings import Settings
 from tests.sweep.holdings import Holdings, workers
 from tests.sweep.questions import Question
@@ -66,7 +73,22 @@ class Server:
         self.ports = await soon(
             asyncio.wrap_future(self._server_loop.started), "the server starts", 60
         )
+        if self.subject.recorded:
+            self._recording = asyncio.create_task(self._record())
         return self
+
+    async def _record(self) -> None:
+        """Record requests for as long as the model is loaded."""
+        dataplane = self._server_loop.server.dataplane
+        limits = RecordingLimits(count=MOST_REQUESTS, secs=MOST_SECS)
+        while not dataplane.exiting:
+            try:
+                model = dataplane.model(self.subject.name)
+            except InferenceError:
+                return
+            with GoldenRecorder(model, limits, dataplane.threads) as recorder:
+                while await recorder.next() is not None:
+                    pass
 
     @property
     def loop(self) -> SteppedLoop:

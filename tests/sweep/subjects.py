@@ -34,7 +34,7 @@ class Subject:
     that the cache has the answer. `bytes` lengthens each text; an LLM is asked with
     `sampling`, if it `streams` with the input `stream`, and adds the text `made`. `needs` are
     other models. `options` are the server's. `at_replica`: the server is a router, and a replica
-    hosts the model.
+    hosts the model. `recorded`: its requests are recorded, and asked again meanwhile.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Subject:
     sampling: Mapping[str, int] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     at_replica: bool = False
+    recorded: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -282,6 +283,8 @@ SUBJECTS = (
         **MANY,
     ),
     Subject(name="resumable_python", text=PYTHON + ONE, program=SENDING, resumable=True, **MANY),
+    Subject(name="recorded_slow", text=SLOW + DYNAMIC + TWO, recorded=True),
+    Subject(name="recorded_python", text=PYTHON + ONE, program=SENDING, recorded=True, **MANY),
     Subject(name="endless_direct", text=STUCK + ONE, **ENDLESS),
     Subject(name="endless_dynamic", text=STUCK + DYNAMIC + ONE, **ENDLESS),
     Subject(name="endless_slots", text=STUCK + SLOTS + ONE, sequence=True, **ENDLESS),

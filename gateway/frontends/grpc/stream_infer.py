@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.conversations.turn import read_turn
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, exiting, first_error, no_longer_valid
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
@@ -37,6 +37,7 @@ from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.policy.caller import tenant_of
 from gateway.protos import grpc_service_pb2 as pb
+from gateway.request_name import RequestName
 from gateway.resumption.reader import Responses
 from gateway.resumption.recording import without_resumable
 from gateway.resumption.recordings import Recordings

@@ -21,6 +21,7 @@ from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.openai.answers import openai_error, openai_refused
 from gateway.frontends.http.openai.routes import OpenAiRoutes, ServerStateRoutes, is_openai
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
+from gateway.frontends.http.record import RecordRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.request_scope import BeginningApp, StreamHandover, TracedApp
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
@@ -52,7 +53,8 @@ def build_app(
         "OpenAI": openai.routes() + ServerStateRoutes(dataplane).routes(),
         "server and models": ControlRoutes(dataplane, server_id).routes()
         + CancelRoutes(dataplane).routes(),
-        "repository": RepositoryRoutes(dataplane, settings).routes(),
+        "repository": RepositoryRoutes(dataplane, settings).routes()
+        + RecordRoutes(dataplane, settings).routes(),
         "shared memory": SharedMemoryRoutes(dataplane, settings).routes(),
         "log": LogRoutes(dataplane, settings).routes(),
         "traces": TraceRoutes(dataplane, settings).routes(),

@@ -1,6 +1,6 @@
 """Lines of the audit log for changes over HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.frontends.http.request_scope import CHANGE, caller_in
 from gateway.policy.areas import CHANGING, Area
-from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog, action_of
+from gateway.policy.audit import ABORTED, AuditedChange, AuditLog, action_of
 
 FAILED = HTTPStatus.INTERNAL_SERVER_ERROR.value
 
@@ -39,14 +39,15 @@ class HttpAudit:
         if scope["method"] != CHANGING:
             await app(scope, receive, send)
             return
-        answer = _Answer(send)
+        answer = _Answer(send, lambda: self._log.add(self._change(scope)))
         try:
             await app(scope, receive, answer.send)
         except Exception:
             answer.fail()
             raise
         finally:
-            self._log.add(self._change(scope), answer.result, answer.error)
+            if not answer.is_ok:
+                self._log.add(self._change(scope), answer.result, answer.error)
 
     def _change(self, scope: Scope) -> AuditedChange:
         # uvicorn has no address of a client that has reset its connection.
@@ -69,10 +70,14 @@ def note_change(scope: Scope, about: Mapping[str, Any]) -> None:
 
 
 class _Answer:
-    """The answer of a route, sent on: its result, and the text of an error."""
+    """The answer of a route, sent on: its result, and the text of an error.
 
-    def __init__(self, send: Send) -> None:
+    `on_ok` is called before an answer without an error is sent, which may take hours.
+    """
+
+    def __init__(self, send: Send, on_ok: Callable[[], None]) -> None:
         self._send = send
+        self._on_ok = on_ok
         self._status = 0
         self._body = b""
 
@@ -83,15 +88,19 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            if self.is_ok:
+                self._on_ok()
         elif self._status >= 400:
             self._body += message.get("body", b"")
         await self._send(message)
 
     @property
+    def is_ok(self) -> bool:
+        return 0 < self._status < 400
+
+    @property
     def result(self) -> str:
-        if not self._status:
-            return ABORTED
-        return OK if self._status < 400 else str(self._status)
+        return str(self._status) if self._status else ABORTED
 
     @property
     def error(self) -> str:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway import metadata
 from gateway.config import pbtxt
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, exiting
 from gateway.frontends.http.audit import note_change
 from gateway.frontends.http.body import decoded, read_body
@@ -39,6 +39,7 @@ from gateway.observability.tracer import (
     read_trace_settings,
     show_trace_settings,
 )
+from gateway.request_name import RequestName
 from gateway.settings import HttpSettings
 
 CANCEL = "/requests/{request_id:path}/cancel"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gateway.generation import TEXT_INPUT, TEXT_OUTPUT
 from gateway.messages import InferRequest, Parameter
 from gateway.models.golden import tensor_checks, text_checks
 from gateway.models.golden.answer import ExpectedAnswer, ExpectedError
-from gateway.models.golden.data import MOST_BYTES, GoldenData
+from gateway.models.golden.data import MOST_BYTES, GoldenData, read_arrays
 from gateway.models.golden.tensor_checks import TensorCheck, read_tensor_checks
 from gateway.models.golden.text_checks import TextCheck, read_text_checks
 from gateway.models.warmup import check_request
@@ -93,18 +94,13 @@ def _read(config: ModelConfig, files: DataFiles, name: str, version: int) -> Gol
     whole = StrictObject(parse(files.read(f"{name}.json", MOST_BYTES)))
     if not _is_for(whole, version):
         return None
-    data = GoldenData(files, name)
+    data = GoldenData(name, partial(read_arrays, files, name))
     secs, why = whole.number("secs", SECS, 0.001, MOST_SECS), whole.text("why", "")
     given = whole.object("request")
-    is_chat = "chat" in given
-    request = _request(given, config, data)
-    output = RESPONSE if is_chat else _text_output(config)
-    expected = _expected(whole.object("expect"), config, data, output)
+    output = text_output(config, is_chat="chat" in given)
+    request = read_request(given, config, data)
+    expected = read_expected(whole.object("expect"), config, data, output)
     whole.end("request", "expect", "versions", "secs", "why")
-    try:
-        check_request(config, request)
-    except InferenceError as error:
-        refuse("request", error.message)
     return GoldenRequest(name=name, request=request, expected=expected, secs=secs, why=why)
 
 
@@ -117,7 +113,8 @@ def _is_for(whole: StrictObject, version: int) -> bool:
     return version in versions
 
 
-def _request(given: StrictObject, config: ModelConfig, data: GoldenData) -> InferRequest:
+def read_request(given: StrictObject, config: ModelConfig, data: GoldenData) -> InferRequest:
+    """The member `request` of a golden request; raises INVALID_ARG."""
     forms = [name for name in ("inputs", "text", "chat") if name in given]
     if len(forms) != 1:
         refuse("request", f"has {' and '.join(forms) or 'none'}, expected inputs, text or chat")
@@ -129,7 +126,12 @@ def _request(given: StrictObject, config: ModelConfig, data: GoldenData) -> Infe
         inputs = _inputs(given.take("inputs"), config, data)
     parameters = _parameters(given)
     given.end(forms[0], "parameters")
-    return InferRequest(model=config.name, inputs=inputs, parameters=parameters)
+    made = InferRequest(model=config.name, inputs=inputs, parameters=parameters, uncounted=True)
+    try:
+        check_request(config, made)
+    except InferenceError as error:
+        refuse("request", error.message)
+    return made
 
 
 def _chat(chat: StrictObject, config: ModelConfig) -> tuple[Tensor, ...]:
@@ -155,8 +157,10 @@ def _text(given: StrictObject, config: ModelConfig) -> Tensor:
     return Tensor(found[0].name, Datatype.BYTES, shape, text_tensor("", [text]).data)
 
 
-def _text_output(config: ModelConfig) -> str:
+def text_output(config: ModelConfig, *, is_chat: bool) -> str:
     """The output with the text of an answer; "" if there is none."""
+    if is_chat:
+        return RESPONSE
     names = [each.name for each in config.output if each.datatype is Datatype.BYTES]
     if TEXT_OUTPUT in names:
         return TEXT_OUTPUT
@@ -202,25 +206,24 @@ def _parameters(given: StrictObject) -> Mapping[str, Parameter]:
     return found
 
 
-def _expected(
-    given: StrictObject, config: ModelConfig, data: GoldenData, text_output: str
+def read_expected(
+    given: StrictObject, config: ModelConfig, data: GoldenData, output: str
 ) -> ExpectedAnswer:
+    """The member `expect`; `output` has the text of an answer. Raises INVALID_ARG."""
     if "error" in given:
         error = _error(given.object("error"))
         given.end("error")
         return ExpectedAnswer(tensors={}, texts={}, error=error)
     tensors, texts = _outputs(given, config, data)
     if "text" in given:
-        if not text_output:
+        if not output:
             refuse(given.path("text"), f"model '{config.name}' has not exactly one text output")
-        texts[text_output] = [*texts.get(text_output, ()), *_texts(given.object("text"))]
+        texts[output] = [*texts.get(output, ()), *_texts(given.object("text"))]
     reasons = _finish_reasons(given)
     given.end("outputs", "text", "finish_reason", "error")
     if not (tensors or texts or reasons):
         refuse("expect", "has no check, expected outputs, text, finish_reason or error")
-    return ExpectedAnswer(
-        tensors=tensors, texts=texts, text_output=text_output, finish_reasons=reasons
-    )
+    return ExpectedAnswer(tensors=tensors, texts=texts, text_output=output, finish_reasons=reasons)
 
 
 def _error(given: StrictObject) -> ExpectedError:

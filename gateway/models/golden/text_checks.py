@@ -5,7 +5,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -28,6 +28,10 @@ Similarity = Callable[[str, str, str], Awaitable[float]]
 
 class Skipped(Exception):
     """A check that cannot be made; the message says why."""
+
+
+class Unsearched(Exception):
+    """A search that has not ended; the message says why."""
 
 
 class TextCheck(Protocol):
@@ -69,9 +73,10 @@ class Pattern:
     wanted: bool
 
     async def __call__(self, text: str, similarity: Similarity) -> None:
-        problem = await _searched({"text": text, "pattern": self.pattern})
-        if problem not in ("", search.ABSENT):
-            raise Mismatch(f"pattern {self.pattern!r} {problem}")
+        try:
+            problem = await _searched({"text": text, "pattern": self.pattern})
+        except Unsearched as error:
+            raise Mismatch(f"pattern {self.pattern!r} {error}") from None
         if (not problem) is not self.wanted:
             verb = "does not match" if self.wanted else "matches"
             raise Mismatch(f"text {verb} {self.pattern!r}: {shown(text)}")
@@ -84,7 +89,11 @@ class Schema:
     schema: Any
 
     async def __call__(self, text: str, similarity: Similarity) -> None:
-        if problem := await _searched({"text": text, "schema": self.schema}):
+        try:
+            problem = await _searched({"text": text, "schema": self.schema})
+        except Unsearched as error:
+            problem = str(error)
+        if problem:
             raise Mismatch(f"text {problem}: {shown(text)}")
 
 
@@ -105,24 +114,31 @@ class Similar:
             )
 
 
+async def redacted(pattern: str, texts: Sequence[str]) -> list[str]:
+    """The texts without what matches; raises Unsearched."""
+    found: list[str] = json.loads(await _searched({"redact": pattern, "texts": texts}))
+    return found
+
+
 async def _searched(given: dict[str, Any]) -> str:
-    """The problem that a process of `search` finds; its time is limited."""
+    """The output of a process of `search`; raises Unsearched, as its time is limited."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(PROCESS_SECS):
             found, errors = await process.communicate(json.dumps(given).encode())
     except TimeoutError:
-        return f"was not searched within {PROCESS_SECS:g} s"
+        raise Unsearched(f"was not searched within {PROCESS_SECS:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode == -signal.SIGALRM:
-        return f"takes more than {search.LIMIT_SECS:g} s to search"
+        raise Unsearched(f"takes more than {search.LIMIT_SECS:g} s to search")
     if process.returncode:
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
-        return f"was not searched: {''.join(last) or f'exit status {process.returncode}'}"
+        reason = "".join(last) or f"exit status {process.returncode}"
+        raise Unsearched(f"was not searched: {reason}")
     return found.decode()
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.request_name import RequestName
 from tests.builders import (
     ScriptedInstance,
     read_all,

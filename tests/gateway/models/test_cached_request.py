@@ -197,3 +197,18 @@ async def test_a_model_that_is_not_able_refuses_what_it_has_answered_before(
     await settle()
     with pytest.raises(InferenceError, match="gone"):
         model.submit(text_request())
+
+
+async def test_an_uncounted_request_is_neither_counted_nor_answered_from_the_cache(
+    serve: Serve,
+) -> None:
+    instance = ScriptedInstance()
+    model, cache = cached(serve, instance)
+    await ask(model, instance)
+    before = (cache.reading(), model.statistics.success.count, model.statistics.inference_count)
+    with model.call(replace(text_request(), uncounted=True)) as stream:
+        (await instance.begun()).finish("another answer")
+        assert await soon(read_all(stream)) == ["another answer"]
+    await settle()
+    found = (cache.reading(), model.statistics.success.count, model.statistics.inference_count)
+    assert found == before

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.dataplane import DataPlane, RequestName
+from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.policy.caller import Caller
+from gateway.request_name import RequestName
 from tests.builders import read_all, soon, text_request
 from tests.gateway.models.lifecycles import EXPLICIT
 from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, write

@@ -57,8 +57,10 @@ POST /v2/cudasharedmemory/region/{region}/unregister shared memory: Unregister C
 POST /v2/cudasharedmemory/register shared memory: Register Cuda
 POST /v2/cudasharedmemory/unregister shared memory: Unregister Cuda
 POST /v2/logging log: Change
+POST /v2/models/{model}/record repository: Record
 POST /v2/models/{model}/requests/{request_id}/cancel server and models: Cancel
 POST /v2/models/{model}/trace/setting traces: Change
+POST /v2/models/{model}/versions/{version}/record repository: Record
 POST /v2/models/{model}/versions/{version}/requests/{request_id}/cancel server and models: Cancel
 POST /v2/repository/index repository: Index
 POST /v2/repository/models/{model}/labels repository: Label

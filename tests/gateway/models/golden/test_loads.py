@@ -290,6 +290,23 @@ async def test_an_ensemble_that_fails_keeps_its_members_until_a_member_suits_it(
     assert control.registry.find("e", "") is serving
 
 
+async def test_the_members_of_an_ensemble_do_not_count_its_golden_requests(
+    tmp_path: Path, start: Start, backend: ScriptedBackend
+) -> None:
+    write(tmp_path, "a", 1)
+    write(tmp_path, "e", 1, text=chain("a"))
+    write_golden(tmp_path / "e", "capital", CAPITAL)
+    control = await start(**EXPLICIT)
+    load = asyncio.create_task(control.load("e"))
+    (await (await loaded(backend, "a 1")).begun()).finish("It is Paris.")
+    await soon(load)
+    found = control.registry.find("a", "").statistics
+    assert (found.success.count, found.inference_count, found.execution_count) == (0, 0, 0)
+    assert [each.outcome for each in control.registry.find("e", "").golden] == [
+        GoldenOutcome.PASSED
+    ]
+
+
 async def reload_member(
     folder: Path, control: RepositoryControl, backend: ScriptedBackend, text: str
 ) -> ScriptedInstance:

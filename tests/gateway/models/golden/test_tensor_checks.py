@@ -1,5 +1,6 @@
 """Comparisons of tensors, and what they say about the worst element."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from gateway.arrays import to_array
 from gateway.data_files import DataFiles
 from gateway.errors import InferenceError
-from gateway.models.golden.data import GoldenData
+from gateway.models.golden.data import GoldenData, read_arrays
 from gateway.models.golden.tensor_checks import Mismatch, read_tensor_checks
 from gateway.strict_json import StrictObject
 from gateway.tensor import Datatype, array_tensor
@@ -19,7 +20,8 @@ NAN = float("nan")
 
 def check(checks: dict[str, Any], datatype: str, array: Any, folder: Path = Path()) -> None:
     """Check an output of that datatype."""
-    data = GoldenData(DataFiles("m", folder, "golden", "golden data"), "g")
+    files = DataFiles("m", folder, "golden", "golden data")
+    data = GoldenData("g", partial(read_arrays, files, "g"))
     found = read_tensor_checks(StrictObject(checks, "expect"), "y", Datatype(datatype), data)
     assert found
     for each in found:
