@@ -5,7 +5,8 @@ request), `state` (the state on disk), `model_rollouts` (those of one model, and
 `rollouts` (all rollouts of a server).
 
 Evidence: `guardrails` (predicates on requests, rollout.json), `observation` (one request, by the
-tap on its stream), `sequential_test` (the test of two rates), `evidence` (blocks, breaches).
+tap on its stream), `sequential_test` (the test of two rates), `evidence` (blocks, breaches),
+`golden_watch` (golden requests asked again).
 
 Copies of requests: `copying`, `comparison` (of answers), `shadow` (for the candidate),
 `golden_recorder` (for golden requests).

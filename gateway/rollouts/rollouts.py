@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
@@ -17,6 +18,8 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
 from gateway.policy.audit import AuditedChange, AuditLog
+from gateway.rollouts.evidence import Evidence
+from gateway.rollouts.golden_watch import watch_golden
 from gateway.rollouts.model_rollouts import ModelRollouts, PlanFile
 from gateway.rollouts.plan import PlanStart, RolloutPlan, changed_plan, read_plan
 from gateway.rollouts.rollout import Rollout, RolloutState, Transition
@@ -58,6 +61,7 @@ class Rollouts(VersionGate):
         self._clock = clock
         self._models: dict[ModelId, ModelRollouts] = {}
         self._listeners: list[Listener] = []
+        self._watched: WeakSet[Evidence] = WeakSet()
         self._wake = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._saved_at = clock()
@@ -198,6 +202,17 @@ class Rollouts(VersionGate):
         now = self._clock()
         for of_model in tuple(self._models.values()):
             of_model.tick(now)
+            self._watch_golden(of_model)
+
+    def _watch_golden(self, of_model: ModelRollouts) -> None:
+        """Begin to watch the guardrail `golden` of new evidence."""
+        evidence = of_model.evidence
+        if evidence is None or evidence in self._watched or self._tasks is None:
+            return
+        self._watched.add(evidence)
+        if evidence.guardrails.golden_secs is not None:
+            find = self._control.registry.find
+            self._tasks.create_task(watch_golden(of_model, evidence, self._threads, find))
 
     async def _next(self) -> None:
         """Wait for a transition, for a change of readiness, or for the next second of a rollout."""
