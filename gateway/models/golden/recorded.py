@@ -164,8 +164,11 @@ class GoldenDraft:
         self.members["expect"] = expect
         if (limit := round(SPREADS * secs, 1)) > SECS:
             self.members["secs"] = limit
-        given = parse(self._json())["expect"]
-        return read_expected(StrictObject(given, "expect"), self._config, self._data, self._output)
+        try:
+            given = StrictObject(parse(self._json())["expect"], "expect")
+            return read_expected(given, self._config, self._data, self._output)
+        except (InferenceError, ValueError) as error:
+            _refuse(f"cannot be a golden request: {_kind(error)}")
 
     def _answer_texts(self, answer: GoldenAnswer) -> Iterator[str]:
         if self._is_chat:
@@ -196,9 +199,10 @@ class GoldenDraft:
                 outputs[name] = {"equals": check["list"]} if "list" in check else check
         if outputs:
             expect["outputs"] = outputs
-        reasons = {each.finish_reason(self._output) for each in answers} - {""}
-        if reasons:
-            expect["finish_reason"] = sorted(reasons)
+        with suppress(Mismatch):  # no chat completion has no text either
+            reasons = {each.finish_reason(self._output) for each in answers} - {""}
+            if reasons:
+                expect["finish_reason"] = sorted(reasons)
         return expect, differing
 
     def _check(

@@ -261,6 +261,11 @@ def test_other_endpoints_of_openai_are_dropped_by_name() -> None:
         GoldenDraft(chat(Endpoint.EMBEDDINGS), CHAT)
 
 
+def test_a_chat_without_a_completion_is_dropped() -> None:
+    with pytest.raises(NotRecordable, match="answered with no chat completion"):
+        GoldenDraft(chat(), CHAT).complete([answered(text_tensor(RESPONSE, ["{}"]))], {}, 0.1)
+
+
 @pytest.mark.parametrize(
     ("draft", "found"),
     [
