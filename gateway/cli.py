@@ -333,11 +333,7 @@ def _doctor(parsed: argparse.Namespace) -> None:
 
 
 def _ps(parsed: argparse.Namespace) -> None:
-    command = importlib.import_module("gateway.tools.memory")
-    try:
-        command.run(parsed, _console())
-    except command.Unanswered as error:
-        raise CliError(str(error)) from None
+    importlib.import_module("gateway.tools.memory").run(parsed, ENVIRONMENT, _console())
 
 
 def _key(parsed: argparse.Namespace) -> None:

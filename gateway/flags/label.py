@@ -5,7 +5,7 @@ import argparse
 from gateway.flags.values import url
 
 API_KEY = "SLUICE_API_KEY"
-"""Environment variable with the API key of the commands that change a running server."""
+"""Environment variable with the API key of the commands for a running server."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,23 +1,16 @@
 """Options of models in memory: loads on demand, and budgets."""
 
 import argparse
-import re
 
-from gateway.flags.values import natural
+from gateway.flags.values import byte_size, natural
 from gateway.memory_settings import ModelMemory
 
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|TiB)?")
 
-
-def byte_size(text: str) -> int:
-    """A number of bytes above 0, with or without a unit, such as 24GiB."""
-    found = SIZE.fullmatch(text)
-    if found is not None and (size := int(found[1]) * UNITS[found[2] or ""]):
+def memory_size(text: str) -> int:
+    """A size above 0."""
+    if size := byte_size(text):
         return size
-    raise argparse.ArgumentTypeError(
-        f"'{text}' is no size: expected a whole number of bytes above 0, or such as 512MiB or 24GiB"
-    )
+    raise argparse.ArgumentTypeError(f"'{text}' is no size: expected at least 1 byte")
 
 
 def gpu_size(text: str) -> tuple[int, int]:
@@ -25,7 +18,7 @@ def gpu_size(text: str) -> tuple[int, int]:
     gpu, colon, size = text.partition(":")
     if not (colon and gpu.isascii() and gpu.isdigit()):
         raise argparse.ArgumentTypeError(f"'{text}': expected GPU:SIZE, such as 0:70GiB")
-    return int(gpu), byte_size(size)
+    return int(gpu), memory_size(size)
 
 
 def memory_budget(flags: argparse.Namespace) -> ModelMemory:
@@ -48,7 +41,7 @@ def add_memory_flags(group: "argparse._ArgumentGroup") -> None:
     )
     group.add_argument(
         "--model-memory",
-        type=byte_size,
+        type=memory_size,
         metavar="SIZE",
         help="most memory of the models on this host, such as 24GiB: others sleep for a model "
         "that is loaded on demand (default: no limit)",

@@ -5,13 +5,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.flags.values import add_truth, seconds_or_never
+from gateway.flags.values import add_truth, byte_size, seconds_or_never
 from gateway.storage.mirror.settings import CacheBound, RemoteRepository
 from gateway.storage.remote.addresses import AddressError, is_remote, parse_address
 from gateway.storage.store import default_root
 
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-SIZE = re.compile(r"(\d+)(KiB|MiB|GiB|TiB)?", re.ASCII)
 SHARE = re.compile(r"(\d{1,2}|100)%", re.ASCII)
 MOUNTS = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
@@ -39,9 +37,11 @@ def bound(text: str) -> CacheBound:
     """A size such as 500GiB, or a percentage of the file system such as 80%."""
     if found := SHARE.fullmatch(text):
         return CacheBound(int(found[1]), is_percentage=True)
-    if found := SIZE.fullmatch(text):
-        return CacheBound(int(found[1]) * UNITS[found[2] or ""])
-    raise argparse.ArgumentTypeError(f"'{text}' is no size: expected such as 80%, 500GiB or 0")
+    try:
+        return CacheBound(byte_size(text))
+    except argparse.ArgumentTypeError:
+        text = f"'{text}' is no size: expected such as 80%, 500GiB or 0"
+        raise argparse.ArgumentTypeError(text) from None
 
 
 def cache_root(scheme: str, environment: Mapping[str, str]) -> Path:

@@ -19,6 +19,19 @@ DURATION = re.compile(r"([0-9]{1,9})([smh])")
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|TiB)?")
+
+
+def byte_size(text: str) -> int:
+    """A number of bytes, with or without a unit, such as 24GiB."""
+    if found := SIZE.fullmatch(text):
+        return int(found[1]) * UNITS[found[2] or ""]
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is no size: expected a whole number of bytes, or such as 512MiB or 24GiB"
+    )
+
+
 def truth(text: str) -> bool:
     """A boolean as in Triton's options."""
     if text.lower() in TRUE | FALSE:

@@ -2,7 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from gateway.backend import Backend, Instance
@@ -213,7 +222,8 @@ Load = Callable[[], Awaitable[Instance]]
 class InstanceSlot:
     """A placement, its instance (None while none is alive), and the function that loads one.
 
-    A `napping` instance has freed memory, and executes nothing; see `Sleeper`. `registration` is
+    A `napping` instance has freed memory, and executes nothing; see `Sleeper`. `check_woken` raises
+    for one that has woken and answers a golden request wrongly. `registration` is
     the slot's at the execution limiter, if any; `closings` close its instances. `since` is the
     start of the instance (monotonic seconds); `tries` counts restarts since it was stable.
     """
@@ -222,6 +232,7 @@ class InstanceSlot:
     placement: Placement = field(default_factory=Placement)
     instance: Instance | None = None
     napping: Instance | None = None
+    check_woken: Callable[[Instance], Awaitable[None]] | None = None
     registration: Registration | None = None
     closings: Closings = field(default_factory=Closings)
     tries: int = 0
@@ -259,12 +270,19 @@ def unregister_slots(slots: Iterable[InstanceSlot]) -> None:
 
 async def load_slots(slots: Sequence[InstanceSlot], *, side_by_side: bool) -> None:
     """Load the instances; after an error none stays loaded, and the error is raised."""
-    try:
+    async with closed_on_error(slots):
         if side_by_side:
             await _load_together(slots)
         else:
             for slot in slots:
                 slot.instance = await slot.load()
+
+
+@asynccontextmanager
+async def closed_on_error(slots: Sequence[InstanceSlot]) -> AsyncIterator[None]:
+    """Close the slots if the block fails or is cancelled."""
+    try:
+        yield
     except BaseException:
         await close_slots(slots)
         raise
@@ -276,6 +294,11 @@ def close_slots(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
     If the wait is cancelled, they still close.
     """
     unregister_slots(slots)
+    return close_instances(slots)
+
+
+def close_instances(slots: Sequence[InstanceSlot]) -> Awaitable[object]:
+    """As `close_slots`, for slots that are to be filled again."""
     ends: list[asyncio.Future[None]] = []
     for slot in slots:
         found = [each for each in (slot.instance, slot.napping) if each is not None]
@@ -307,3 +330,34 @@ def match_slots(
         found.append(next(suits, None))
         left = [each for each in left if each is not found[-1]]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceUpdate:
+    """Other instances for a loaded version (in-place update).
+
+    `exchange` is that of the version. `kept` are the present slots that suit `wanted`. Requests see
+    no change before `commit`; an update that is not committed needs `close`.
+    """
+
+    exchange: Callable[[ModelConfig, Sequence[InstanceSlot]], None]
+    config: ModelConfig
+    wanted: Sequence[InstanceSlot]
+    kept: Sequence[InstanceSlot | None]
+
+    @property
+    def added(self) -> list[InstanceSlot]:
+        """The slots that had to be loaded."""
+        return [slot for slot, old in zip(self.wanted, self.kept, strict=True) if old is None]
+
+    def commit(self) -> None:
+        """Serve with the wanted slots; other instances finish their executions and close."""
+        for slot, old in zip(self.wanted, self.kept, strict=True):
+            if old is not None:
+                old.placement, old.load = slot.placement, slot.load
+        slots = [old or slot for slot, old in zip(self.wanted, self.kept, strict=True)]
+        self.exchange(self.config, slots)
+
+    def close(self) -> Awaitable[object]:
+        """Begin to close the loaded instances; await the end."""
+        return close_slots(self.added)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from gateway.backend import Instance
@@ -11,7 +12,9 @@ from gateway.config import ModelConfig
 from gateway.errors import InferenceError, died, no_instance
 from gateway.models.instance_groups import (
     InstanceSlot,
+    close_instances,
     close_slots,
+    closed_on_error,
     unregister_slots,
 )
 from gateway.models.limits import Limits
@@ -59,6 +62,7 @@ class Instances:
         self._retired: list[InstanceSlot] = []
         self._watches: dict[InstanceSlot, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._has_begun = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
         self._on_unavailable: Callable[[InferenceError], None] = lambda _: None
         self._trouble = ""
@@ -107,6 +111,7 @@ class Instances:
         self._on_change, self._on_unavailable = on_change, on_unavailable
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            self._has_begun.set()
             try:
                 tasks.create_task(self._scheduler.run())
                 for slot in self._slots:
@@ -162,19 +167,25 @@ class Instances:
         Instances that can nap do so, if `naps`; returns whether any does. InferenceError if `run`
         ends meanwhile.
         """
-        await self._owned(self._fall_asleep(naps=naps))
+        await self._owned(partial(self._fall_asleep, naps=naps))
         return any(slot.napping is not None for slot in self._slots)
+
+    def empty(self) -> Awaitable[object]:
+        """Begin to close the instances of a version that does not serve yet; await the end."""
+        self.begin_asleep()
+        return close_instances(self._slots)
 
     async def wake(self) -> None:
         """Fill the slots; InferenceError if that fails: they are asleep then, and none naps."""
-        await self._owned(self._wake())
+        await self._owned(self._wake)
 
     async def drop(self) -> None:
         """Close the instances that nap."""
-        await self._owned(drop_naps(self._slots))
+        await self._owned(partial(drop_naps, self._slots))
 
     def close(self) -> Awaitable[object]:
         """Begin to close all instances concurrently; await the end."""
+        self._has_begun.set()
         closed = close_slots([*self._slots, *self._retired])
         self._refresh()
         return closed
@@ -190,12 +201,12 @@ class Instances:
         executing = warm_up(instance, name, config, self._folder, self._statistics)
         await slot.closings.run(executing, lambda: [instance], config.name)
 
-    async def _owned(self, change: Coroutine[None, None, None]) -> None:
+    async def _owned(self, change: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run a change of the slots in `run`, which ends it, though this caller is cancelled."""
+        await self._has_begun.wait()
         if self._tasks is None:
-            change.close()
             raise closing(self._config.name)
-        task = self._tasks.create_task(attempted(change, self._config.name))
+        task = self._tasks.create_task(attempted(change(), self._config.name))
         await asyncio.wait([task])
         if task.cancelled():
             raise closing(self._config.name)
@@ -244,11 +255,8 @@ class Instances:
     async def _load_spares(self, slots: Sequence[InstanceSlot]) -> Sequence[InstanceSlot]:
         """Other instances for the slots, loaded and prepared."""
         spares = await load_spares(slots, side_by_side=self.side_by_side)
-        try:
+        async with closed_on_error(spares):
             await self.prepare(spares)
-        except BaseException:
-            await close_slots(spares)
-            raise
         return spares
 
     def _add(self, slot: InstanceSlot) -> None:

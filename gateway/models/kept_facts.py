@@ -3,6 +3,8 @@
 import hashlib
 import logging
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,14 @@ class KeptFacts(msgspec.Struct, frozen=True):
     load_secs: float
     adapters: tuple[str, ...] = ()
     max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFiles:
+    """The folder of a version's files, and the function of the identity of its load; it blocks."""
+
+    folder: Path
+    identify: Callable[[], bytes]
 
 
 class FactsFolder:

@@ -23,8 +23,9 @@ from gateway.models.ensemble_members import (
     poll_failed,
     versions_failed,
 )
+from gateway.models.instance_groups import InPlaceUpdate
 from gateway.models.loaded_models import LoadedModels, ServedVersions
-from gateway.models.loading import InPlaceUpdate, Loaded, LoadedMembers, ModelLoader, close_all
+from gateway.models.loading import Loaded, LoadedMembers, ModelLoader
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.registry import (
     UNLOADED,
@@ -279,7 +280,7 @@ class Lifecycle:
         errors = {n: each for n, each in outcomes.items() if isinstance(each, InferenceError)}
         if errors:
             known.fail_loading(errors)
-            await close_all(outcomes.values())
+            await self._loader.close(outcomes.values())
             raise versions_failed(known.id.name, errors)
         loaded = {n: each for n, each in outcomes.items() if not isinstance(each, InferenceError)}
         self._swap(known, source, loaded)
@@ -294,7 +295,9 @@ class Lifecycle:
         try:
             async with asyncio.timeout(None) as known.loading:
                 kept = known.unchanged_versions(source, frozenset(bound.values()))
-                return await self._loader.load_versions(source, numbers, kept, bound)
+                return await self._loader.load_versions(
+                    source, numbers, kept, bound, may_begin_asleep=not known.models
+                )
         except TimeoutError:
             return dict.fromkeys(numbers, INTERRUPTED)
         finally:

@@ -180,3 +180,8 @@ def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:
     """Whether a version may sleep, or takes memory of a budget; ensembles take none."""
     has_budget = budget != ModelMemory() or "residency" in config.parameters
     return has_budget and config.ensemble_scheduling is None
+
+
+def drops_weights(config: ModelConfig) -> bool:
+    """Whether its instances load their weights again at a wake without being loaded anew."""
+    return config.parameters.get("sleep") == SleepLevel.LEVEL_2

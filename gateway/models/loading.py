@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,24 +24,26 @@ from gateway.models.golden.run import GoldenRun
 from gateway.models.golden.similarity import Find
 from gateway.models.instance_groups import (
     EVERY_CORE,
+    InPlaceUpdate,
     InstanceSlot,
     Placement,
     check_memory,
-    close_slots,
+    closed_on_error,
     cores_of,
     load_slots,
     match_slots,
     placements,
     register_slots,
 )
-from gateway.models.limits import shares_memory
+from gateway.models.kept_facts import VersionFiles
+from gateway.models.limits import drops_weights, shares_memory
 from gateway.models.load_identity import private_load, rescanned, shared_load
 from gateway.models.model import Model, import_scheduler
 from gateway.models.model_folder import files_folder, read_labels
 from gateway.models.normalisation import completed
 from gateway.models.repository import LoadSource
 from gateway.models.reshaped_instance import with_reshapes
-from gateway.models.residents import Residents, VersionFiles
+from gateway.models.residents import Residents
 from gateway.observability.log import logged_stage
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.rate_limiter import ExecutionLimiter
@@ -54,37 +57,6 @@ Infer = Callable[[InferRequest], ResponseStream]
 LoadedMembers = Mapping[tuple[str, int], Model]
 """The models that an ensemble calls, by the name and version in its steps."""
 NO_MEMBERS: LoadedMembers = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class InPlaceUpdate:
-    """Other instances for a loaded version (in-place update).
-
-    `kept` are the present slots that suit `wanted`. Requests see no change before `commit`; an
-    update that is not committed needs `close`.
-    """
-
-    model: Model
-    config: ModelConfig
-    wanted: Sequence[InstanceSlot]
-    kept: Sequence[InstanceSlot | None]
-
-    @property
-    def added(self) -> list[InstanceSlot]:
-        """The slots that had to be loaded."""
-        return [slot for slot, old in zip(self.wanted, self.kept, strict=True) if old is None]
-
-    def commit(self) -> None:
-        """Serve with the wanted slots; other instances finish their executions and close."""
-        for slot, old in zip(self.wanted, self.kept, strict=True):
-            if old is not None:
-                old.placement, old.load = slot.placement, slot.load
-        slots = [old or slot for slot, old in zip(self.wanted, self.kept, strict=True)]
-        self.model.exchange(self.config, slots)
-
-    def close(self) -> Awaitable[object]:
-        """Begin to close the loaded instances; await the end."""
-        return close_slots(self.added)
 
 
 Loaded = Model | InPlaceUpdate
@@ -138,26 +110,45 @@ class ModelLoader:
         versions: Sequence[int],
         kept: Mapping[int, Model],
         members: LoadedMembers = NO_MEMBERS,
+        *,
+        may_begin_asleep: bool,
     ) -> Mapping[int, Loaded | InferenceError]:
         """Each version, or its error. If cancelled, nothing stays loaded.
 
         The versions in `kept` only get the instance groups of the source. `members` are the models
-        that an ensemble calls; a failed load with members is not retried.
+        that an ensemble calls; a failed load with members is not retried. `may_begin_asleep` is as
+        for `load`.
         """
         outcomes: dict[int, Loaded | InferenceError] = {}
 
         async def load_one(version: int) -> None:
-            load = partial(self._load_or_error, source, version, kept.get(version), members)
-            outcomes[version] = await self._with_retries(load, 0 if members else self._retries)
+            old = kept.get(version)
+            begin: Callable[[], Awaitable[Loaded]]
+            if old is not None and not _must_reload(old, source):
+                begin = partial(self.update, old, source, members)
+            else:
+                load = partial(self.load, members=members, may_begin_asleep=may_begin_asleep)
+                begin = partial(self._load_fetched, source, version, load)
+            attempt = partial(_loaded_or_error, begin, source.config.name, version)
+            outcomes[version] = await self._with_retries(attempt, 0 if members else self._retries)
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 for version in versions:
                     tasks.create_task(load_one(version))
         except BaseException:
-            await close_all(outcomes.values())
+            await self.close(outcomes.values())
             raise
         return outcomes
+
+    async def close(self, outcomes: Iterable[Loaded | InferenceError]) -> None:
+        """Close loaded versions that will not serve; all of them, even if cancelled."""
+        try:
+            await close_all(outcomes)
+        finally:
+            for each in outcomes:
+                if isinstance(each, Model):
+                    self._residents.end(each)
 
     async def _with_retries(
         self, load: Callable[[], Awaitable[Loaded | InferenceError]], retries: int
@@ -169,53 +160,37 @@ class ModelLoader:
             outcome = await load()
         return outcome
 
-    async def _load_or_error(
-        self, source: LoadSource, version: int, kept: Model | None, members: LoadedMembers
-    ) -> Loaded | InferenceError:
-        extra = {"model": source.config.name, "version": version}
-        began = time.monotonic()
-        try:
-            if kept is not None and not _must_reload(kept, source):
-                async with self._at_once:
-                    update = await self.update(kept, source, members)
-                log.info("version kept", extra=extra | {"added": len(update.added)})
-                return update
-            log.info("loading model", extra=extra)
-            loaded = await self._load_fetched(source, version, members)
-        except InferenceError as error:
-            return _logged(error, extra)
-        except Exception:
-            # Around one model load: a runtime's own exception must not end the other loads.
-            log.exception("loading failed", extra=extra)
-            text = "loading failed unexpectedly; the server's log says why"
-            return _logged(InferenceError(Code.INTERNAL, text), extra)
-        log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
-        return loaded
-
     async def _load_fetched(
-        self, source: LoadSource, version: int, members: LoadedMembers
+        self, source: LoadSource, version: int, load: Callable[[LoadSource, int], Awaitable[Model]]
     ) -> Model:
         """Load a version; if it is in object storage, fetch it outside of the places of loads."""
+        log.info("loading model", extra={"model": source.config.name, "version": version})
         if isinstance(source.entry.files, Path):
             async with self._at_once:
-                return await self.load(source, version, members)
+                return await load(source, version)
         async with self._fetches.fetch(source, version) as fetched, self._at_once:
-            return await self.load(fetched, version, members)
+            return await load(fetched, version)
 
     async def load(
-        self, source: LoadSource, version: int, members: LoadedMembers = NO_MEMBERS
+        self,
+        source: LoadSource,
+        version: int,
+        members: LoadedMembers = NO_MEMBERS,
+        *,
+        may_begin_asleep: bool = True,
     ) -> Model:
         """A version of the source: its instances loaded, warm, and known to its scheduler.
 
-        `members` are the models that an ensemble calls; the caller holds them meanwhile. Raises
-        InferenceError with the reason; nothing stays loaded then.
+        `members` are the models that an ensemble calls; the caller holds them meanwhile. A version
+        that may sleep has no instances yet if it has no golden requests and `may_begin_asleep`.
+        Raises InferenceError with the reason; nothing stays loaded then.
         """
         began = time.monotonic()
+        about = {"model": source.config.name, "version": version}
         if source.tree is None and self._shares_responses(source.config):
             # The scan of a poll may be older than the files that this load reads.
             source = await self._threads.run(rescanned, source)
         folder = await self._threads.run(self._folder, source, version)
-        about = {"model": source.config.name, "version": version}
         with logged_stage(log, "backend imported", **about):
             backend = await self._backend(source.config, members)
         config = _with_runtime(source.config, backend)
@@ -235,20 +210,28 @@ class ModelLoader:
             model.when_closed(source.tree.release)
         await self._use_cache(model, source, folder)
         files = VersionFiles(folder, partial(shared_load, source, config, folder))
-        begins_asleep = shares_memory(config, self._settings.memory) and (
+        sleeps = shares_memory(config, self._settings.memory) and (
             await self._residents.admit(model, files)
         )
         register_slots(slots, None if members else self._limiter)
         model.instances.side_by_side = backend.loads_side_by_side
-        if begins_asleep:
+        if sleeps and may_begin_asleep and golden is None:
             model.instances.begin_asleep()
             model.loaded_at = time.time()
             return model
-        with logged_stage(log, "instances loaded", **about, count=len(slots)):
-            await load_slots(slots, side_by_side=backend.loads_side_by_side)
-        with logged_stage(log, "instances warmed up", **about):
-            await _prepare(model, slots, golden)
-        model.load_secs = time.monotonic() - began
+        if golden is not None and drops_weights(config):
+            for slot in slots:
+                if not slot.passive:
+                    slot.check_woken = partial(golden.check_woken, slot)
+        room = self._residents.room(model) if sleeps else nullcontext()
+        async with room, closed_on_error(slots):
+            with logged_stage(log, "instances loaded", **about, count=len(slots)):
+                await load_slots(slots, side_by_side=backend.loads_side_by_side)
+            with logged_stage(log, "instances warmed up", **about):
+                await _prepare(model, slots, golden)
+            if sleeps:
+                await self._residents.filled(model)
+        model.load_secs = model.load_secs if sleeps else time.monotonic() - began
         model.loaded_at = time.time()
         return model
 
@@ -267,10 +250,12 @@ class ModelLoader:
         backend = await self._backend(config, members)
         golden = await self._threads.run(self._golden, config, own, int(model.version))
         wanted = self._slots(backend, config, folder, model.statistics)
-        update = InPlaceUpdate(model, config, wanted, match_slots(wanted, model.instances.slots))
+        kept = match_slots(wanted, model.instances.slots)
+        update = InPlaceUpdate(model.exchange, config, wanted, kept)
         register_slots(update.added, None if members else self._limiter)
-        await load_slots(update.added, side_by_side=backend.loads_side_by_side)
-        await _prepare(model, update.added, golden)
+        async with self._at_once, closed_on_error(update.added):
+            await load_slots(update.added, side_by_side=backend.loads_side_by_side)
+            await _prepare(model, update.added, golden)
         return update
 
     def _golden(self, config: ModelConfig, source: LoadSource, version: int) -> GoldenRun | None:
@@ -366,14 +351,10 @@ def _with_runtime(config: ModelConfig, backend: Backend) -> ModelConfig:
 
 
 async def _prepare(model: Model, slots: Sequence[InstanceSlot], golden: GoldenRun | None) -> None:
-    try:
-        await model.prepare(slots)
-        if golden is not None:
-            await golden.check(slots)
-            model.golden = (*model.golden, *golden.results)
-    except BaseException:
-        await close_slots(slots)
-        raise
+    await model.prepare(slots)
+    if golden is not None:
+        await golden.check(slots)
+        model.golden = (*model.golden, *golden.results)
 
 
 def _must_reload(kept: Model, source: LoadSource) -> bool:
@@ -391,6 +372,27 @@ async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:
     """Close loaded versions that will not serve; all of them, even if cancelled."""
     ends = [each.close() for each in outcomes if not isinstance(each, InferenceError)]
     await asyncio.gather(*ends)
+
+
+async def _loaded_or_error(
+    begin: Callable[[], Awaitable[Loaded]], model: str, version: int
+) -> Loaded | InferenceError:
+    extra: dict[str, object] = {"model": model, "version": version}
+    began = time.monotonic()
+    try:
+        loaded = await begin()
+    except InferenceError as error:
+        return _logged(error, extra)
+    except Exception:
+        # Around one model load: a runtime's own exception must not end the other loads.
+        log.exception("loading failed", extra=extra)
+        text = "loading failed unexpectedly; the server's log says why"
+        return _logged(InferenceError(Code.INTERNAL, text), extra)
+    if isinstance(loaded, InPlaceUpdate):
+        log.info("version kept", extra=extra | {"added": len(loaded.added)})
+    else:
+        log.info("model ready", extra=extra | {"secs": round(time.monotonic() - began, 1)})
+    return loaded
 
 
 def _logged(error: InferenceError, extra: Mapping[str, object]) -> InferenceError:

@@ -1,8 +1,13 @@
 """Memory of models: declared, measured, or estimated from their files."""
 
+import asyncio
 import importlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gateway.config import InstanceKind, ModelConfig
@@ -10,6 +15,7 @@ from gateway.memory_settings import ModelMemory
 from gateway.models.limits import ResidenceRules, SleepLevel
 from gateway.models.model_folder import take_snapshot
 from gateway.models.residence import HOST, MODELS, Memory
+from gateway.threads import Threads
 
 KIB = 1024
 PARENT_FIELD = 1
@@ -88,6 +94,51 @@ def memory_in_use(own: int, gpus: Collection[int], proc: Path = Path("/proc")) -
     if host := sum(_proportional_bytes(proc / str(pid)) for pid in (own, *_below(own, proc))):
         found[HOST] = host
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStart:
+    """The begin of a load: its time, its number, the memory, and whether nothing else changed."""
+
+    at: float
+    number: int
+    memory: Memory
+    is_alone: bool
+
+
+class LoadMeasures:
+    """Measures the memory of loads, as far as no other change of memory is under way meanwhile.
+
+    Memory is read in `threads`, on this host and on those GPUs.
+    """
+
+    def __init__(self, threads: Threads, gpus: Collection[int]) -> None:
+        self._read = partial(threads.run, memory_in_use, os.getpid(), gpus)
+        self._under_way = self._begun = 0
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """A change of memory, for the time of the block."""
+        self._under_way += 1
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    async def begin(self) -> LoadStart:
+        """The begin of a load; it is a `change`."""
+        at, number = asyncio.get_running_loop().time(), self._begun
+        is_alone = self._under_way == 1
+        return LoadStart(at, number, await self._read(), is_alone)
+
+    async def end(self, began: LoadStart) -> Memory:
+        """The memory that a load has taken; empty if it is not known."""
+        after = await self._read()
+        if not began.is_alone or began.number != self._begun:
+            return {}
+        before = began.memory
+        return {place: after[place] - before[place] for place in before.keys() & after.keys()}
 
 
 def _below(own: int, proc: Path) -> Iterator[int]:

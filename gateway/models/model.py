@@ -262,15 +262,15 @@ class Model:
             batch_size = checked.batch_size
         else:
             batch_size = self._rules.check(request)
-        is_asleep = not self.instances.able
-        if is_asleep:
-            self._require_waking()
+        waking = None if self.instances.able else self._waking_if_asleep()
         cached: CachedRequest | None = None
         has_order = self.of_fleet and request.sequence is not None
         if self._cache is not None and interceptor is None and not has_order:
             interceptor = cached = CachedRequest(self._cache, request)
-        needs_place = limited and (cached is None or cached.lookup.response is None)
-        if needs_place and len(self.requests) >= self.most_in_flight:
+        has_response = cached is not None and cached.lookup.response is not None
+        if waking is not None and not has_response:
+            waking.check()
+        if limited and not has_response and len(self.requests) >= self.most_in_flight:
             raise self._full(self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
@@ -290,8 +290,8 @@ class Model:
             self.scheduler.submit(entry)
         else:
             interceptor.submit(entry, self.scheduler)
-        if is_asleep and self.waking is not None and not stream.done:
-            self.waking.wish(stream)
+        if waking is not None and not stream.done:
+            waking.wish(stream)
         return stream
 
     def call(self, request: InferRequest) -> ResponseStream:
@@ -376,11 +376,11 @@ class Model:
             self._on_close.pop()()
         return self.instances.close()
 
-    def _require_waking(self) -> None:
-        """Raise UNAVAILABLE unless requests may wait for instances."""
+    def _waking_if_asleep(self) -> Waking:
+        """Raises UNAVAILABLE unless requests may wait for instances."""
         if self.waking is None or not self.instances.asleep:
             raise self._unable()
-        self.waking.check()
+        return self.waking
 
     def _unable(self) -> InferenceError:
         return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")

@@ -53,7 +53,8 @@ class Resident:
     """A version in a `Residence`, which alone changes its stage.
 
     It `needs` memory while it is not asleep, and `rests` while it `naps`. `load_secs` is the
-    duration of its last load, 0 if it is not known.
+    duration of its last load, 0 if it is not known. It `is_new` from its wish for room to load
+    until it serves.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Resident:
     load_secs: float = 0.0
     stage: Stage = Stage.ASLEEP
     naps: bool = False
+    is_new: bool = False
     since: float = 0.0
     used_at: float = 0.0
     wished_at: float | None = None
@@ -88,9 +90,13 @@ class Resident:
         """The time after which a refused request may succeed: that of a load."""
         return max(1, math.ceil(self.load_secs))
 
-    def idle(self, now: float) -> bool:
-        """Whether it may sleep for another one without an effect on requests."""
-        return now - self.since >= STAY_SECS and not self.usage.present
+    def idle(self, now: float, wished: "Resident | None") -> bool:
+        """Whether it may sleep for another one without an effect on requests.
+
+        A version need not stay for another version of its model that is new.
+        """
+        is_before = wished is not None and wished.is_new and wished.name == self.name
+        return (is_before or now - self.since >= STAY_SECS) and not self.usage.present
 
 
 class Verb(Enum):
@@ -203,6 +209,10 @@ class Residence:
         resident.stage, resident.wished_at, resident.since = Stage.AWAKE, None, now
         resident.failures.clear()
 
+    def may_sleep(self, resident: Resident) -> None:
+        """A version that no request has woken may sleep for another one at once."""
+        resident.since = -math.inf
+
     def failed(self, resident: Resident, reason: str) -> None:
         """A model could not be loaded; after some failures its requests are refused for a time."""
         now = self._now()
@@ -227,7 +237,7 @@ class Residence:
                 each.used_at = now
         changes = [self._sleep(each, "keep_alive") for each in self._expired(now)]
         excess = self._beyond() - self._coming()
-        changes += self._make_room(excess, now, may_close=False)
+        changes += self._make_room(excess, now)
         changes += self._grant(now)
         return changes
 
@@ -257,7 +267,7 @@ class Residence:
             each
             for each in self.residents
             if each.stage is Stage.AWAKE
-            and not each.stays
+            and not (each.stays or each.is_new)
             and 0 <= each.rules.keep_alive_secs <= now - each.used_at
             and not each.usage.present
         ]
@@ -286,18 +296,26 @@ class Residence:
                 lacking, waited = short - self._coming(), now - wished_at
                 made: list[Change] = []
                 if not places & contested:
-                    made = self._make_room(lacking, now, may_close=waited >= PATIENCE_SECS)
+                    may_close = waited >= PATIENCE_SECS
+                    made = self._make_room(lacking, now, resident, may_close=may_close)
                 yield from made
                 contested |= places
                 if made or not lacking or waited >= RESERVE_SECS:
                     reserved |= places
 
-    def _make_room(self, lacking: Memory, now: float, *, may_close: bool) -> list[Change]:
+    def _make_room(
+        self,
+        lacking: Memory,
+        now: float,
+        wished: Resident | None = None,
+        *,
+        may_close: bool = False,
+    ) -> list[Change]:
         """Have the fewest models sleep that give enough memory; none if all together do not."""
         if not lacking:
             return []
         chosen: list[Resident] = []
-        for each in self._candidates(now, may_close=may_close):
+        for each in self._candidates(now, wished, may_close=may_close):
             if _has(each, lacking) and not _enough(chosen, lacking):
                 chosen.append(each)
         if not _enough(chosen, lacking):
@@ -310,12 +328,16 @@ class Residence:
             self.lru_age_secs = now - each.used_at
         return [self._sleep(each, "room") for each in chosen]
 
-    def _candidates(self, now: float, *, may_close: bool) -> list[Resident]:
+    def _candidates(
+        self, now: float, wished: Resident | None, *, may_close: bool
+    ) -> list[Resident]:
         """The models that may sleep for others: those that nap, idle ones, then any."""
         free = [each for each in self.residents if not each.stays]
         awake = [each for each in free if each.stage is Stage.AWAKE]
         napping = [each for each in free if each.stage is Stage.ASLEEP and each.naps]
-        idle = sorted((each for each in awake if each.idle(now)), key=lambda each: each.used_at)
+        idle = sorted(
+            (each for each in awake if each.idle(now, wished)), key=lambda each: each.used_at
+        )
         busy = [each for each in awake if now - each.since >= STAY_SECS and each not in idle]
         closed = sorted(busy, key=lambda each: each.since) if may_close else []
         return sorted(napping, key=lambda each: each.used_at) + idle + closed

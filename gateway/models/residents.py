@@ -3,23 +3,21 @@
 import asyncio
 import logging
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError, RetryLater
 from gateway.memory_settings import ModelMemory
-from gateway.models.kept_facts import FactsFolder, KeptFacts
+from gateway.models.kept_facts import FactsFolder, KeptFacts, VersionFiles
 from gateway.models.limits import ResidenceRules, Residency, SleepLevel
-from gateway.models.memory import budget_of, file_bytes, memory_in_use, needs_of
+from gateway.models.memory import LoadMeasures, LoadStart, budget_of, file_bytes, needs_of
 from gateway.models.model import Model
-from gateway.models.residence import HOST, Change, Memory, Residence, Resident, Stage, Verb
-from gateway.observability.request_record import RequestsInFlight
-from gateway.schedulers.scheduler import Scheduler
+from gateway.models.residence import HOST, Change, Residence, Resident, Stage, Verb
+from gateway.models.version_usage import VersionUsage
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
 
@@ -28,42 +26,12 @@ log = logging.getLogger("sluice.residence")
 NS_PER_SEC = 1_000_000_000
 
 
-class VersionUsage:
-    """The use of a loaded version; `by` are those of the ensembles that call it.
-
-    Implements `InUse`.
-    """
-
-    def __init__(self, requests: RequestsInFlight, scheduler: Scheduler) -> None:
-        self.by: list[VersionUsage] = []
-        self._requests = requests
-        self._scheduler = scheduler
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    @property
-    def present(self) -> bool:
-        """Whether it has requests or open sequences, or an ensemble that calls it has."""
-        sequences = self._scheduler.sequences
-        if self._requests or (sequences is not None and sequences.are_open):
-            return True
-        return any(each.present for each in self.by)
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFiles:
-    """The folder of a version's files, and the function of the identity of its load; it blocks."""
-
-    folder: Path
-    identify: Callable[[], bytes]
-
-
 class Waker:
     """A version in memory, or asleep. Implements `Waking`.
 
     `size` is that of its files, `measured` the most memory that was measured. A load under way is
-    expected to end at `expected_at`. The future `end` is that of its next wake: None, or the error.
+    expected to end at `expected_at`; `began` is the begin of its first one. The future `end` is
+    that of its next wake, or of its wait for room: None, or the error.
     """
 
     def __init__(
@@ -73,7 +41,8 @@ class Waker:
         self.folder = folder
         self.load = load
         self.size = size
-        self.measured: Memory = {}
+        self.measured: dict[str, int] = {}
+        self.began: LoadStart | None = None
         self.expected_at: float | None = None
         self.end: asyncio.Future[InferenceError | None] | None = None
         self._residents = residents
@@ -132,12 +101,12 @@ class Residents:
         self.evictions: Counter[str] = Counter()
         self._ensembles: dict[Model, VersionUsage] = {}
         self._changed = asyncio.Event()
-        self._under_way = self._begun = 0
+        self._measures = LoadMeasures(threads, tuple(budget.gpus))
 
     # Versions.
 
     async def admit(self, model: Model, files: VersionFiles) -> bool:
-        """Read the rules of a version that is about to be loaded; whether it begins asleep.
+        """Read the rules of a version that is about to be loaded; whether it may sleep.
 
         Raises INVALID_ARG if they are wrong, or if it is larger than the budget.
         """
@@ -155,7 +124,7 @@ class Residents:
         if rules.sleep is SleepLevel.LEVEL_1:
             resident.rests = {HOST: size}
         model.waking = waker = Waker(self, resident, files.folder, load, size)
-        waker.measured = measured
+        waker.measured = dict(measured)
         if facts is not None and sleeps:
             resident.load_secs = model.load_secs = facts.load_secs
             model.describe(facts.adapters, facts.max_model_len)
@@ -169,15 +138,52 @@ class Residents:
         """Take a version into account that serves from now on."""
         if model.members:
             usage = self._ensembles[model] = VersionUsage(model.requests, model.scheduler)
+            model.requests.on_idle = partial(self._ensemble_used, model)
             for by in self._users_of(model):
                 by.append(usage)
         waker = model.waking
         if isinstance(waker, Waker):
-            self.models[waker.resident] = (model, waker)
-            self.residence.add(waker.resident, awake=not model.instances.asleep)
+            if waker.resident.is_new:
+                waker.resident.is_new = False
+            else:
+                self._add(model, waker, awake=not model.instances.asleep)
             if waker.resident.rules.residency is not Residency.ALWAYS:
                 model.requests.on_idle = partial(self._used, waker)
             self._changed.set()
+
+    @asynccontextmanager
+    async def room(self, model: Model) -> AsyncIterator[None]:
+        """Room for the instances of a version that may sleep, made as for a wake.
+
+        Call `filled` inside the block, and `begin` or `end` after it. Raises RetryLater if there is
+        no room in time. The exit never waits.
+        """
+        waker = model.waking
+        assert isinstance(waker, Waker)  # noqa: S101 - it has been admitted
+        waker.resident.is_new = True
+        self._add(model, waker, awake=False)
+        try:
+            await self._awaken(waker)
+            with self._measures.change():
+                waker.began = await self._measures.begin()
+                yield
+        except BaseException:
+            self.end(model)
+            raise
+
+    async def filled(self, model: Model) -> None:
+        """Account for a version that has been loaded in its `room`."""
+        waker = model.waking
+        assert isinstance(waker, Waker)  # noqa: S101 - it has been admitted
+        assert waker.began is not None  # noqa: S101 - it has room
+        await self._note_load(model, waker, waker.began)
+        self.residence.may_sleep(waker.resident)
+        self._changed.set()
+        await self._keep(model, waker)
+
+    def _add(self, model: Model, waker: Waker, *, awake: bool) -> None:
+        self.models[waker.resident] = (model, waker)
+        self.residence.add(waker.resident, awake=awake)
 
     def end(self, model: Model) -> None:
         """Forget a version that has been closed."""
@@ -240,6 +246,15 @@ class Residents:
         if waker.end is not None:
             self.wish(waker.resident)
 
+    def _ensemble_used(self, ensemble: Model) -> None:
+        """The last request of an ensemble has ended, and with it the use of its members."""
+        for member in ensemble.members:
+            waker = member.waking
+            if not isinstance(waker, Waker):
+                self._ensemble_used(member)
+            elif waker.resident.stage is Stage.AWAKE and self.residence.used(waker.resident):
+                self._changed.set()
+
     def _end_late(self) -> float:
         """End the requests that have waited for too long; returns the time of the next one."""
         now, now_ns = asyncio.get_running_loop().time(), time.perf_counter_ns()
@@ -266,6 +281,8 @@ class Residents:
                     model, waker = self.models[change.resident]
                     if change.verb is Verb.REFUSE:
                         self._refuse(model, waker)
+                    elif change.verb is Verb.WAKE and change.resident.is_new:
+                        waker.report(None)  # its load has waited for room
                     else:
                         tasks.create_task(self._make(change, model, waker))
                 await self._wait_until(min(self._end_late(), self.residence.next_at))
@@ -284,17 +301,15 @@ class Residents:
 
     async def _make(self, change: Change, model: Model, waker: Waker) -> None:
         """Wake a version, or have it sleep."""
-        self._under_way += 1
-        self._begun += 1
         try:
-            if change.verb is Verb.WAKE:
-                await self._wake(model, waker)
-            else:
-                await self._sleep(model, waker, change)
+            with self._measures.change():
+                if change.verb is Verb.WAKE:
+                    await self._wake(model, waker)
+                else:
+                    await self._sleep(model, waker, change)
         except InferenceError as error:  # the version is being closed
             log.debug("change ended", extra={"model": model.name, "reason": error.reason})
         finally:
-            self._under_way -= 1
             self._changed.set()
             self._on_change()
 
@@ -302,6 +317,8 @@ class Residents:
         resident, naps = waker.resident, False
         if change.verb is Verb.DROP:
             await model.instances.drop()
+        elif resident.is_new:
+            await model.instances.empty()
         else:
             naps = await model.instances.sleep(naps=resident.rules.sleep is not SleepLevel.UNLOAD)
         self.evictions[change.why] += 1
@@ -312,39 +329,38 @@ class Residents:
             self.residence.wish(resident)
 
     async def _wake(self, model: Model, waker: Waker) -> None:
-        resident, loop = waker.resident, asyncio.get_running_loop()
-        began, begun, is_alone = loop.time(), self._begun, self._under_way == 1
+        resident = waker.resident
         extra = {"model": model.name, "version": model.version}
         log.info("waking model", extra=extra)
-        waker.expected_at = began + resident.load_secs if resident.load_secs else None
+        now, secs = asyncio.get_running_loop().time(), resident.load_secs
+        waker.expected_at = now + secs if secs else None
         try:
-            before = await self._memory()
+            began = await self._measures.begin()
             await model.wake()
             for stream in model.requests.values():
                 stream.model_at = None
-            after = await self._memory()
+            await self._note_load(model, waker, began)
         except InferenceError as error:
             self._note_failure(model, waker, error)
             return
         finally:
             waker.expected_at = None
-        resident.load_secs = model.load_secs = loop.time() - began
         log.info("model awake", extra=extra | {"secs": round(resident.load_secs, 1)})
         self.woken += 1
         self.wake_secs += resident.load_secs
-        if is_alone and begun == self._begun:
-            waker.measured = {
-                place: max(after[place] - before[place], waker.measured.get(place, 0))
-                for place in before.keys() & after.keys()
-            }
-        gpus, measured = self._budget.gpus, waker.measured
-        needs = needs_of(model.config, resident.rules, gpus, waker.size, measured)
-        self.residence.woken(resident, needs)
         waker.report(None)
         await self._keep(model, waker)
 
-    async def _memory(self) -> Memory:
-        return await self._threads.run(memory_in_use, os.getpid(), tuple(self._budget.gpus))
+    async def _note_load(self, model: Model, waker: Waker, began: LoadStart) -> None:
+        """Take the time and memory of a load that has ended into account."""
+        grown = await self._measures.end(began)
+        resident = waker.resident
+        resident.load_secs = model.load_secs = asyncio.get_running_loop().time() - began.at
+        for place, size in grown.items():
+            waker.measured[place] = max(size, waker.measured.get(place, 0))
+        gpus, measured = self._budget.gpus, waker.measured
+        needs = needs_of(model.config, resident.rules, gpus, waker.size, measured)
+        self.residence.woken(resident, needs)
 
     async def _keep(self, model: Model, waker: Waker) -> None:
         adapters = dict.fromkeys(name for each in model.instances for name in each.adapters)

@@ -62,6 +62,8 @@ async def _woken(slot: InstanceSlot) -> Instance | None:
     if instance.alive and instance.sleeper is not None:
         try:
             await instance.sleeper.wake()
+            if slot.check_woken is not None:
+                await slot.check_woken(instance)
         except Exception:  # around one instance: it is closed, and another one loaded
             log.exception("instance not woken", extra={"instance": slot.placement.name})
         else:

@@ -1,56 +1,41 @@
 """The command `sluice ps`: the models in the memory of a running server."""
 
 import argparse
-import http.client
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import closing
-from http import HTTPStatus
 from typing import Any
-from urllib.parse import SplitResult
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from gateway.errors import Code, InferenceError
 from gateway.models.residence import amount
+from gateway.tools.management import ManagementClient
 
 PATH = "/v2/memory"
-LIMIT_SECS = 10.0
 COLUMNS = ("model", "version", "state", "residency", "memory", "requests", "idle", "load")
 
 
-class Unanswered(Exception):
-    """A server that does not describe its memory; the message is one line."""
-
-
-def run(parsed: argparse.Namespace, console: Console) -> None:
+def run(parsed: argparse.Namespace, environment: Mapping[str, str], console: Console) -> None:
     """Write the table, or the JSON of the server, to stdout."""
-    found = read(parsed.url)
+    found = read(ManagementClient(parsed.url, environment))
     if parsed.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
     console.print(table(found))
 
 
-def read(url: SplitResult) -> Mapping[str, Any]:
-    """The description of a server's memory; raises if it has none."""
-    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+def read(client: ManagementClient) -> Mapping[str, Any]:
+    """The description of a server's memory; InferenceError if it has none."""
+    reason = "its answer is none of Sluice"
     try:
-        with closing(kind(url.hostname or "", url.port, timeout=LIMIT_SECS)) as connection:
-            connection.request("GET", PATH)
-            response = connection.getresponse()
-            body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise Unanswered(f"{url.geturl()} does not answer: {error}") from None
-    try:
-        found: Mapping[str, Any] = json.loads(body)
-    except ValueError:
-        found = {}
-    if response.status != HTTPStatus.OK or "models" not in found:
-        reason = found.get("error") or f"status {response.status}"
-        raise Unanswered(f"{url.geturl()} does not describe its memory: {reason}")
+        found = client.ask("GET", PATH)
+    except InferenceError as error:
+        reason, found = error.message, None
+    if not isinstance(found, dict) or "models" not in found:
+        raise InferenceError(Code.UNKNOWN, f"the server does not describe its memory: {reason}")
     return found
 
 

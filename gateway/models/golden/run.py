@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -54,8 +54,12 @@ class GoldenRun:
                 self._requests = read_golden(config, folder, self._version)
             except InferenceError as error:
                 failed = GoldenResult(name="", outcome=GoldenOutcome.FAILED, reason=error.message)
-                self._add(failed, error.message)
+                self.results.append(self._judged(failed, error.message))
         return bool(self._requests or self.results)
+
+    async def check_woken(self, slot: InstanceSlot, instance: Instance) -> None:
+        """Execute the first request on an instance that has napped; its result is not kept."""
+        await self._run(self._check_first(slot, instance), slot, instance)
 
     async def check(self, slots: Sequence[InstanceSlot]) -> None:
         """Execute the requests, one after another, on each instance that takes requests.
@@ -64,9 +68,7 @@ class GoldenRun:
         """
         for slot in slots:
             if slot.instance is not None and not slot.passive:
-                instance = slot.instance
-                checking = self._check_instance(slot, instance)
-                await slot.closings.run(checking, partial(_only, instance), self._model)
+                await self._run(self._check_all(slot, slot.instance), slot, slot.instance)
         log.info("golden requests checked", extra={**self._about, **self.counts})
 
     @property
@@ -81,15 +83,29 @@ class GoldenRun:
     def _about(self) -> dict[str, object]:
         return {"model": self._model, "version": self._version}
 
-    async def _check_instance(self, slot: InstanceSlot, instance: Instance) -> None:
+    async def _run(
+        self, checking: Coroutine[None, None, None], slot: InstanceSlot, instance: Instance
+    ) -> None:
+        await slot.closings.run(checking, lambda: [instance], self._model)
+
+    async def _check_first(self, slot: InstanceSlot, instance: Instance) -> None:
+        for first in self._requests[:1]:
+            await self._asked(first, slot, instance)
+
+    async def _check_all(self, slot: InstanceSlot, instance: Instance) -> None:
         for each in self._requests:
-            began = time.monotonic()
-            outcome, reason = await self._outcome(each, slot, instance)
-            secs = time.monotonic() - began
-            result = GoldenResult(
-                name=each.name, outcome=outcome, reason=reason, secs=secs, why=each.why
-            )
-            self._add(result, f"golden request '{each.name}': {reason}")
+            self.results.append(await self._asked(each, slot, instance))
+
+    async def _asked(
+        self, golden: GoldenRequest, slot: InstanceSlot, instance: Instance
+    ) -> GoldenResult:
+        began = time.monotonic()
+        outcome, reason = await self._outcome(golden, slot, instance)
+        secs = time.monotonic() - began
+        result = GoldenResult(
+            name=golden.name, outcome=outcome, reason=reason, secs=secs, why=golden.why
+        )
+        return self._judged(result, f"golden request '{golden.name}': {reason}")
 
     async def _outcome(
         self, golden: GoldenRequest, slot: InstanceSlot, instance: Instance
@@ -106,19 +122,15 @@ class GoldenRun:
             return GoldenOutcome.FAILED, str(mismatch)
         return GoldenOutcome.PASSED, ""
 
-    def _add(self, result: GoldenResult, text: str) -> None:
-        self.results.append(result)
+    def _judged(self, result: GoldenResult, text: str) -> GoldenResult:
         if result.outcome is GoldenOutcome.PASSED:
-            return
+            return result
         if result.outcome is GoldenOutcome.FAILED and self._mode is GoldenMode.STRICT:
             where = f"'{self._model}' version {self._version}"
             raise GoldenFailure(Code.INVALID_ARG, f"failed to load {where}: {text}")
         extra = {"request": result.name, "reason": result.reason}
         log.warning("golden request %s", result.outcome, extra=self._about | extra)
-
-
-def _only(instance: Instance) -> Sequence[Instance]:
-    return (instance,)
+        return result
 
 
 async def _execute(instance: Instance, request: InferRequest, answer: GoldenAnswer) -> None:

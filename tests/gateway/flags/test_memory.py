@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from gateway.flags.memory import byte_size, gpu_size
+from gateway.flags.memory import gpu_size, memory_size
 from gateway.flags.models import add_flags, model_settings
 from gateway.memory_settings import ModelMemory
 
@@ -26,7 +26,7 @@ def test_options_of_memory_become_settings() -> None:
 @pytest.mark.parametrize("text", ["", "0", "0GiB", "12GB", "-1", "1.5GiB", "GiB"])
 def test_a_size_needs_a_whole_number_with_a_known_unit(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
-        byte_size(text)
+        memory_size(text)
 
 
 @pytest.mark.parametrize("text", ["70GiB", "a:70GiB", ":70GiB"])

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RetryLater
 from gateway.messages import InferResponse, Phases
 from gateway.models.model import Model
+from gateway.stream import ResponseStream
 from gateway.threads import Threads
 from tests.builders import (
     FLAG,
@@ -212,3 +213,26 @@ async def test_an_uncounted_request_is_neither_counted_nor_answered_from_the_cac
     await settle()
     found = (cache.reading(), model.statistics.success.count, model.statistics.inference_count)
     assert found == before
+
+
+class Refusing:
+    """Wakes no model."""
+
+    def check(self) -> None:
+        raise RetryLater("no room", 5)
+
+    def wish(self, stream: ResponseStream) -> None:
+        raise AssertionError("a request waits")
+
+
+async def test_a_cached_response_is_given_while_the_model_is_asleep_and_cannot_wake(
+    serve: Serve, instance: ScriptedInstance
+) -> None:
+    model, _ = cached(serve, instance)
+    await ask(model, instance)
+    model.instances.begin_asleep()
+    model.waking = Refusing()
+    with model.submit(text_request("hello")) as stream:
+        assert await soon(read_all(stream)) == ["answer to hello"]
+    with pytest.raises(RetryLater, match="no room"):
+        model.submit(text_request("other"))

@@ -11,8 +11,14 @@ from gateway.backend import Answer, Instance, ModelContext
 from gateway.config import InstanceGroup
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.closings import EARLY_SECS, Closings
-from gateway.models.instance_groups import InstanceSlot, Placement, close_slots, load_slots
-from gateway.models.loading import InPlaceUpdate, Loaded, close_all
+from gateway.models.instance_groups import (
+    InPlaceUpdate,
+    InstanceSlot,
+    Placement,
+    close_slots,
+    load_slots,
+)
+from gateway.models.loading import Loaded, close_all
 from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
@@ -125,7 +131,7 @@ async def test_loaded_versions_close_however_often_their_load_is_cancelled(
     versions: list[Loaded] = []
     for each in instances:
         model = Model(TEXT, 1, ModelStatistics(), [])
-        versions.append(InPlaceUpdate(model, TEXT, slots(closings, each), [None]))
+        versions.append(InPlaceUpdate(model.exchange, TEXT, slots(closings, each), [None]))
     versions.append(Model(TEXT, 1, ModelStatistics(), slots(closings, third := ScriptedInstance())))
 
     async def close() -> None:

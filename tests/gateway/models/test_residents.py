@@ -11,6 +11,7 @@ import pytest
 from gateway.errors import InferenceError, RetryLater
 from gateway.memory_settings import ModelMemory
 from gateway.models import residence
+from gateway.models.kept_facts import FactsFolder
 from tests.builders import ScriptedInstance, read_all, settle, soon
 from tests.gateway.models.ensembles import chain
 from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, states
@@ -271,6 +272,30 @@ async def test_a_member_in_use_by_an_ensemble_does_not_sleep_between_its_steps(
     assert await soon(read_all(stream)) == ["b"]
     (await (await loaded(backend, "c")).begun()).finish("c")
     assert await soon(read_all(waiting)) == ["c"]
+
+
+async def test_the_end_of_a_request_of_an_ensemble_lets_its_members_sleep_at_once(
+    tmp_path: Path, backend: ScriptedBackend, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residence, "LOOK_SECS", 200.0)
+    kept: list[object] = []
+    monkeypatch.setattr(FactsFolder, "write", lambda *given: kept.append(given))
+    write(tmp_path, "a", 1, more=given(keep_alive_secs=0))
+    write(tmp_path, "b", 1)
+    write(tmp_path, "inner", 1, text=chain("a", "b"))
+    write(tmp_path, "e", 1, text=chain("inner", "b"))
+    control = await start(memory=ModelMemory(on_demand=True))
+    stream = ask(control, "e")
+    (await (await loaded(backend, "a")).begun()).finish("a")
+    last = await loaded(backend, "b")
+    (await last.begun()).finish("b")
+    execution = await last.begun()
+    await eventually(lambda: len(kept) == 2)
+    await settle()
+    assert stages(control) == {"a": "awake", "b": "awake"}
+    execution.finish("answer")
+    assert await soon(read_all(stream)) == ["answer"]
+    await asleep(control, "a")
 
 
 async def test_a_load_request_wakes_a_model_in_advance(

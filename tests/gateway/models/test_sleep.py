@@ -1,10 +1,12 @@
 """Instances that nap instead of being closed."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.builders import read_all, soon
+from tests.gateway.models.golden.files import CAPITAL, write_golden
 from tests.gateway.models.sleeping import answered, ask, eventually, given, loaded, stages
 from tests.registries import ScriptedBackend, Start, write
 
@@ -51,3 +53,27 @@ async def test_an_instance_that_can_nap_is_closed_only_if_it_fails_to(
     stream = ask(control, "b")
     (await backend.instances["b 1"][0].begun()).finish("b")
     assert await soon(read_all(stream)) == ["b"]
+
+
+@pytest.mark.parametrize("text", ["Paris", "Lyon"])
+async def test_an_instance_that_loads_its_weights_again_answers_a_golden_request_or_is_closed(
+    tmp_path: Path, backend: ScriptedBackend, start: Start, text: str
+) -> None:
+    more = given(residency="on_demand", keep_alive_secs=0, sleep="level_2")
+    write(tmp_path, "a", 1, more=more)
+    for name in ("capital", "further"):
+        write_golden(tmp_path / "a", name, CAPITAL)
+    starting = asyncio.create_task(start())
+    instance = await loaded(backend, "a")
+    instance.sleeper = Nap()
+    for _ in range(2):
+        (await instance.begun()).finish("Paris")
+    control = await soon(starting)
+    await eventually(lambda: stages(control) == {"a": "asleep"})
+    stream = ask(control, "a")
+    (await instance.begun()).finish(text)
+    answering = instance if text == "Paris" else await loaded(backend, "a", 1)
+    (await answering.begun()).finish("answer")
+    assert await soon(read_all(stream)) == ["answer"]
+    assert instance.closes == (text != "Paris")
+    assert len(instance.asked) == (4 if text == "Paris" else 3)
