@@ -134,10 +134,7 @@ async def test_loaded_versions_close_however_often_their_load_is_cancelled(
         versions.append(InPlaceUpdate(model.exchange, TEXT, slots(closings, each), [None]))
     versions.append(Model(TEXT, 1, ModelStatistics(), slots(closings, third := ScriptedInstance())))
 
-    async def close() -> None:
-        await close_all(versions)
-
-    closing = asyncio.create_task(close())
+    closing = asyncio.create_task(close_all(versions))
     await asyncio.sleep(0)
     await cancel_throughout(closing)
     await soon(closings.ended())
