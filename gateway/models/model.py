@@ -313,9 +313,9 @@ class Model:
         It counts in `statistics` instead of the model's, and has neither trace nor cached response.
         """
         batch_size = self._rules.check(request)
-        is_asleep = not self.instances.able
-        if is_asleep:
-            self._require_waking()
+        waking = None if self.instances.able else self._waking_if_asleep()
+        if waking is not None:
+            waking.check()
         if limited and len(self.requests) >= self.most_in_flight:
             raise self._full(statistics)
         self.scheduler.admit(request)
@@ -323,8 +323,8 @@ class Model:
         stream = ResponseStream(record if tap is None else tap.recorder(record, record))
         self.requests.add(record, stream)
         self.scheduler.submit(Entry(request, stream, record))
-        if is_asleep and self.waking is not None and not stream.done:
-            self.waking.wish(stream)
+        if waking is not None and not stream.done:
+            waking.wish(stream)
         return stream
 
     def checked(self, request: InferRequest) -> InferRequest:
