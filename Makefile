@@ -40,6 +40,9 @@ RAY_TESTS := tests/fleet
 RAY_VENV := $(VENV)/ray
 RAY_BIN := $(RAY_VENV)/bin
 RAY_READY := $(RAY_VENV)/ready
+# litellm wants an older openai: likewise.
+LITELLM_VENV := $(VENV)/litellm
+LITELLM_READY := $(LITELLM_VENV)/ready
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # Every test runs in one of these, in test-tensorflow or in test-ray, except those marked `release`, which take long and whose
 # subject rarely changes: they run in test-all. Tests marked `both` run in the first two.
@@ -67,7 +70,7 @@ NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tl
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-rest test-newest-rest test-oldest-first test-alone stored lint lock sbom audit bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-rest test-newest-rest test-oldest-first test-alone stored litellm lint lock sbom audit bench profile soak gpu-check clean
 
 setup: $(READY) $(AZURITE)
 
@@ -185,21 +188,27 @@ $(BIN)/pip --python $(OLDEST_BIN)/python --disable-pip-version-check install --q
   $(PIP_ARGS) -r $(OLDEST_VENV)/pins && touch $(OLDEST_READY)
 endef
 
+# $(call install_more,VENV,REQUIREMENTS): an environment of these packages that imports those of $(VENV), too.
+define install_more
+@$(BIN)/python -m venv --without-pip --clear $(1)
+@$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --quiet --no-deps --no-compile $(PIP_ARGS) -r $(2)
+@$(call share_packages,$(1))
+@touch $@
+endef
+
 $(TENSORFLOW_READY): tests/backends/requirements.txt | $(READY)
 	@echo "test-tensorflow: installing TensorFlow and scikit-learn (1.5 GB on disk)"
-	@$(BIN)/python -m venv --without-pip --clear $(TENSORFLOW_VENV)
-	@$(BIN)/pip --python $(TENSORFLOW_BIN)/python --disable-pip-version-check install --quiet --no-deps --no-compile \
-	  $(PIP_ARGS) -r $<
-	@$(call share_packages,$(TENSORFLOW_VENV))
-	@touch $@
+	$(call install_more,$(TENSORFLOW_VENV),$<)
 
 $(RAY_READY): tests/fleet/requirements.txt | $(READY)
 	@echo "test-ray: installing Ray (201 MB on disk)"
-	@$(BIN)/python -m venv --without-pip --clear $(RAY_VENV)
-	@$(BIN)/pip --python $(RAY_BIN)/python --disable-pip-version-check install --quiet --no-deps --no-compile \
-	  $(PIP_ARGS) -r $<
-	@$(call share_packages,$(RAY_VENV))
-	@touch $@
+	$(call install_more,$(RAY_VENV),$<)
+
+$(LITELLM_READY): tests/e2e/litellm/requirements.txt | $(READY)
+	@echo "litellm: installing it for tests"
+	$(call install_more,$(LITELLM_VENV),$<)
+
+litellm: $(LITELLM_READY)
 
 # Renews the hashes in every lock, for the versions that stand there. A lock has a head, an empty line, and pins.
 # It needs no $(READY), which is not made of a lock with wrong hashes.

@@ -15,8 +15,8 @@ from tests.serving import ROOT, Serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
-FOLDER = Path(__file__).with_name("litellm")
-PYTHON = FOLDER / ".venv" / "bin" / "python"
+PROGRAM = Path(__file__).with_name("litellm") / "ask.py"
+ENVIRONMENT = ROOT / ".venv" / "litellm"
 LIMIT_SECS = 120
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 """It would ask the network for what models cost."""
@@ -29,14 +29,9 @@ Answers = Mapping[str, Any]
 @pytest.fixture(scope="module")
 def answers(server: Serving) -> Answers:
     """The answers that litellm got, in each of its ways; without it the tests are skipped."""
-    if not PYTHON.exists():
-        folder = FOLDER.relative_to(ROOT)
-        needs.lacking(
-            "litellm",
-            f"run `python3 -m venv {folder}/.venv` and "
-            f"`{folder}/.venv/bin/pip install --no-deps -r {folder}/requirements.txt`",
-        )
-    program = [str(PYTHON), str(FOLDER / "ask.py")]
+    if not (ENVIRONMENT / "ready").exists():
+        needs.lacking("litellm", "run `make litellm`")
+    program = [str(ENVIRONMENT / "bin" / "python"), str(PROGRAM)]
     asked = [*program, server.http, "llama", json.dumps(QUESTION), BEGINNING]
     done = subprocess.run(
         asked, env={**os.environ, **OFFLINE}, capture_output=True, text=True, timeout=LIMIT_SECS
