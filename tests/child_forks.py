@@ -1,20 +1,27 @@
-"""Child processes of a forked server that are forks, too: frontends, workers of the Python backend.
+"""Child processes that are forks: frontends, workers of the Python backend, and those of engines.
 
-A process that the server has forked at its start forks them, and the server is their parent: a
-process whose parent has ended is a child of the next ancestor that is a subreaper.
+A process that their parent has forked forks them, as it was then and with one thread, and their
+parent adopts them: a process whose parent has ended is a child of the next ancestor that is a
+subreaper.
 """
 
 import ctypes
 import fcntl
+import gc
 import inspect
 import json
+import logging
+import multiprocessing.util
 import os
 import runpy
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,12 +31,18 @@ from typing import Any, ClassVar, NamedTuple
 ROOT = Path(__file__).parent.parent
 WORKER = str(ROOT / "backends" / "python" / "worker")
 FRONTEND = ("-P", "-m", "gateway.processes")
+CLIENT = ("-P", "-m", "backends.vllm.engine_clients")
+SPAWNED = "--multiprocessing-fork"
+"""The last argument of a process that multiprocessing spawns."""
 MESSAGE_BYTES = 1 << 20
 MOST_FILES = 32
 STANDARD = (0, 1, 2)
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+SPAWN = multiprocessing.util.spawnv_passfds
 EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # noqa: SLF001
 PR_SET_CHILD_SUBREAPER = 36
+ADOPTION_SECS = 0.0005
+"""Between two looks for the parent that adopts a process."""
 
 
 class Child(NamedTuple):
@@ -39,6 +52,7 @@ class Child(NamedTuple):
     environment: dict[str, str]
     new_session: bool
     descriptors: Sequence[int]
+    cores: Sequence[int]
 
 
 class ChildForks:
@@ -47,7 +61,8 @@ class ChildForks:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             self._requests.close()
             _serve(theirs)
         theirs.close()
@@ -60,6 +75,20 @@ class ChildForks:
             pid = int(self._requests.recv(MESSAGE_BYTES))
             _adopt(False)
         return pid
+
+    def spawn(self, path: bytes, command: Sequence[Any], descriptors: Sequence[int]) -> int:
+        """The same in place of `multiprocessing.util.spawnv_passfds`."""
+        args = [os.fsdecode(each) for each in command]
+        if _program(args) is None:
+            return SPAWN(path, command, descriptors)
+        files = [*STANDARD, *map(int, descriptors)]
+        child = Child(args, dict(os.environ), False, files, cores_of_thread())
+        return self.start(child, files)
+
+    def close(self) -> None:
+        """End the process; its forks run on."""
+        self._requests.close()
+        os.waitpid(self._pid, 0)
 
 
 class ForkingPopen(subprocess.Popen[bytes]):
@@ -76,27 +105,67 @@ class ForkingPopen(subprocess.Popen[bytes]):
         ends = [bound[each] for each in ("p2cread", "c2pwrite", "errwrite")]
         standard = [own if end == -1 else end for own, end in zip(STANDARD, ends, strict=True)]
         passed = [int(each) for each in bound["pass_fds"]]
-        child = Child(args, dict(bound["env"]), bound["start_new_session"], [*STANDARD, *passed])
+        session, descriptors = bound["start_new_session"], [*STANDARD, *passed]
+        child = Child(args, dict(bound["env"]), session, descriptors, cores_of_thread())
         self.pid = self.forks.start(child, [*standard, *passed])
         self._child_created = True
         self._close_pipe_fds(*(bound[each] for each in PIPES))
 
 
-def fork_children() -> None:
+def cores_of_thread() -> Sequence[int]:
+    """The cores of this thread, which its children inherit."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def fork_children() -> ChildForks:
     """Have this process fork these children from now on."""
-    ForkingPopen.forks = ChildForks()
+    ForkingPopen.forks = forks = ChildForks()
     subprocess.Popen = ForkingPopen
+    multiprocessing.util.spawnv_passfds = forks.spawn
+    return forks
 
 
 def _program(args: Sequence[str]) -> tuple[Callable[[], object], Sequence[str]] | None:
     """The program of a command and its arguments; None for other commands."""
     python, *rest = args
-    if python == sys.executable and tuple(rest[:3]) == FRONTEND:
-        module = partial(runpy.run_module, FRONTEND[-1], run_name="__main__", alter_sys=True)
-        return module, rest[3:]
-    if python == sys.executable and rest[:1] == [WORKER]:
+    if python != sys.executable:
+        return None
+    if tuple(rest[:3]) == FRONTEND:
+        return partial(_run_module, FRONTEND[-1]), rest[3:]
+    if tuple(rest[:3]) == CLIENT:
+        return partial(_end_after, _run_client), rest[3:]
+    if rest[:1] == [WORKER]:
         return partial(runpy.run_path, WORKER, run_name="__main__"), rest[1:]
+    if rest[-1:] == [SPAWNED]:
+        return partial(_end_after, partial(exec, rest[-2], {})), rest[-1:]
     return None
+
+
+def _run_module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_client() -> None:
+    """Become the client of an engine; metrics have the values that its environment asks for."""
+    if values := sys.modules.get("prometheus_client.values"):
+        vars(values)["ValueClass"] = values.get_value_class()
+    _run_module(CLIENT[-1])
+
+
+def _end_after(run: Callable[[], object]) -> None:
+    """Run a program, and do nothing that the process that was forked would do at its end."""
+    code: Any = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:  # noqa: BLE001 - of any program
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
 
 
 def _adopt(orphans: bool) -> None:
@@ -105,7 +174,11 @@ def _adopt(orphans: bool) -> None:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork for each message, until the server has ended."""
+    """Fork for each message, until the parent has ended."""
+    # Objects of the parent that end would close files of a fork under their numbers.
+    gc.freeze()
+    logging.shutdown()
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         message, files, *_ = socket.recv_fds(requests, MESSAGE_BYTES, MOST_FILES)
@@ -114,8 +187,11 @@ def _serve(requests: socket.socket) -> None:
         readable, writable = os.pipe()
         between = os.fork()
         if between == 0:
+            parent = os.getpid()
             pid = os.fork()
             if pid == 0:
+                while os.getppid() == parent:
+                    time.sleep(ADOPTION_SECS)
                 _become(Child(*json.loads(message)), files)
             os.write(writable, str(pid).encode())
             os._exit(0)
@@ -129,6 +205,7 @@ def _become(child: Child, files: Sequence[int]) -> None:
     """Run the child's program, and end."""
     if child.new_session:
         os.setsid()
+    os.sched_setaffinity(0, child.cores)
     _arrange(files, child.descriptors)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
@@ -138,6 +215,8 @@ def _become(child: Child, files: Sequence[int]) -> None:
     program = _program(child.args)
     assert program is not None
     run, sys.argv[1:] = program
+    if child.args[-1] == SPAWNED:
+        fork_children()
     _show(child.args)
     run()
     sys.exit()
@@ -153,13 +232,25 @@ def _show(command: Sequence[str]) -> None:
 
 
 def _arrange(files: Sequence[int], descriptors: Sequence[int]) -> None:
-    """Leave no files open but these, under these numbers."""
+    """Leave nothing open that others wait for but these, under these numbers.
+
+    The numbers of others stay taken: objects that have them may yet use them.
+    """
     least = max(*files, *descriptors) + 1
     moved = [fcntl.fcntl(each, fcntl.F_DUPFD, least) for each in files]
+    nothing = os.open(os.devnull, os.O_RDWR)
     for each in map(int, os.listdir("/proc/self/fd")):
-        if each not in moved:
-            with suppress(OSError):
-                os.close(each)
+        if each not in moved and _is_awaited(each):
+            os.dup2(nothing, each)
+    os.close(nothing)
     for each, wanted in zip(moved, descriptors, strict=True):
         os.dup2(each, wanted)
         os.close(each)
+
+
+def _is_awaited(descriptor: int) -> bool:
+    """Whether other processes may wait for events of this one: a socket, pipe, selector or such."""
+    with suppress(OSError):
+        mode = os.fstat(descriptor).st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISCHR(mode))
+    return False

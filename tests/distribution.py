@@ -16,7 +16,8 @@ SHARED = ("tests/gateway/storage/unpacking/", "tests/backends/pytorch/", E2E)
 """Folders whose modules share what takes long to make or to import."""
 ENGINES = ("engines of servers", "engines", "engines of other servers")
 OTHER_SERVERS = tuple(
-    f"{E2E}test_{name}.py" for name in ("compilers", "engine_death", "real_model", "reasoning")
+    f"{E2E}test_{name}.py"
+    for name in ("compilers", "engine_death", "real_model", "reasoning", "start_stages")
 )
 """Modules that do not use the servers of the others of their folder."""
 LONG = (

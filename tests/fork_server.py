@@ -1,7 +1,8 @@
 """A process that has imported what a server imports at its start, and forks servers.
 
-A start takes a tenth of the processor time so; the rest of a start is imports. Frontends and
-workers of these servers are forks, too (`tests/child_forks.py`).
+A start takes a tenth of the processor time so; the rest of a start is imports. Frontends, workers
+and engines of these servers are forks, too (`tests/child_forks.py`). Another such process has
+imported vLLM.
 """
 
 import atexit
@@ -28,6 +29,8 @@ PRELOADED = (
     "gateway.listeners",
 )
 """Modules that every server imports by `importlib` at its start; they import the others."""
+ENGINES = "tests.backends.vllm.engine_forks"
+"""The module that imports vLLM."""
 SPACE = " " * 200
 """An argument in whose place the command lines of children stand."""
 
@@ -92,14 +95,19 @@ def forked(args: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess
     return _fork_server().start(args, environment)
 
 
+def forked_with_engines(args: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+    """Start the same as a fork of a process that has imported vLLM."""
+    return _fork_server(ENGINES).start(args, environment)
+
+
 class ForkServer:
     """The client of the process that forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), SPACE],
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), SPACE, *modules],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
             )
@@ -121,9 +129,9 @@ class ForkServer:
 
 
 @cache
-def _fork_server() -> ForkServer:
+def _fork_server(*modules: str) -> ForkServer:
     """The one of this process."""
-    found = ForkServer()
+    found = ForkServer(*modules)
     atexit.register(found.close)
     return found
 
@@ -137,6 +145,8 @@ def preload() -> None:
 
 def main() -> None:
     """Fork a server for each message."""
+    for module in sys.argv[3:]:
+        importlib.import_module(module).preload()
     preload()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -21,6 +21,7 @@ from tests.e2e.llama import (
     write_llama,
 )
 from tests.e2e.shared_server import SharedServer
+from tests.fork_server import forked_with_engines
 from tests.one_layer import write_one_layer
 from tests.serving import Serving, write_model
 
@@ -92,7 +93,7 @@ def shared_server(
     folder = repository / "llama" / "1"
     write_adapter(folder / ADAPTER, rank=8)
     (folder / "multi_lora.json").write_text(json.dumps({ADAPTER: ADAPTER}))
-    shared = SharedServer(repository, FLAGS)
+    shared = SharedServer(repository, FLAGS, start=forked_with_engines)
     yield shared
     shared.close()
 
@@ -104,7 +105,7 @@ def shared_other_server(
     """A server with the real model and no compiler; it has a parser of thoughts, and no restarts.
 
     The parser reads text, and so needs no tokens that this model does not have. A second model
-    needs no engine.
+    needs no engine. This server and its engine start as users start them.
     """
     repository = tmp_path_factory.mktemp("repository")
     write_llama(repository, reasoning_parser="olmo3", restart_tries=0)

@@ -7,8 +7,8 @@ from tests.serving import Serving, wait_until
 
 ENGINE = "EngineCore"
 WORKER = "Worker"
-OTHERS = ("resource_tracker", "gateway.processes")
-"""Processes that Python starts with others, and that end with their parent; and our frontends."""
+OTHERS = ("resource_tracker", "gateway.processes", "tests.fork_server")
+"""Processes that end with their parent: Python's, our frontends, and those that fork others."""
 
 
 class Processes:

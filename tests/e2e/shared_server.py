@@ -1,18 +1,19 @@
 """A server that many tests share."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.e2e.figures import figures
 from tests.fork_server import fresh
-from tests.serving import Serving
+from tests.serving import Serving, Start
 
 ENGINE = "Process EngineCore:"
 """Announces the traceback of an engine's process."""
 
 
 class SharedServer:
-    """A server with the model `llama`, as users start it; one that a test has ended starts anew.
+    """A server with the model `llama`; one that a test has ended starts anew.
 
     It ends well, however the tests have treated it. `at_start` has the figures of the model before
     its first request.
@@ -23,9 +24,10 @@ class SharedServer:
         repository: Path,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        start: Start = fresh,
     ) -> None:
         self.at_start: Mapping[str, float] = {}
-        self._begin = (repository, flags, environment)
+        self._begin = partial(Serving, repository, flags, environment, start=start)
         self._server: Serving | None = None
 
     def get(self) -> Serving:
@@ -33,7 +35,7 @@ class SharedServer:
         if self._server is not None and self._server.process.poll() is not None:
             self.close()
         if self._server is None:
-            self._server = Serving(*self._begin, start=fresh).wait_ready()
+            self._server = self._begin().wait_ready()
             self.at_start = figures(self._server)
         return self._server
 

@@ -20,7 +20,7 @@ from tests.e2e.doors import CHAT, COMPLETIONS, DOORS, GENERATE
 from tests.e2e.figures import IN_FLIGHT, figures
 from tests.e2e.llama import ANSWER, ENDLESS, FRANCE, QUESTION, Llama, streamed, write_llama
 from tests.e2e.processes import ENGINE, WORKER, Processes
-from tests.fork_server import fresh
+from tests.fork_server import forked_with_engines, fresh
 from tests.raw import Connection
 from tests.rpc import StreamRpc, connected, streaming
 from tests.serving import START_SECS, WAIT_SECS, Serving, http_get, running, wait_until, write_model
@@ -259,7 +259,7 @@ def two_models(repository: Path) -> Iterator[Serving]:
     """A server with the real model, and one that needs no engine."""
     write_llama(repository)
     write_model(repository, "echo", identity("BYTES", "1"))
-    with running(Serving(repository, start=fresh)) as server:
+    with running(Serving(repository, start=forked_with_engines)) as server:
         yield server
 
 

@@ -9,7 +9,7 @@ from tests.serving import Serving
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
-def test_each_stage_of_an_engines_start_is_a_line(server: Serving) -> None:
+def test_each_stage_of_an_engines_start_is_a_line(other_server: Serving) -> None:
     stages = [
         r"backend imported model=llama version=1",
         r"process started model=llama of=EngineCore",
@@ -20,4 +20,6 @@ def test_each_stage_of_an_engines_start_is_a_line(server: Serving) -> None:
         r"model ready model=llama version=1",
     ]
     for stage in stages:
-        assert re.search(rf"{stage} secs=[0-9.]+\"", server.text), f"{stage}\n{server.text}"
+        assert re.search(rf"{stage} secs=[0-9.]+\"", other_server.text), (
+            f"{stage}\n{other_server.text}"
+        )

@@ -1,41 +1,42 @@
 """Processes of vLLM that fork from one that has imported vLLM, instead of importing it again."""
 
-import multiprocessing
-import pickle
+import multiprocessing.util
+import subprocess
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.context import ForkContext, ForkProcess
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
 
-SETTINGS = "vllm_config"
+from backends.vllm.backend import VllmBackend
+from tests.child_forks import SPAWN, fork_children
 
 
-class EngineFork(ForkProcess):
-    """A process that unpickles its settings, as a spawned one does: so it follows its parent."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._pickled = pickle.dumps(self._kwargs[SETTINGS])
-
-    def run(self) -> None:
-        """Call the target; warnings, which are errors in tests, are none here."""
-        warnings.simplefilter("default")
-        self._kwargs[SETTINGS] = pickle.loads(self._pickled)
-        super().run()
-
-
-class EngineForks(ForkContext):
-    """The context of such processes."""
-
-    Process = EngineFork
+def preload() -> None:
+    """Import vLLM as the gateway does, in a thread."""
+    _find_title()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(VllmBackend).result()
 
 
 @contextmanager
 def engines_fork() -> Iterator[None]:
-    """In this block processes of vLLM are forked."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multiprocessing, "get_context", lambda method=None: EngineForks())
-        yield
+    """In this block processes of engines are forks of this process, as it is when it begins.
+
+    Warnings, which are errors in tests, are none there.
+    """
+    _find_title()
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(subprocess, "Popen", subprocess.Popen)
+        patch.setattr(multiprocessing.util, "spawnv_passfds", SPAWN)
+        warnings.simplefilter("default")
+        with closing(fork_children()):
+            yield
+
+
+def _find_title() -> None:
+    """Find the place of the process's title; forks have another environment behind it."""
+    import setproctitle  # a requirement of vLLM
+
+    setproctitle.getproctitle()

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,12 +29,15 @@ def engine_processes() -> list[psutil.Process]:
 
 def clients() -> list[psutil.Process]:
     """The processes that are clients of an engine of this process."""
-    return [
-        each
-        for each in psutil.Process().children()
-        if each.status() != psutil.STATUS_ZOMBIE  # an engine's, which multiprocessing will join
-        and "backends.vllm.engine_clients" in each.cmdline()
-    ]
+    found = psutil.Process().children()
+    return [each for each in found if "backends.vllm.engine_clients" in _command(each)]
+
+
+def _command(process: psutil.Process) -> Sequence[str]:
+    """The command line of a process that runs."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return ()
 
 
 def zmq_threads() -> int:

@@ -16,6 +16,7 @@ from tests.backends.vllm.conftest import (
     loaded_before,
     stops_kept,
 )
+from tests.backends.vllm.engine_forks import engines_fork
 from tests.backends.vllm.processes import leaves_nothing, zmq_threads
 from tests.builders import death_of, soon
 
@@ -64,7 +65,9 @@ async def test_an_engine_that_does_not_start_names_its_last_error_and_leaves_not
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """vLLM compiles its sampler, here by a program that is no compiler."""
-    monkeypatch.setenv("CXX", "true")
+    from torch._inductor import config
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    error = await leaves_nothing(write(), InferenceError)
+    with config.patch("cpp.cxx", ("true",)), engines_fork():
+        error = await leaves_nothing(write(), InferenceError)
     assert error.startswith("model 'llama': its engine did not start: InductorError: ")

@@ -27,6 +27,7 @@ from tests.backends.vllm.conftest import (
     openai,
     strings,
 )
+from tests.backends.vllm.engine_forks import engines_fork
 from tests.backends.vllm.processes import clients, engine_processes, leaves_nothing, zmq_threads
 from tests.builders import death_of, soon
 
@@ -209,13 +210,14 @@ async def said(llama: Llama, enough: asyncio.Event) -> str:
 
 async def test_a_client_that_ends_while_the_engine_starts_ends_the_start(write: Write) -> None:
     others, engines, threads = set(clients()), set(engine_processes()), zmq_threads()
-    loading = asyncio.create_task(VllmBackend().load(write(api_server_count=CLIENTS)))
-    async with asyncio.timeout(60):
-        while not (mine := set(clients()) - others):  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.01)
-        mine.pop().kill()
-        with pytest.raises(InferenceError, match=r"client [01]"):
-            await loading
+    with engines_fork():
+        loading = asyncio.create_task(VllmBackend().load(write(api_server_count=CLIENTS)))
+        async with asyncio.timeout(60):
+            while not (mine := set(clients()) - others):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.01)
+            mine.pop().kill()
+            with pytest.raises(InferenceError, match=r"client [01]"):
+                await loading
     assert set(clients()) == others
     # The engine has been killed; the system may take a moment to end so large a process.
     async with asyncio.timeout(20):
