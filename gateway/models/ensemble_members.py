@@ -66,7 +66,7 @@ class EnsembleMembers:
         if known is None:
             raise InferenceError(Code.INVALID_ARG, f"{needs} which has no loaded version.")
         if step.model_version == LATEST:
-            return known.models[-1]
+            return known.stable or known.models[-1]
         status = known.versions.get(step.model_version)
         if status is None or status.model is None:
             text = f"{needs} whose required version {step.model_version} is not loaded."

@@ -102,6 +102,7 @@ class Lifecycle:
                 if (upload := known.source.upload) is not None:
                     upload.hold()
                 await self._apply(known, known.source, changed, again=False)
+                changed.append(model)  # a label may have moved
 
     async def _load(
         self, model: ModelId, override: Override | None, changed: list[ModelId]
@@ -120,6 +121,9 @@ class Lifecycle:
                 source = known.choosing(source, versions)
             with known.attempt():
                 await self._apply(known, source, changed, again=True)
+                refused = {n: known.versions[n].error for n in versions - known.loaded}
+                if refused:
+                    raise versions_failed(model.name, refused)
 
     async def _load_from_disk(
         self, model: ModelId, snapshot: Snapshot | None, changed: list[ModelId]

@@ -55,6 +55,11 @@ class VersionStatus:
         """The reason why the version does not serve requests."""
         return (self.model.trouble if self.model else self.reason) or self.state.value
 
+    @property
+    def error(self) -> InferenceError:
+        """The error of a load that has left the version out."""
+        return InferenceError(Code.UNAVAILABLE, self.trouble)
+
 
 @dataclass(slots=True)
 class KnownModel:
@@ -104,6 +109,12 @@ class KnownModel:
         return [status.model for status in self.versions.values() if status.model is not None]
 
     @property
+    def stable(self) -> Model | None:
+        """The loaded version with the label `stable`."""
+        status = self.versions.get(self.labels[STABLE]) if STABLE in self.labels else None
+        return None if status is None else status.model
+
+    @property
     def wanted(self) -> bool:
         """Whether a version should serve requests."""
         return any(status.wanted for status in self.versions.values())
@@ -137,8 +148,9 @@ class KnownModel:
     def wanted_versions(self, source: LoadSource) -> tuple[int, ...]:
         """The versions that a load of the source serves, ascending; INVALID_ARG if none."""
         wanted = source.selected | self.held
-        found = tuple(each for each in source.entry.available if each in wanted)
-        return found or source.entry.versions(source.config.version_policy)
+        found = tuple(each for each in source.available if each in wanted)
+        entry = replace(source.entry, available=source.available)
+        return found or entry.versions(source.config.version_policy)
 
     def choosing(self, source: LoadSource, versions: frozenset[int]) -> LoadSource:
         """The source with versions that a client loads besides those that serve.
@@ -351,8 +363,7 @@ def _refusal(code: Code, text: str) -> InferenceError:
 
 def _preferred(known: KnownModel) -> Model:
     """The version of a request that names none: `stable` if it is able, else the highest."""
-    stable = known.versions.get(known.labels[STABLE]) if STABLE in known.labels else None
-    model = None if stable is None else stable.model
+    model = known.stable
     able = model is not None and model.instances.ready and model.takes_requests
     return model if model is not None and able else _highest(known)
 

@@ -120,7 +120,7 @@ class LoadSource:
     `snapshot` was taken before any file was read. `upload` owns the folder of a client's files, and
     `tree` keeps that of a remote model once it is fetched; `overridden` marks a client's config.
     `chosen` are the versions that a client's load or unload of single versions has left, in place
-    of those of the policy.
+    of those of the policy. A rollout has `refused` versions, which are not loaded.
     """
 
     config: ModelConfig
@@ -130,6 +130,7 @@ class LoadSource:
     tree: RemoteTree | None = None
     overridden: bool = False
     chosen: frozenset[int] | None = None
+    refused: frozenset[int] = frozenset()
 
     @property
     def folder(self) -> Path:
@@ -137,11 +138,16 @@ class LoadSource:
         return self.entry.path if self.tree is None else self.tree.path
 
     @property
+    def available(self) -> tuple[int, ...]:
+        """The versions that may be loaded, ascending."""
+        return tuple(each for each in self.entry.available if each not in self.refused)
+
+    @property
     def selected(self) -> frozenset[int]:
         """The versions that a client has chosen, else those of the policy; maybe none."""
         if self.chosen is not None:
-            return self.chosen
-        return frozenset(select_versions(self.config.version_policy, self.entry.available))
+            return self.chosen.intersection(self.available)
+        return frozenset(select_versions(self.config.version_policy, self.available))
 
 
 class ModelRepository:

@@ -33,7 +33,7 @@ class VersionChoice:
     A request that continues a sequence or a conversation goes to the version that has it. A key
     keeps its version as long as the weight does not fall; keys are not kept. `weight` is in
     percent. Stable answers for a candidate that is not able or full, which counts as an error of
-    the candidate.
+    the candidate. A request that wakes its version is no evidence: its time is that of a load.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class VersionChoice:
         """The version for a request, and its tap."""
         key = self._key(request)
         model = self._model(request, key)
-        if self._evidence is None:
+        if self._evidence is None or model.instances.asleep:
             return model, None
         if self._shadow is not None and self._shadow.share and model is self.stable:
             return model, self._shadow.tap(request, key)
@@ -104,7 +104,7 @@ class VersionChoice:
                     return model
         if wanted is self.candidate:
             return wanted if _has_room(wanted) else self._diverted(key)
-        if not wanted.instances.able and self.candidate.instances.able:
+        if not wanted.instances.ready and self.candidate.instances.ready:
             return self.candidate  # stable has died
         return wanted
 
@@ -114,7 +114,7 @@ class VersionChoice:
 
     def _diverted(self, key: bytes) -> Model:
         """Stable in place of the candidate, unless it is not able either."""
-        if not self.stable.instances.able:
+        if not self.stable.instances.ready:
             return self.candidate
         error = InferenceError(Code.UNAVAILABLE, "the candidate is not able, or full")
         self._refuse(error, Arm.CANDIDATE, key)
@@ -145,4 +145,4 @@ class VersionChoice:
 
 
 def _has_room(model: Model) -> bool:
-    return model.instances.able and len(model.requests) < model.most_in_flight
+    return model.instances.ready and len(model.requests) < model.most_in_flight

@@ -81,7 +81,8 @@ class ModelRollouts:
         """
         self.plan = found.plan
         stamps = {number: digest(source.snapshot, number) for number in source.entry.available}
-        source = self._without_bad(source, stamps)
+        self._refusals = self._bad(stamps)
+        source = replace(source, refused=frozenset(self._refusals))
         if self.damaged:
             self._repair(source, stamps)
         highest = max(source.selected, default=0)
@@ -92,7 +93,7 @@ class ModelRollouts:
         if self.open is None and self.plan is not None and 0 < stable < highest:
             if found.refusal:
                 self._refusals[highest] = found.refusal
-                source = _without(source, {highest})
+                source = replace(source, refused=frozenset(self._refusals))
             else:
                 self.begin(stable, highest, self.plan, stamps)
         self.hold(stable)
@@ -113,7 +114,7 @@ class ModelRollouts:
 
     def stable_of(self, source: LoadSource) -> int:
         """The version that answers requests without a version; 0 if none has."""
-        rollout, available = self.open, source.entry.available
+        rollout, available = self.open, source.available
         if rollout is not None:
             return rollout.stable
         if self.record.stable in available:
@@ -245,23 +246,20 @@ class ModelRollouts:
 
     # Parts.
 
-    def _without_bad(self, source: LoadSource, stamps: Mapping[int, str]) -> LoadSource:
-        """Without the versions that were rolled back, and at the start those that did not load."""
-        record, self._refusals = self.record, {}
+    def _bad(self, stamps: Mapping[int, str]) -> dict[int, str]:
+        """The versions that were rolled back, and at the start those that did not load."""
+        record = self.record
         record.bad = {n: each for n, each in record.bad.items() if stamps.get(n) == each}
         record.unloadable = {n: s for n, s in record.unloadable.items() if stamps.get(n) == s}
         refused = dict.fromkeys(record.bad, "rolled back; its files have not changed since")
         if not self.known.models:
             refused |= dict.fromkeys(record.unloadable, "not loaded: its last load has failed")
-        if not set(source.entry.available) - refused.keys():
-            return source
-        self._refusals = refused
-        return _without(source, set(refused))
+        return refused if stamps.keys() - refused.keys() else {}
 
     def _repair(self, source: LoadSource, stamps: Mapping[int, str]) -> None:
         """After a damaged record the second highest version is stable, and a person decides."""
         self.damaged = False
-        available = source.entry.available
+        available = source.available
         if len(available) > 1:
             self.begin(available[-2], available[-1], self.plan or RolloutPlan(), stamps)
             reason = "its state on disk was damaged: the second highest version is stable"
@@ -336,8 +334,8 @@ class ModelRollouts:
 
     def _watch(self, rollout: Rollout, choice: VersionChoice) -> None:
         stable, candidate = choice.stable, choice.candidate
-        rollout.stable_changed(able=stable.instances.able, reason=stable.trouble)
-        was_able, self._candidate_able = self._candidate_able, candidate.instances.able
+        rollout.stable_changed(able=stable.instances.ready, reason=stable.trouble)
+        was_able, self._candidate_able = self._candidate_able, candidate.instances.ready
         if was_able and not self._candidate_able:
             rollout.candidate_unable(candidate.trouble)
 
@@ -348,9 +346,10 @@ class ModelRollouts:
         self.evidence = None
         if choice is None:
             return
-        is_aborted = rollout.state is RolloutState.ABORTED
-        if rollout.state is RolloutState.ROLLED_BACK or (is_aborted and self._by_person(rollout)):
+        if rollout.state is RolloutState.ROLLED_BACK or self._aborted_by_person(rollout):
             record.bad[rollout.candidate] = record.stamps[rollout.candidate]
+        elif promoted and rollout.candidate < rollout.stable:
+            record.bad[rollout.stable] = record.stamps[rollout.stable]
         choice.observe(None)
         choice.weight = ALL if promoted else 0.0
         winner, loser = choice.stable, choice.candidate
@@ -363,8 +362,8 @@ class ModelRollouts:
         self.hold(record.stable)
         self._over(self, loser)
 
-    def _by_person(self, rollout: Rollout) -> bool:
-        return rollout.transitions[-1].by != SERVER
+    def _aborted_by_person(self, rollout: Rollout) -> bool:
+        return rollout.state is RolloutState.ABORTED and rollout.transitions[-1].by != SERVER
 
     def _detach(self, found: Mapping[int, Model]) -> None:
         if self.plan is None:
@@ -388,11 +387,6 @@ class ModelRollouts:
         if self.record.rollout is not None:
             self.record.history = self.history[-MOST_TRANSITIONS:]
         self._known_transitions = 0
-
-
-def _without(source: LoadSource, refused: set[int]) -> LoadSource:
-    available = tuple(each for each in source.entry.available if each not in refused)
-    return replace(source, entry=replace(source.entry, available=available))
 
 
 def _rolled_back(model: Model) -> InferenceError:

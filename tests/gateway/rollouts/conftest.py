@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ async def starting(
     write(tmp_path / "models", "m", 1)
     running: list[RolloutServer] = []
 
-    async def start() -> RolloutServer:
-        running.append(RolloutServer(tmp_path / "models", tmp_path / "state", backend))
+    async def start(**settings: Any) -> RolloutServer:
+        running.append(RolloutServer(tmp_path / "models", tmp_path / "state", backend, **settings))
         await running[-1].start()
         return running[-1]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from gateway.policy.audit import AuditLog
 from gateway.rollouts.rollouts import Rollouts
 from gateway.rollouts.state import StateDirectory
 from gateway.settings import ModelSettings
+from gateway.storage.mirror.mirror import Mirror
 from gateway.tensor import text_tensor
 from gateway.threads import request_threads
 from tests.builders import read_all, settle, soon, text_request, text_response
@@ -87,11 +88,13 @@ class RolloutServer:
         state: Path | None,
         backend: NumberedBackend,
         audit: AuditLog | None = None,
+        mirror: Mirror | None = None,
+        **options: Any,
     ) -> None:
         self.now = 1000.0
         self.folder = folder
-        settings = ModelSettings(repositories=(folder,))
-        repository = ModelRepository(settings.repositories)
+        settings = ModelSettings(**options)
+        repository = ModelRepository((mirror or folder,))
         self.control = RepositoryControl(repository, settings, Backends(backend))
         self.dataplane = DataPlane(self.control)
         self.rollouts = self.dataplane.rollouts = Rollouts(
@@ -135,11 +138,11 @@ class RolloutServer:
 
     async def ask(self, version: str = "", **fields: Any) -> str:
         """The number of the version that answers; the error's code if it fails."""
-        request = text_request(model="m", version=version, **fields)
+        request = text_request(**{"model": "m", "version": version, **fields})
         try:
             with self.dataplane.infer(request) as stream:
                 (answer,) = await soon(read_all(stream))
-                assert stream.model.version == answer
+                assert stream.model.name != "m" or stream.model.version == answer
         except InferenceError as error:
             return error.code.name
         return answer
@@ -170,7 +173,7 @@ class RolloutServer:
     @property
     def versions(self) -> list[str]:
         """The loaded versions."""
-        return [model.version for model in self.dataplane.models()]
+        return [model.version for model in self.dataplane.models() if model.name == "m"]
 
     def model(self, version: str) -> Model:
         """A loaded version."""
@@ -178,11 +181,15 @@ class RolloutServer:
 
     async def until_versions(self, *versions: str) -> None:
         """Wait until exactly these versions are loaded."""
+        await self.eventually(lambda: self.versions == list(versions))
+
+    async def eventually(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, which no event tells."""
         for _ in range(TURNS):
-            if self.versions == list(versions):
+            if condition():
                 return
             await asyncio.sleep(0.001)
-        raise AssertionError(f"found {self.versions}, expected {versions}")
+        raise AssertionError(f"found the versions {self.versions}")
 
     async def index(self) -> dict[str, tuple[str, str]]:
         """State and reason of each version."""
