@@ -61,7 +61,6 @@ class ModelRollouts:
         self._over = over
         self._refusals: dict[int, str] = {}
         self._ticked: float | None = None
-        self._candidate_able = True
         self._attached: Rollout | None = None
         self._evidence_of = -1
         self._known_transitions = 0 if self.open is None else len(self.open.transitions)
@@ -109,7 +108,6 @@ class ModelRollouts:
         self.record.stamps = {each: stamps.get(each, "") for each in (stable, candidate)}
         self.record.evidence = {}
         self.evidence, self._evidence_of = None, -1
-        self._candidate_able = True
         self.dirty = True
 
     def stable_of(self, source: LoadSource) -> int:
@@ -177,12 +175,13 @@ class ModelRollouts:
         rollout, evidence = self.open, self.evidence
         if rollout is None or self.choice is None or evidence is None:
             return
-        self._watch(rollout, self.choice)
+        secs = 0.0 if before is None else now - before
+        self._watch(rollout, self.choice, secs)
         for breach in evidence.judge(time.perf_counter_ns()):
             rollout.breach(breach.guardrail, breach.reason)
         seen = evidence.ended[Arm.CANDIDATE] + evidence.ended[Arm.COPY]
         suspicious = bool(evidence.suspicious or evidence.unproven)
-        rollout.advance(0.0 if before is None else now - before, seen, suspicious=suspicious)
+        rollout.advance(secs, seen, suspicious=suspicious)
         self.changed()
 
     def changed(self) -> None:
@@ -332,12 +331,11 @@ class ModelRollouts:
             rollout.dead_on_arrival(f"its first {FIRST_FAILURES} requests have failed")
             self.changed()
 
-    def _watch(self, rollout: Rollout, choice: VersionChoice) -> None:
+    def _watch(self, rollout: Rollout, choice: VersionChoice, secs: float) -> None:
         stable, candidate = choice.stable, choice.candidate
         rollout.stable_changed(able=stable.instances.ready, reason=stable.trouble)
-        was_able, self._candidate_able = self._candidate_able, candidate.instances.ready
-        if was_able and not self._candidate_able:
-            rollout.candidate_unable(candidate.trouble)
+        able = candidate.instances.ready
+        rollout.candidate_changed(secs, able=able, reason=candidate.trouble)
 
     def _end(self, rollout: Rollout, choice: VersionChoice | None) -> None:
         """Leave the requests to one version; the other one ends once its sequences have."""

@@ -13,6 +13,8 @@ SERVER = "server"
 """The cause of transitions by time, requests and loads."""
 DEATHS = 2
 """A candidate without an able instance so often is dead on arrival."""
+UNABLE_SECS = 60.0
+"""So is one without an able instance for that long; restarts of instances take less."""
 
 
 class RolloutState(StrEnum):
@@ -66,6 +68,8 @@ class Rollout(msgspec.Struct, kw_only=True):
     deaths: int = 0
     evidence_of: int = 0
     stable_able: bool = True
+    candidate_able: bool = True
+    unable_secs: float = 0.0
     transitions: list[Transition] = field(default_factory=list)
 
     @property
@@ -100,8 +104,9 @@ class Rollout(msgspec.Struct, kw_only=True):
         self._enter(0, SERVER, f"version {self.candidate} is loaded")
 
     def advance(self, secs: float, seen: int, *, suspicious: bool = False) -> None:
-        """Pass `secs` of the present step; `suspicious` evidence holds it back.
+        """Pass `secs` of the present step.
 
+        `suspicious` evidence and a candidate without an able instance hold it back.
         The candidate has ended `seen` requests, shadowed ones too, since the evidence began.
         """
         self.seen = seen
@@ -111,7 +116,8 @@ class Rollout(msgspec.Struct, kw_only=True):
         self.spent_secs += max(0.0, secs)
         if self.spent_secs < step.secs:
             return
-        if self.requests >= step.least_requests and not suspicious:
+        has_passed = self.requests >= step.least_requests and self.candidate_able
+        if has_passed and not suspicious:
             self._pass(step)
         elif self.spent_secs >= self.plan.max_wait_secs:
             self._react(self.plan.on_silence, SERVER, self._lack(step))
@@ -131,10 +137,21 @@ class Rollout(msgspec.Struct, kw_only=True):
         if self.open:
             self._roll_back("arrival", reason)
 
-    def candidate_unable(self, reason: str) -> None:
-        """Count that the candidate has no able instance; the second time ends the rollout."""
-        self.deaths += 1
-        if self.deaths >= DEATHS:
+    def candidate_changed(self, secs: float, *, able: bool, reason: str = "") -> None:
+        """Note whether the candidate is able, and was in the last `secs`.
+
+        It is rolled back the second time that no instance is able, and after `UNABLE_SECS` without.
+        """
+        was_able, self.candidate_able = self.candidate_able, able
+        if able:
+            self.unable_secs = 0.0
+        elif was_able:
+            self.deaths += 1
+        else:
+            self.unable_secs += max(0.0, secs)
+        if self.unable_secs >= UNABLE_SECS:
+            self.dead_on_arrival(f"no instance was able for {UNABLE_SECS:.0f} s: {reason}")
+        elif not able and self.deaths >= DEATHS:
             self.dead_on_arrival(f"no instance was able {DEATHS} times: {reason}")
 
     def stable_changed(self, *, able: bool, reason: str = "") -> None:

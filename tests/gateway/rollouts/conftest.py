@@ -20,12 +20,12 @@ async def backend() -> NumberedBackend:
 async def starting(
     tmp_path: Path, backend: NumberedBackend
 ) -> AsyncIterator[Callable[[], Awaitable[RolloutServer]]]:
-    """Start servers of one folder, with one state directory."""
+    """Start servers of one folder, with one state directory unless there is another."""
     write(tmp_path / "models", "m", 1)
     running: list[RolloutServer] = []
 
-    async def start(**settings: Any) -> RolloutServer:
-        running.append(RolloutServer(tmp_path / "models", tmp_path / "state", backend, **settings))
+    async def start(state: str = "state", **options: Any) -> RolloutServer:
+        running.append(RolloutServer(tmp_path / "models", tmp_path / state, backend, **options))
         await running[-1].start()
         return running[-1]
 

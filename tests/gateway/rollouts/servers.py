@@ -32,16 +32,21 @@ TURNS = 2000
 class Numbered(Instance):
     """Answers with the number of its version, or with an error."""
 
-    def __init__(self, version: str, errors: dict[str, InferenceError]) -> None:
+    def __init__(
+        self, version: str, errors: dict[str, InferenceError], gates: dict[str, asyncio.Event]
+    ) -> None:
         self.concurrency = None
         self._version = version
         self._errors = errors
+        self._gates = gates
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.death = self._death
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         if (error := self._errors.get(self._version)) is not None:
             raise error
+        if (gate := self._gates.get(self._version)) is not None:
+            await gate.wait()
         for index, _ in enumerate(requests):
             yield index, text_response(self._version, final=True)
 
@@ -58,11 +63,15 @@ class Numbered(Instance):
 
 
 class NumberedBackend(Backend):
-    """Loads instances; `errors` of answers and `refusals` of loads are by version."""
+    """Loads instances.
+
+    `errors` of answers, `refusals` of loads, and `gates`, at which answers wait, are by version.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[str, InferenceError] = {}
         self.refusals: dict[str, InferenceError] = {}
+        self.gates: dict[str, asyncio.Event] = {}
         self.instances: dict[str, Numbered] = {}
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
@@ -72,7 +81,7 @@ class NumberedBackend(Backend):
         version = context.path.name
         if (error := self.refusals.get(version)) is not None:
             raise error
-        self.instances[version] = Numbered(version, self.errors)
+        self.instances[version] = Numbered(version, self.errors, self.gates)
         return self.instances[version]
 
 

@@ -116,7 +116,7 @@ async def test_a_load_of_a_version_that_was_rolled_back_is_refused(
     server.rollouts.abort("m", "ann")
     await server.until_versions("1")
     for _ in range(2):
-        with pytest.raises(InferenceError, match="version 2 is at UNAVAILABLE.*rolled back") as e:
+        with pytest.raises(InferenceError, match="rolled back") as e:
             await server.control.load("m", Override(versions=frozenset({2})))
         assert e.value.code is Code.INVALID_ARG
         assert (server.versions, server.place) == (["1"], ("aborted", 0))

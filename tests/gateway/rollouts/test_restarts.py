@@ -1,6 +1,7 @@
 """Rollouts across restarts of the server, and damage to their state on disk."""
 
 import json
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from gateway.errors import Code, InferenceError
 from gateway.models.model_folder import take_snapshot
 from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
 from tests.builders import soon
-from tests.gateway.rollouts.servers import NumberedBackend, RolloutServer
+from tests.gateway.rollouts.servers import BROKEN, NumberedBackend, RolloutServer
 from tests.registries import write
 
-Starting = Callable[[], Awaitable[RolloutServer]]
+Starting = Callable[..., Awaitable[RolloutServer]]
 HALF: list[dict[str, Any]] = [{"weight": 50, "for": "10m", "min_requests": 0}, {"weight": 100}]
 
 
@@ -36,6 +37,61 @@ async def test_a_server_continues_the_step_and_its_time_after_a_restart(starting
     second.tick()
     second.tick(1)
     assert second.place == ("baking", 100)
+
+
+LEFT = {"promoted": ["2"], "rolled_back": ["1"], "aborted": ["1"]}
+
+
+async def pauses(server: RolloutServer, _: NumberedBackend) -> None:
+    server.rollouts.pause("m", "cli")
+
+
+async def promotes(server: RolloutServer, _: NumberedBackend) -> None:
+    server.rollouts.promote("m", "cli")
+
+
+async def aborts(server: RolloutServer, _: NumberedBackend) -> None:
+    server.rollouts.abort("m", "cli")
+
+
+async def dies(server: RolloutServer, backend: NumberedBackend) -> None:
+    backend.errors["2"] = BROKEN
+    await server.asked(40)
+
+
+@pytest.mark.parametrize(
+    ("plan", "change", "state"),
+    [
+        ({"start": "manual"}, None, "waiting"),
+        ({"steps": HALF}, None, "step"),
+        ({"steps": HALF}, pauses, "paused"),
+        ({"steps": [{"weight": 100, "for": "1h"}]}, None, "baking"),
+        ({"steps": HALF}, promotes, "promoted"),
+        ({"steps": HALF}, dies, "rolled_back"),
+        ({"steps": HALF}, aborts, "aborted"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+async def test_a_killed_server_is_followed_by_one_in_the_same_state(
+    starting: Starting,
+    backend: NumberedBackend,
+    tmp_path: Path,
+    plan: dict[str, Any],
+    change: Callable[[RolloutServer, NumberedBackend], Awaitable[None]] | None,
+    state: str,
+) -> None:
+    killed = await starting()
+    await killed.publish(2, **plan)
+    if change is not None:
+        await change(killed, backend)
+    file = record_file(tmp_path)
+    text = f'"state":"{state}"'
+    await killed.eventually(lambda: file.exists() and text in file.read_text())
+    shutil.copytree(file.parent, tmp_path / "left" / "rollouts")
+    second = await starting(state="left")
+    assert (second.place, second.versions) == (killed.place, LEFT.get(state, ["1", "2"]))
+    answers = {0: {"1"}, 50: {"1", "2"}, 100: {"2"}}[int(second.place[1])]
+    assert await second.asked(40) == answers
 
 
 async def test_a_paused_rollout_stays_paused(starting: Starting) -> None:

@@ -202,10 +202,25 @@ def test_a_candidate_that_answers_nothing_is_rolled_back_at_once() -> None:
 
 def test_a_candidate_without_instances_twice_is_dead_on_arrival() -> None:
     found = rollout()
-    found.candidate_unable("crashed")
+    found.candidate_changed(1, able=False, reason="crashed")
+    found.candidate_changed(1, able=False, reason="crashed")
+    found.candidate_changed(1, able=True)
     assert found.state is STEP
-    found.candidate_unable("crashed")
+    found.candidate_changed(1, able=False, reason="crashed")
     assert (found.state, found.weight) == (ROLLED_BACK, 0)
+    assert last(found) == ("arrival", "no instance was able 2 times: crashed")
+
+
+def test_a_candidate_that_stays_without_instances_passes_no_step_and_is_rolled_back() -> None:
+    found = rollout()
+    found.candidate_changed(1, able=False, reason="crashed")
+    pass_time(found, 700, 3)
+    found.candidate_changed(59, able=False, reason="crashed")
+    pass_time(found, 59, 3)
+    assert (found.state, found.step) == (STEP, 0)
+    found.candidate_changed(1, able=False, reason="crashed")
+    assert found.state is ROLLED_BACK
+    assert last(found) == ("arrival", "no instance was able for 60 s: crashed")
 
 
 def dies(found: Rollout) -> None:
