@@ -50,6 +50,7 @@ async def test_a_sequence_ends_where_it_began_before_its_version_is_unloaded(
     getattr(server.rollouts, end)("m", "cli")
     assert await server.ask(sequence=SequenceTag(7)) == loser
     assert await server.ask(sequence=SequenceTag(8, start=True)) == winner
+    await soon(server.control.adjust(server.control.registry.named("m")[0].id))
     assert server.versions == ["1", "2"]
     assert await server.ask(sequence=SequenceTag(7, end=True)) == loser
     await server.until_versions(winner)
