@@ -148,7 +148,7 @@ class KnownModel:
     def wanted_versions(self, source: LoadSource) -> tuple[int, ...]:
         """The versions that a load of the source serves, ascending; INVALID_ARG if none."""
         wanted = source.selected | self.held
-        found = tuple(each for each in source.available if each in wanted)
+        found = tuple(each for each in source.entry.available if each in wanted)
         entry = replace(source.entry, available=source.available)
         return found or entry.versions(source.config.version_policy)
 
