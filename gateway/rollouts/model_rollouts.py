@@ -136,6 +136,9 @@ class ModelRollouts:
     def loaded(self) -> None:
         """See `VersionGate`."""
         found = {int(model.version): model for model in self.known.models}
+        for number in found.keys() & self.record.unloadable.keys():
+            del self.record.unloadable[number]
+            self.dirty = True
         self._show_refusals(found)
         rollout = self.open
         if rollout is None:

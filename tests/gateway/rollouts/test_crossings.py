@@ -16,6 +16,7 @@ from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import CacheBound
 from tests.builders import soon
 from tests.gateway.models.ensembles import chain
+from tests.gateway.models.golden.files import write_golden
 from tests.gateway.models.mirrored import config
 from tests.gateway.rollouts.servers import BROKEN, NumberedBackend, RolloutServer
 from tests.registries import ALL_VERSIONS, write
@@ -182,3 +183,22 @@ async def test_a_model_in_object_storage_rolls_by_polls(starting: Starting, tmp_
     store.put("m/2/weights", b"2 again")
     await poll()
     assert (server.versions, server.place) == (["1", "2"], ("step", 50))
+
+
+async def test_a_candidate_whose_golden_requests_are_mended_begins_and_survives_a_restart(
+    starting: Starting, tmp_path: Path
+) -> None:
+    server = await starting()
+    golden = {"request": {"text": "x"}, "expect": {"text": {"equals": "0"}}, "versions": [2]}
+    write_golden(tmp_path / "models" / "m", "g", golden)
+    await server.publish(2, **HALF)
+    assert (server.place, server.versions) == (("rolled_back", 0), ["1"])
+    assert "golden request 'g': text is not '0': '2'" in (await server.index())["2"][1]
+    assert await server.asked(5) == {"1"}
+    golden["expect"] = {"text": {"equals": "2"}}
+    write_golden(tmp_path / "models" / "m", "g", golden)
+    await soon(server.control.poll())
+    assert (server.place, server.versions) == (("step", 50), ["1", "2"])
+    await server.stop()
+    second = await starting()
+    assert (second.place, second.versions) == (("step", 50), ["1", "2"])
