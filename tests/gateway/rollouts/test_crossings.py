@@ -185,7 +185,7 @@ async def test_a_model_in_object_storage_rolls_by_polls(starting: Starting, tmp_
     assert (server.versions, server.place) == (["1", "2"], ("step", 50))
 
 
-async def test_a_candidate_whose_golden_requests_are_mended_begins_and_survives_a_restart(
+async def test_a_candidate_whose_golden_requests_are_mended_begins_and_survives_restarts(
     starting: Starting, tmp_path: Path
 ) -> None:
     server = await starting()
@@ -202,3 +202,9 @@ async def test_a_candidate_whose_golden_requests_are_mended_begins_and_survives_
     await server.stop()
     second = await starting()
     assert (second.place, second.versions) == (("step", 50), ["1", "2"])
+    second.rollouts.promote("m", "ann")
+    await second.until_versions("2")
+    await second.stop()
+    (tmp_path / "models" / "m" / "rollout.json").unlink()
+    third = await starting()
+    assert third.versions == ["2"]
