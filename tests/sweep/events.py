@@ -106,6 +106,36 @@ async def unload(server: Server, way: Way, scene: Scene, ground: Ground) -> bool
     return played.fired
 
 
+async def load_version(server: Server, way: Way, scene: Scene, ground: Ground) -> bool:
+    """Another version is loaded alone, and unloaded afterwards; no request fails."""
+    played = await _during(server, way, scene, server.load_other)
+    played.check_answer()
+    played.check_neighbours()
+    await check_another(server, way)
+    if played.fired:
+        await soon(server.unload_other(), "the end of an unload", 60)
+    return await _settled_alone(played, server, way, ground)
+
+
+async def roll_back(server: Server, way: Way, scene: Scene, ground: Ground) -> bool:
+    """A candidate with half of the requests is rolled back; no request fails."""
+    await soon(server.begin_rollout(), "the begin of a rollout", 60)
+    played = await play(server, way, scene, lambda _: server.roll_back())
+    played.check_answer()
+    played.check_neighbours()
+    if not played.fired:
+        server.roll_back()
+    return await _settled_alone(played, server, way, ground)
+
+
+async def _settled_alone(played: Played, server: Server, way: Way, ground: Ground) -> bool:
+    await server.alone()
+    await server.settled(ground.held)
+    await check_another(server, way)
+    await server.settled(ground.held)
+    return played.fired
+
+
 async def stop(stage: Stage, way: Way, scene: Scene, outside: Holdings) -> bool:
     """The server stops; it ends within its limit, and nothing of it is left."""
     server = await stage.server()

@@ -3,17 +3,20 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gateway.backend import Instance
+from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.in_process.options import read_settings
 from gateway.in_process.server import ModelHandle
 from gateway.in_process.server_loop import ServerHandle, ServerLoop
 from gateway.models import model as loaded
+from gateway.models.repository import Override
 from gateway.rollouts.golden_recorder import (
     MOST_REQUESTS,
     MOST_SECS,
@@ -33,6 +36,8 @@ EXIT_SECS = 2.0
 STOP_SECS = EXIT_SECS + 8
 """All of a stop: answers that clients have to take, and the end of each process."""
 MORTAL = ("PythonInstance", "LlmInstance", "StandIn", "VllmInstance")
+OTHER = frozenset({2})
+"""Another version of a model, with the files of the first."""
 GRACE_SECS = 0.05
 """The time for which a resumable stream waits for its client."""
 
@@ -59,7 +64,9 @@ class Server:
             "load_model": [each.name for each in subjects],
             "exit_timeout_secs": EXIT_SECS,
             "resumable_grace_secs": GRACE_SECS,
+            "state_directory": repository.parent / "state",
         }
+        self._folder = repository / subject.name
         self._begin(read_settings({**given, **subject.options, **options}), repository)
 
     def _begin(self, settings: Settings, repository: Path) -> None:
@@ -163,11 +170,44 @@ class Server:
 
     async def reload(self) -> None:
         """Load the model again."""
-        await self._server_loop.server.dataplane.load(self.subject.name)
+        await self._dataplane.load(self.subject.name)
 
     async def unload(self) -> None:
         """Unload the model; requests that it has taken may end."""
-        await self._server_loop.server.dataplane.unload(self.subject.name)
+        await self._dataplane.unload(self.subject.name)
+
+    async def load_other(self) -> None:
+        """Load another version, which gets the requests."""
+        self._write_other()
+        await self._dataplane.load(self.subject.name, Override(versions=OTHER))
+
+    async def unload_other(self) -> None:
+        """Unload the other version alone."""
+        await self._dataplane.unload(self.subject.name, OTHER)
+
+    async def begin_rollout(self) -> None:
+        """Give half of the requests to another version."""
+        self._write_other()
+        steps = {"steps": [{"weight": 50, "pause": True}]}
+        starting = self._dataplane.rollouts.start
+        await starting(self.subject.name, *OTHER, "sweep", members=steps, again=True)
+
+    def roll_back(self) -> None:
+        """Return all requests to the first version."""
+        self._dataplane.rollouts.abort(self.subject.name, "sweep")
+
+    async def alone(self) -> None:
+        """Wait until the other version is unloaded."""
+        await until(
+            lambda: (
+                {each.version for each in self._models() if each.name == self.subject.name} == {"1"}
+            ),
+            lambda: "only the first version is loaded",
+        )
+
+    def _write_other(self) -> None:
+        (other,) = OTHER
+        shutil.copytree(self._folder / "1", self._folder / str(other), dirs_exist_ok=True)
 
     def begin_stop(self) -> None:
         """Begin to end."""
@@ -205,7 +245,7 @@ class Server:
     def requests(self) -> int:
         """The requests that the models which are asked count as ended."""
         names = {self.subject.name, *(self.subject.needs if self.subject.endless else ())}
-        asked = self._server_loop.server.dataplane.models()
+        asked = self._dataplane.models()
         counted = [model.statistics for model in asked if model.name in names]
         return sum(each.success.count + each.fail.count for each in counted)
 
@@ -222,14 +262,18 @@ class Server:
         await until(lambda: not left(), lambda: f"left behind: {left()}")
         self._check_books()
 
+    @property
+    def _dataplane(self) -> DataPlane:
+        return self._server_loop.server.dataplane
+
     def _instances(self) -> list[Instance]:
         return [instance for model in self._models() for instance in model.instances]
 
     def _models(self) -> Iterator[loaded.Model]:
-        return self._server_loop.server.dataplane.models()
+        return self._dataplane.models()
 
     def _left(self) -> Iterator[str]:
-        if number := self._server_loop.server.dataplane.in_flight:
+        if number := self._dataplane.in_flight:
             yield f"in flight: {number}"
         for model in self._models():
             if pending := model.statistics.pending:
