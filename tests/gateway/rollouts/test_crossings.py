@@ -31,19 +31,26 @@ CONFIG_OF_1 = """{"backend": "scripted", "version_policy": {"specific": {"versio
   "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}]}"""
 
 
-async def test_versions_that_are_asleep_get_their_requests_and_wake(starting: Starting) -> None:
+async def asleep(starting: Starting, **plan: Any) -> RolloutServer:
+    """A server that is started during a rollout: both versions are asleep until a request."""
+    first = await starting(memory=ON_DEMAND)
+    await first.publish(2, **plan)
+    await first.stop()
     server = await starting(memory=ON_DEMAND)
-    await server.publish(2, **HALF)
+    assert all(server.model(each).instances.asleep for each in "12")
+    return server
+
+
+async def test_versions_that_are_asleep_get_their_requests_and_wake(starting: Starting) -> None:
+    server = await asleep(starting, **HALF)
     server.tick(1)
     assert server.place == ("step", 50)
-    assert all(server.model(each).instances.asleep for each in "12")
     assert await server.asked(60) == {"1", "2"}
     assert server.place == ("step", 50)
 
 
 async def test_requests_that_wake_their_version_are_no_evidence(starting: Starting) -> None:
-    server = await starting(memory=ON_DEMAND)
-    await server.publish(2, steps=[{"weight": 100, "for": "1h"}])
+    server = await asleep(starting, steps=[{"weight": 100, "for": "1h"}])
     assert await server.ask() == await server.ask() == "2"
     server.tick(1)
     assert server.rollouts.describe("m")["requests"] == 1
@@ -52,8 +59,7 @@ async def test_requests_that_wake_their_version_are_no_evidence(starting: Starti
 async def test_a_candidate_that_cannot_wake_is_rolled_back(
     starting: Starting, backend: NumberedBackend
 ) -> None:
-    server = await starting(memory=ON_DEMAND)
-    await server.publish(2, **HALF)
+    server = await asleep(starting, **HALF)
     backend.refusals["2"] = BROKEN
     await server.asked(200)
     assert server.place == ("rolled_back", 0)
@@ -61,8 +67,8 @@ async def test_a_candidate_that_cannot_wake_is_rolled_back(
 
 
 async def test_a_copy_wakes_a_candidate_that_is_asleep(starting: Starting) -> None:
-    server = await starting(memory=ON_DEMAND)
-    await server.publish(2, steps=[{"shadow": 100, "for": "10m"}, {"weight": 100, "for": "1h"}])
+    shadow = {"shadow": 100, "for": "10m"}
+    server = await asleep(starting, steps=[shadow, {"weight": 100, "for": "1h"}])
     assert await server.asked(2) == {"1"}
     await server.eventually(lambda: not server.model("2").instances.asleep)
     server.tick(1)
