@@ -269,6 +269,8 @@ def _wait(server: SoakServer, ready: Callable[[], bool]) -> None:
         time.sleep(POLL_SECS)
 
 
+OF_VERSIONS = "reloaded"
+"""A model with two versions, which are loaded and unloaded alone."""
 OPENAI_PROGRAM = ROOT / "model_repository" / "openai_python" / "1" / "model.py"
 
 
@@ -284,6 +286,7 @@ def write_repository(folder: Path) -> None:
             shutil.copy(OPENAI_PROGRAM, version / "model.py")
         elif model.onnx:
             _write_onnx(version / "model.onnx")
+    (folder / OF_VERSIONS / "2").mkdir()
 
 
 def config(folder: Path, model: Model) -> Path:

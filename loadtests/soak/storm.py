@@ -1,6 +1,7 @@
 """Random clients until the time is over or one hangs; reloads, unloads and kills."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from loadtests.soak.grpc_clients import GrpcClients
 from loadtests.soak.http_clients import Closed, Connection, HttpClients, post
 from loadtests.soak.models import BY_NAME, MODELS, Form, Model, Trouble
 from loadtests.soak.requests import Question, Tally, Wrong
-from loadtests.soak.server import SoakServer, config, frontends, workers
+from loadtests.soak.server import OF_VERSIONS, SoakServer, config, frontends, workers
 
 LOAD_SECS = 60.0
 LEAVE_SECS = 0.2
@@ -105,6 +106,12 @@ class Disturbances:
         await self._ask(model, "unload")
         await self._ask(model, "load")
 
+    async def change_version(self) -> None:
+        """Load both versions of a model, and unload one of them alone."""
+        self.tally.acts["load and unload of one version"] += 1
+        await self._ask(BY_NAME[OF_VERSIONS], "load", versions="1,2")
+        await self._ask(BY_NAME[OF_VERSIONS], "unload", versions=self.random.choice("12"))
+
     async def kill(self) -> None:
         """Kill the worker of a Python model, unless too many were killed lately.
 
@@ -147,9 +154,10 @@ class Disturbances:
         lines = (line for line in model.config.splitlines() if not line.startswith("instance_g"))
         config(self.server.repository, model).write_text("\n".join((*lines, groups)))
 
-    async def _ask(self, model: Model, what: str) -> None:
+    async def _ask(self, model: Model, what: str, **parameters: str) -> None:
+        body = json.dumps({"parameters": parameters}).encode()
         async with Connection(self.server.ports["http"]) as connection:
-            await connection.send(post(f"/v2/repository/models/{model.name}/{what}", b"{}"))
+            await connection.send(post(f"/v2/repository/models/{model.name}/{what}", body))
             async with asyncio.timeout(LOAD_SECS):
                 answer = await connection.answer()
         if answer.status != 200:
@@ -160,6 +168,7 @@ ACTS: Sequence[Callable[[Disturbances], Awaitable[None]]] = (
     Disturbances.reload,
     Disturbances.leave_reload,
     Disturbances.unload,
+    Disturbances.change_version,
     Disturbances.kill,
     Disturbances.kill_frontend,
 )
