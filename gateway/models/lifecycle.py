@@ -121,8 +121,7 @@ class Lifecycle:
                 source = known.choosing(source, versions)
             with known.attempt():
                 await self._apply(known, source, changed, again=True)
-                refused = {n: known.versions[n].error for n in versions - known.loaded}
-                if refused:
+                if refused := {n: known.versions[n].error for n in versions - known.loaded}:
                     raise versions_failed(model.name, refused)
 
     async def _load_from_disk(
