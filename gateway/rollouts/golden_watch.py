@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from gateway.errors import InferenceError
@@ -26,10 +27,12 @@ async def watch_golden(
 ) -> None:
     """Ask all golden requests in each interval of the guardrail, while the evidence is in use.
 
-    They have the lowest priority, and count in no statistics.
+    They have the lowest priority, and count in no statistics. A candidate that is asleep is not
+    asked: the time of its load is no evidence.
     """
     while (candidate := _candidate(of_model, evidence)) is not None:
-        requests = await _read(of_model, candidate, threads)
+        is_asleep = candidate.instances.asleep
+        requests = () if is_asleep else await _read(of_model, candidate, threads)
         failure = ""
         for golden in requests:
             failure = failure or await _failure(golden, candidate, find)
@@ -50,7 +53,7 @@ async def _read(
     about = {"model": candidate.name, "version": candidate.version}
     if of_model.known.source is None:
         return ()
-    folder = of_model.known.source.folder
+    folder = replace(of_model.known.source, tree=candidate.tree).folder
     try:
         found = await threads.run(read_golden, candidate.config, folder, int(candidate.version))
     except InferenceError as error:

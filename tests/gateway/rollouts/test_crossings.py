@@ -1,5 +1,7 @@
 """Rollouts of models that sleep, that ensembles call, that clients load, and of object storage."""
 
+import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.mirror.downloads import Transfers
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import CacheBound
-from tests.builders import soon
+from tests.builders import WAIT_SECS, soon
 from tests.gateway.models.ensembles import chain
 from tests.gateway.models.golden.files import write_golden
 from tests.gateway.models.mirrored import config
@@ -24,6 +26,7 @@ from tests.remote_stores import MemoryStore
 
 Starting = Callable[..., Awaitable[RolloutServer]]
 HALF: dict[str, Any] = {"steps": [{"weight": 50, "for": "10m"}, {"weight": 100, "for": "1h"}]}
+GOLDEN: dict[str, Any] = {"guardrails": {"golden": {"every": "1s"}}}
 ON_DEMAND = ModelMemory(on_demand=True)
 EXPLICIT = ControlMode.EXPLICIT
 CONFIG_OF_1 = """{"backend": "scripted", "version_policy": {"specific": {"versions": [1]}},
@@ -161,10 +164,25 @@ async def test_a_promoted_version_stays_although_it_is_older(
     assert "2" in server.versions
 
 
-async def test_a_model_in_object_storage_rolls_by_polls(starting: Starting, tmp_path: Path) -> None:
+async def test_golden_requests_wake_no_candidate(starting: Starting) -> None:
+    server = await asleep(starting, **HALF, **GOLDEN)
+    answer = {"request": {"text": "x"}, "expect": {"text": {"equals": "0"}}, "versions": [2]}
+    write_golden(server.folder / "m", "g", answer)
+    server.tick(1)
+    await asyncio.sleep(0.1)  # nothing tells that no request is sent
+    assert server.model("2").instances.asleep
+    assert server.place == ("step", 50)
+
+
+async def test_a_model_in_object_storage_rolls_by_polls(
+    starting: Starting, tmp_path: Path, backend: NumberedBackend
+) -> None:
     store = MemoryStore()
     store.put("m/config.pbtxt", config())
-    store.put("m/rollout.json", b'{"steps": [{"weight": 50, "for": "1h"}, {"weight": 100}]}')
+    store.put("m/rollout.json", json.dumps({**HALF, **GOLDEN}).encode())
+    expect = {"text": {"equals": "2"}}
+    golden = {"request": {"text": "x"}, "expect": expect, "versions": [2]}
+    store.put("m/golden/g.json", json.dumps(golden).encode())
     store.put("m/1/weights", b"1")
     cache = RemoteCache(tmp_path / "cache", CacheBound(1 << 30))
     mirror = Mirror(store, cache, Transfers(pause_secs=0), settle_secs=5.0)
@@ -189,28 +207,9 @@ async def test_a_model_in_object_storage_rolls_by_polls(starting: Starting, tmp_
     store.put("m/2/weights", b"2 again")
     await poll()
     assert (server.versions, server.place) == (["1", "2"], ("step", 50))
-
-
-async def test_a_candidate_whose_golden_requests_are_mended_begins_and_survives_restarts(
-    starting: Starting, tmp_path: Path
-) -> None:
-    server = await starting()
-    golden = {"request": {"text": "x"}, "expect": {"text": {"equals": "0"}}, "versions": [2]}
-    write_golden(tmp_path / "models" / "m", "g", golden)
-    await server.publish(2, **HALF)
-    assert (server.place, server.versions) == (("rolled_back", 0), ["1"])
-    assert "golden request 'g': text is not '0': '2'" in (await server.index())["2"][1]
-    assert await server.asked(5) == {"1"}
-    golden["expect"] = {"text": {"equals": "2"}}
-    write_golden(tmp_path / "models" / "m", "g", golden)
-    await soon(server.control.poll())
-    assert (server.place, server.versions) == (("step", 50), ["1", "2"])
-    await server.stop()
-    second = await starting()
-    assert (second.place, second.versions) == (("step", 50), ["1", "2"])
-    second.rollouts.promote("m", "ann")
-    await second.until_versions("2")
-    await second.stop()
-    (tmp_path / "models" / "m" / "rollout.json").unlink()
-    third = await starting()
-    assert third.versions == ["2"]
+    backend.errors["2"] = BROKEN
+    async with asyncio.timeout(WAIT_SECS):
+        while server.place[0] != "rolled_back":
+            server.tick()
+            await asyncio.sleep(0.01)
+    assert server.rollouts.history("m")[-1].by == "guardrail:golden"
