@@ -169,7 +169,7 @@ async def test_golden_requests_wake_no_candidate(starting: Starting) -> None:
     answer = {"request": {"text": "x"}, "expect": {"text": {"equals": "0"}}, "versions": [2]}
     write_golden(server.folder / "m", "g", answer)
     server.tick(1)
-    await asyncio.sleep(1.2)  # until the next round; nothing tells that no request is sent
+    await asyncio.sleep(1.2)  # until after the next round
     assert server.model("2").instances.asleep
     assert server.place == ("step", 50)
 
