@@ -204,6 +204,9 @@ async def test_a_model_in_object_storage_rolls_by_polls(
     store.put("m/config.pbtxt", config(ALL_VERSIONS))
     await poll()
     assert (server.versions, store.reads) == (["1"], ["m/config.pbtxt"])
+    tree = server.model("1").tree
+    assert tree is not None
+    assert not (tree.path / "2").exists()
     store.put("m/2/weights", b"2 again")
     await poll()
     assert (server.versions, server.place) == (["1", "2"], ("step", 50))
