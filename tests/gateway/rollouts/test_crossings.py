@@ -201,9 +201,9 @@ async def test_a_model_in_object_storage_rolls_by_polls(
     await poll()
     assert (server.versions, server.place) == (["1"], ("aborted", 0))
     store.reads.clear()
-    store.put("m/config.pbtxt", config(ALL_VERSIONS))
+    store.put("m/1/weights", b"1 again")
     await poll()
-    assert (server.versions, store.reads) == (["1"], ["m/config.pbtxt"])
+    assert (server.versions, store.reads) == (["1"], ["m/1/weights"])
     tree = server.model("1").tree
     assert tree is not None
     assert not (tree.path / "2").exists()
