@@ -16,6 +16,7 @@ from gateway.flags import keys as key_flags
 from gateway.flags import label as label_flags
 from gateway.flags import record as record_flags
 from gateway.flags import remote as remote_flags
+from gateway.flags import rollout as rollout_flags
 from gateway.flags import serve as flags
 from gateway.flags.ray_fleet import require_ray
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
@@ -99,6 +100,11 @@ def build_parser() -> argparse.ArgumentParser:
     record = commands.add_parser("record", help="make golden requests of clients' requests")
     record_flags.add_flags(record)
     record.set_defaults(command=_record)
+    rollout = commands.add_parser(
+        "rollout", help="show and change the rollouts of new versions of running servers"
+    )
+    rollout_flags.add_flags(rollout)
+    rollout.set_defaults(command=_rollout)
     fetch = commands.add_parser(
         "fetch", help="store embedded models, or models in object storage, in the user's cache"
     )
@@ -257,6 +263,12 @@ def _label(parsed: argparse.Namespace) -> None:
 def _record(parsed: argparse.Namespace) -> None:
     record = importlib.import_module("gateway.tools.record")
     record.run(parsed, ENVIRONMENT, _console())
+
+
+def _rollout(parsed: argparse.Namespace) -> None:
+    command = importlib.import_module("gateway.tools.rollout")
+    if status := command.run(parsed, ENVIRONMENT, _console()):
+        raise SystemExit(status)
 
 
 def _fetch(parsed: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ EXTENSIONS = (
     "trace",
     "logging",
     "generate",
+    "rollout",
 )
 """The v2 extensions that this release implements."""
 

@@ -31,6 +31,11 @@ _V1 = ("/v1", "/openai/v1")
 _REGIONS = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 _LABELS = "/v2/repository/models/{model}/labels"
 _RECORD = tuple(f"{each}/record" for each in _MODEL)
+_ROLLOUT = "/v2/models/{model}/rollout"
+_ROLLOUT_CHANGES = (
+    *(f"{_ROLLOUT}/start", f"{_ROLLOUT}/pause", f"{_ROLLOUT}/resume"),
+    *(f"{_ROLLOUT}/promote", f"{_ROLLOUT}/abort", f"{_ROLLOUT}/weight"),
+)
 _REPOSITORIES = ("/v2/repository", "/v2/repository/{repository}")
 
 
@@ -61,7 +66,7 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.MODEL_CONFIG: _under(_MODEL, "/config"),
     Area.MODEL_REPOSITORY: (
         *_under(_REPOSITORIES, "/index", "/models/{model}/load", "/models/{model}/unload"),
-        *(_LABELS, *_RECORD),
+        *(_LABELS, *_RECORD, "/v2/rollouts", _ROLLOUT, f"{_ROLLOUT}/history", *_ROLLOUT_CHANGES),
     ),
     Area.STATISTICS: (
         *("/v2/models/stats", *_under(_MODEL, "/stats")),
@@ -84,7 +89,7 @@ HTTP_CHANGES: Mapping[Area, Sequence[str]] = {
     ),
     Area.MODEL_REPOSITORY: (
         *_under(_REPOSITORIES, "/models/{model}/load", "/models/{model}/unload"),
-        *(_LABELS, *_RECORD),
+        *(_LABELS, *_RECORD, *_ROLLOUT_CHANGES),
     ),
     Area.TRACE: HTTP[Area.TRACE],
     Area.LOGGING: HTTP[Area.LOGGING],

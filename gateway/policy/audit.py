@@ -28,7 +28,7 @@ MOST_MEMBERS = 32
 """The size of a text, and of a list or an object, in a line; the rest is left out."""
 MAX_INTEGER = 2**64
 OMITTED = "..."
-ACTION = re.compile(r"((un)?(load|register)|labels|record)$", re.IGNORECASE)
+ACTION = re.compile(r"((un)?(load|register)|labels|record|rollout/\w+)$", re.IGNORECASE)
 OK = "ok"
 ABORTED = "aborted"
 """The result of a change without an answer: the change itself may have been made."""
@@ -63,9 +63,9 @@ class AuditedChange:
 
 
 def action_of(route: str) -> str:
-    """The action of a route or method that changes: `load`, `unregister`, else `settings`."""
+    """The action of a route or method that changes: `load`, `rollout-pause`, else `settings`."""
     found = ACTION.search(route)
-    return found[0].lower() if found else "settings"
+    return found[0].lower().replace("/", "-") if found else "settings"
 
 
 class AuditLog:

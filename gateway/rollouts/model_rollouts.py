@@ -100,15 +100,16 @@ class ModelRollouts:
 
     def begin(
         self, stable: int, candidate: int, plan: RolloutPlan, stamps: Mapping[int, str]
-    ) -> None:
+    ) -> Rollout:
         """Have a new rollout, which waits until both versions are loaded."""
         self._keep_history()
-        self.record.rollout = Rollout(stable=stable, candidate=candidate, plan=plan)
+        made = self.record.rollout = Rollout(stable=stable, candidate=candidate, plan=plan)
         self.record.salt = secrets.token_hex(8)
         self.record.stamps = {each: stamps.get(each, "") for each in (stable, candidate)}
         self.record.evidence = {}
         self.evidence, self._evidence_of = None, -1
         self.dirty = True
+        return made
 
     def stable_of(self, source: LoadSource) -> int:
         """The version that answers requests without a version; 0 if none has."""

@@ -48,10 +48,10 @@ class Transition(msgspec.Struct, kw_only=True):
 class Rollout(msgspec.Struct, kw_only=True):
     """The way of one candidate to stable, as it is on disk. All methods are synchronous.
 
-    `weight` is the percentage of requests for the candidate. `spent_secs` is that of the present
-    step. The candidate has ended `seen` requests, `seen_before` of them before this step.
-    `evidence_of` counts beginnings of the evidence: it begins anew with each. A step that is passed
-    and has `pause` is `passed` until it is resumed.
+    `by` and `reason` are those of its beginning. `weight` is the percentage of requests for the
+    candidate. `spent_secs` is that of the present step. The candidate has ended `seen` requests,
+    `seen_before` of them before this step. `evidence_of` counts beginnings of the evidence: it
+    begins anew with each. A step that is passed and has `pause` is `passed` until it is resumed.
     """
 
     stable: int
@@ -59,6 +59,8 @@ class Rollout(msgspec.Struct, kw_only=True):
     plan: RolloutPlan
     state: RolloutState = RolloutState.WAITING
     step: int = 0
+    by: str = SERVER
+    reason: str = ""
     weight: float = 0.0
     spent_secs: float = 0.0
     seen: int = 0
@@ -101,7 +103,7 @@ class Rollout(msgspec.Struct, kw_only=True):
 
     def begin(self) -> None:
         """Enter the first step, once both versions are loaded."""
-        self._enter(0, SERVER, f"version {self.candidate} is loaded")
+        self._enter(0, self.by, self.reason or f"version {self.candidate} is loaded")
 
     def advance(self, secs: float, seen: int, *, suspicious: bool = False) -> None:
         """Pass `secs` of the present step.

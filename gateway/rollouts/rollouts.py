@@ -136,7 +136,8 @@ class Rollouts(VersionGate):
         of_model.record.bad.pop(version, None)
         of_model.record.unloadable.pop(version, None)
         stamps = {each: digest(snapshot, each) for each in (stable, version)}
-        of_model.begin(stable, version, plan, stamps)
+        begun = of_model.begin(stable, version, plan, stamps)
+        begun.by, begun.reason = by, reason
         load = self._control.adjust if is_fixed else self._control.refresh
         try:
             await load(known.id)

@@ -24,6 +24,7 @@ from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.frontends.http.record import RecordRoutes
 from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.request_scope import BeginningApp, StreamHandover, TracedApp
+from gateway.frontends.http.rollouts import RolloutRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
 from gateway.metrics_page import MetricsPage
 from gateway.observability.exposition import CONTENT_TYPE
@@ -55,6 +56,7 @@ def build_app(
         + CancelRoutes(dataplane).routes(),
         "repository": RepositoryRoutes(dataplane, settings).routes()
         + RecordRoutes(dataplane, settings).routes(),
+        "rollouts": RolloutRoutes(dataplane, settings).routes(),
         "shared memory": SharedMemoryRoutes(dataplane, settings).routes(),
         "log": LogRoutes(dataplane, settings).routes(),
         "traces": TraceRoutes(dataplane, settings).routes(),

@@ -13,6 +13,7 @@ from gateway.frontends.http.json_layout import scan
 from gateway.frontends.http.large_json import SLICED_BYTES, LargeText, Where, plain
 from gateway.messages import NO_PARAMETERS
 from gateway.tensor import Buffer
+from gateway.threads import LARGE_BYTES
 
 LITERAL = re.compile(r'"(?:[^"\\]|\\.)*+"?|-?(?:NaN|Inf(?:inity)?)', re.DOTALL)
 """A string, or a number that Triton's JSON has and the standard's lacks."""
@@ -47,6 +48,14 @@ def parse_json_object(body: Buffer) -> dict[str, Any]:
     """
     found: dict[str, Any] = plain(parse_generate(body))
     return found
+
+
+def parse_optional_object(
+    body: Buffer, parse: Callable[[Buffer], dict[str, Any]] = parse_json_object
+) -> dict[str, Any]:
+    """The same; no members without a body."""
+    is_empty = len(body) <= LARGE_BYTES and not bytes(body).strip()
+    return {} if is_empty else parse(body)
 
 
 def parse_generate(body: Buffer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gateway.frontends.http.audit import note_change
 from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
-from gateway.frontends.http.json_object import parse_generate, parse_json_object
+from gateway.frontends.http.json_object import parse_generate, parse_optional_object
 from gateway.frontends.http.large_json import LongString
 from gateway.models.index import IndexRow
 from gateway.models.model_folder import (
@@ -28,7 +28,6 @@ from gateway.models.model_folder import (
 )
 from gateway.settings import HttpSettings
 from gateway.tensor import Buffer
-from gateway.threads import LARGE_BYTES
 
 REPOSITORY = "/v2/repository"
 NAMED = "/v2/repository/{repository}"
@@ -41,7 +40,6 @@ BASE64_UNIT = 4
 """Characters of base64 that are decoded together."""
 
 T = TypeVar("T")
-Parse = Callable[[Buffer], dict[str, Any]]
 
 
 class RepositoryRoutes:
@@ -83,7 +81,7 @@ class RepositoryRoutes:
 
     async def unload(self, request: Request) -> Response:
         """Unload a model; when the response is sent, no new request reaches it."""
-        parameters = _parameters(await self._read(request, _members_of))
+        parameters = _parameters(await self._read(request, parse_optional_object))
         dependents = parameters.get(UNLOAD_DEPENDENTS, False)
         if not isinstance(dependents, bool):
             raise _mismatch(UNLOAD_DEPENDENTS, "boolean")
@@ -118,17 +116,12 @@ class RepositoryRoutes:
         return await decoded(self._dataplane.threads, request.scope, meaning, body)
 
 
-def _members_of(body: Buffer, parse: Parse = parse_json_object) -> dict[str, Any]:
-    is_empty = len(body) <= LARGE_BYTES and not bytes(body).strip()
-    return {} if is_empty else parse(body)
-
-
 def _ready_of(body: Buffer) -> Any:
-    return None if NESTED_READY.match(body) else _members_of(body).get("ready", False)
+    return None if NESTED_READY.match(body) else parse_optional_object(body).get("ready", False)
 
 
 def _labels_of(body: Buffer) -> dict[str, int | None]:
-    members = _members_of(body)
+    members = parse_optional_object(body)
     found = members.get(LABELS)
     if not isinstance(found, dict) or len(members) > 1:
         raise InferenceError(
@@ -147,7 +140,7 @@ def _labels_of(body: Buffer) -> dict[str, int | None]:
 
 
 def _override_of(body: Buffer) -> Override | None:
-    return _override(_parameters(_members_of(body, parse_generate)))
+    return _override(_parameters(parse_optional_object(body, parse_generate)))
 
 
 def _members(row: IndexRow) -> dict[str, str]:

@@ -15,6 +15,7 @@ from gateway.policy import audit
 from gateway.policy.areas import AREA_OF_METHOD_CHANGE, AREA_OF_ROUTE_CHANGE, Area
 from gateway.policy.audit import AuditedChange, AuditLog, action_of
 from gateway.policy.caller import Caller
+from gateway.rollouts.requests import RolloutAction
 from tests.serving import wait_until
 
 LOAD = AuditedChange(area=Area.MODEL_REPOSITORY, action="load", by="server", about={"model": "a"})
@@ -93,7 +94,8 @@ def test_lines_keep_the_order_of_the_changes_also_those_before_the_file_is_open(
 
 def test_every_action_has_a_name() -> None:
     found = {action_of(path) for path in (*AREA_OF_ROUTE_CHANGE, *AREA_OF_METHOD_CHANGE)}
-    assert found == {"load", "unload", "labels", "record", "register", "unregister", "settings"}
+    others = {"load", "unload", "labels", "record", "register", "unregister", "settings"}
+    assert found == others | {f"rollout-{each}" for each in RolloutAction}
 
 
 @pytest.mark.parametrize(

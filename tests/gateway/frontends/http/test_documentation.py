@@ -32,6 +32,8 @@ GET /v2/models/stats server and models: All Statistics
 GET /v2/models/{model} server and models: Metadata
 GET /v2/models/{model}/config server and models: Config
 GET /v2/models/{model}/ready server and models: Model Ready
+GET /v2/models/{model}/rollout rollouts: Rollout
+GET /v2/models/{model}/rollout/history rollouts: History
 GET /v2/models/{model}/stats server and models: Statistics
 GET /v2/models/{model}/trace/setting traces: Show
 GET /v2/models/{model}/versions/{version} server and models: Metadata
@@ -39,6 +41,7 @@ GET /v2/models/{model}/versions/{version}/config server and models: Config
 GET /v2/models/{model}/versions/{version}/ready server and models: Model Ready
 GET /v2/models/{model}/versions/{version}/stats server and models: Statistics
 GET /v2/repository/models/{model}/labels repository: Labels
+GET /v2/rollouts rollouts: Rollouts
 GET /v2/systemsharedmemory/region/{region}/status shared memory: System Status
 GET /v2/systemsharedmemory/status shared memory: System Status
 GET /v2/trace/setting traces: Show
@@ -59,6 +62,12 @@ POST /v2/cudasharedmemory/unregister shared memory: Unregister Cuda
 POST /v2/logging log: Change
 POST /v2/models/{model}/record repository: Record
 POST /v2/models/{model}/requests/{request_id}/cancel server and models: Cancel
+POST /v2/models/{model}/rollout/abort rollouts: Abort
+POST /v2/models/{model}/rollout/pause rollouts: Pause
+POST /v2/models/{model}/rollout/promote rollouts: Promote
+POST /v2/models/{model}/rollout/resume rollouts: Resume
+POST /v2/models/{model}/rollout/start rollouts: Start
+POST /v2/models/{model}/rollout/weight rollouts: Weight
 POST /v2/models/{model}/trace/setting traces: Change
 POST /v2/models/{model}/versions/{version}/record repository: Record
 POST /v2/models/{model}/versions/{version}/requests/{request_id}/cancel server and models: Cancel

@@ -1,0 +1,169 @@
+"""Rollouts of a running server over its interfaces: HTTP and the command line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway import cli
+from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
+
+CONFIG = """
+backend: "identity"
+input { name: "INPUT0" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUTPUT0" data_type: TYPE_INT32 dims: 1 }
+version_policy { specific { versions: [1] } }
+"""
+LONG = [{"weight": 10, "for": "1h"}, {"weight": 100, "for": "1h"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server's models, state and audit log."""
+    return tmp_path_factory.mktemp("interfaces")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Serving]:
+    """A server of `m`, whose version 2 is loaded by rollouts only."""
+    write_model(folder / "models", "m", CONFIG, versions=(1, 2))
+    flags = ("--model-control-mode=explicit", "--load-model=m")
+    audit = f"--audit-log={folder / 'audit'}"
+    with serving(folder / "models", *flags, audit, f"--state-directory={folder}") as found:
+        yield found
+
+
+@pytest.fixture
+def rolling(server: Serving) -> Iterator[Serving]:
+    """The server with a rollout of version 2 at 10 %, which is aborted at last."""
+    begin(server)
+    yield server
+    post(server, "abort")
+
+
+def begin(server: Serving) -> None:
+    """Begin a rollout at 10 %."""
+    found = post(server, "start", version=2, steps=LONG, again=True)
+    assert found.status_code == 200, found.text
+
+
+def post(server: Serving, action: str, **members: Any) -> httpx.Response:
+    """Ask for a change over HTTP."""
+    url = f"{server.http}/v2/models/m/rollout/{action}"
+    return httpx.post(url, json=members, timeout=WAIT_SECS)
+
+
+def state(server: Serving) -> dict[str, Any]:
+    """The state over HTTP."""
+    found = httpx.get(f"{server.http}/v2/models/m/rollout", timeout=WAIT_SECS)
+    assert found.status_code == 200, found.text
+    members: dict[str, Any] = found.json()
+    return members
+
+
+def run(server: Serving, *arguments: str) -> int:
+    """Run `sluice rollout`; its exit status."""
+    try:
+        cli.main(["rollout", *arguments, f"--url={server.http}"])
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+def test_a_rollout_is_changed_and_shown_over_http(rolling: Serving) -> None:
+    assert post(rolling, "pause", reason="lunch").json()["state"] == "paused"
+    assert post(rolling, "resume").json()["weight"] == 10
+    assert post(rolling, "weight", weight=25).json()["weight"] == 25
+    rows = httpx.get(f"{rolling.http}/v2/rollouts", timeout=WAIT_SECS).json()
+    assert rows == [state(rolling)]
+    assert (rows[0]["stable"], rows[0]["candidate"], rows[0]["step"]) == (1, 2, 1)
+    url = f"{rolling.http}/v2/models/m/rollout/history"
+    changes = httpx.get(url, timeout=WAIT_SECS).json()[-3:]
+    assert [each["state"] for each in changes] == ["paused", "step", "paused"]
+    assert (changes[0]["by"], changes[0]["reason"]) == ("api:127.0.0.1", "lunch")
+
+
+@pytest.mark.parametrize(
+    ("action", "members", "text"),
+    [
+        ("start", {"version": 2, "stepz": []}, "request: Object contains unknown field `stepz`"),
+        ("start", {"steps": LONG}, "request: Object missing required field `version`"),
+        ("start", {"version": "2"}, "request: Expected `int`, got `str` - at `$.version`"),
+        ("start", {"version": 1}, "version 1 of model 'm' is stable already"),
+        (
+            "start",
+            {"version": 2, "steps": [{"weight": 50}]},
+            'request: steps[0].weight is 50.0, expected 100 in the last step, or "pause": true',
+        ),
+        (
+            "start",
+            {"version": 2, "steps": [{"weight": 50}, {"weight": 10}]},
+            "request: steps[1].weight is 10.0, expected 50 or more: none falls",
+        ),
+        (
+            "start",
+            {"version": 2, "start": "manual"},
+            "request: Object contains unknown field `start`",
+        ),
+        ("pause", {"version": 2}, "request: Object contains unknown field `version`"),
+        ("weight", {}, "request: Object missing required field `weight`"),
+    ],
+)
+def test_a_change_with_wrong_members_is_refused_with_the_reason(
+    server: Serving, action: str, members: dict[str, Any], text: str
+) -> None:
+    found = post(server, action, **members)
+    assert (found.status_code, found.json()["error"]) == (400, text)
+
+
+def test_an_unknown_version_or_model_is_not_found(server: Serving) -> None:
+    found = post(server, "start", version=7)
+    assert (found.status_code, found.json()["error"]) == (404, "model 'm' has no version 7")
+    found = httpx.get(f"{server.http}/v2/models/absent/rollout", timeout=WAIT_SECS)
+    assert (found.status_code, found.json()["error"]) == (404, "model 'absent' is not loaded")
+
+
+def test_one_rollout_at_a_time(rolling: Serving) -> None:
+    found = post(rolling, "start", version=2)
+    expected = "model 'm' has a rollout of version 2 (step); promote or abort it first"
+    assert (found.status_code, found.json()["error"]) == (400, expected)
+
+
+def test_a_change_and_its_transition_have_lines_in_the_audit_log(
+    rolling: Serving, folder: Path
+) -> None:
+    post(rolling, "pause", reason="lunch")
+    wait_until(lambda: 'rollout-pause"' in (folder / "audit").read_text(), "the line is there")
+    lines = [json.loads(each) for each in (folder / "audit").read_text().splitlines()]
+    made, asked = [each for each in lines if each["action"].startswith("rollout-pause")][-2:]
+    assert (made["action"], made["by"], made["to"]) == ("rollout-paused", "api:127.0.0.1", 2)
+    assert (asked["area"], asked["model"], asked["result"]) == ("model-repository", "m", "ok")
+
+
+def test_the_command_starts_shows_and_ends_a_rollout(
+    server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ("--step=10%:1h", "--step=100%:1h")
+    assert run(server, "start", "m", "2", *steps, "--again", "--reason=ours") == 0
+    assert run(server, "weight", "m", "25%", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (row["server"], row["weight"], row["state"]) == (server.http, 25, "paused")
+    assert run(server, "wait", "m") == 3
+    assert run(server, "resume", "m") == 0
+    assert run(server, "wait", "m", "--timeout=1s") == 5
+    assert run(server, "status") == 0
+    assert "1 -> 2" in capsys.readouterr().out
+    assert run(server, "abort", "m") == 0
+    assert run(server, "wait", "m") == 4
+    assert run(server, "history", "m") == 0
+    assert "ours" in capsys.readouterr().out
+
+
+def test_the_command_fails_with_the_reason_of_the_server(
+    server: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server, "start", "m", "7") == 1
+    assert "model 'm' has no version 7" in capsys.readouterr().err
