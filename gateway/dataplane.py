@@ -26,6 +26,7 @@ from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.policy.caller import Caller, tenant_of
 from gateway.request_name import Interruptible, RequestName
+from gateway.rollouts.readings import rollout_families
 from gateway.rollouts.rollouts import Rollouts
 from gateway.rollouts.state import StateDirectory
 from gateway.shared_memory.regions import SharedMemory
@@ -233,8 +234,8 @@ class DataPlane:
         return describe(self._control.residents, asyncio.get_running_loop().time())
 
     def families(self) -> list[MetricReading]:
-        """The metrics of models in memory, of object storage, and of the fleet."""
-        found = families(self._control.residents)
+        """The metrics of models in memory, of object storage, of rollouts, and of the fleet."""
+        found = families(self._control.residents) + rollout_families(self.rollouts)
         found += remote_families(self._control.remote.reading())
         return found if self.fleet is None else found + self.fleet.families()
 
@@ -300,6 +301,7 @@ class DataPlane:
         for model in self.models():
             if model.recorder is not None:
                 model.recorder.end("the server exits")
+        self.rollouts.drain()
         self._registry.notify()
 
     async def sequences_ended(self) -> None:

@@ -4,13 +4,16 @@ import argparse
 import re
 import sys
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 
 from grpc_tools import protoc
 
 SOURCES = Path(__file__).resolve().parent
+STANDARD = files("grpc_tools") / "_proto"
+"""The definitions of protobuf itself."""
 TARGET = SOURCES.parent / "gateway" / "protos"
-WITH_SERVICE = "grpc_service.proto"
+WITH_SERVICE = ("grpc_service.proto", "rollout.proto")
 WITHOUT_SERVICE = "model_config.proto"
 
 # protoc imports siblings from the top level, where only its output folder would be on the path.
@@ -43,11 +46,12 @@ def generate() -> dict[str, str]:
 
 def compile_to(folder: str) -> None:
     """Run protoc; file names are relative, because they become names in the descriptor pool."""
-    options = [f"--proto_path={SOURCES}", f"--python_out={folder}", f"--pyi_out={folder}"]
-    services = [f"--proto_path={SOURCES}", f"--grpc_python_out={folder}"]
+    paths = [f"--proto_path={SOURCES}", f"--proto_path={STANDARD}"]
+    options = [*paths, f"--python_out={folder}", f"--pyi_out={folder}"]
+    services = [*paths, f"--grpc_python_out={folder}"]
     for command in (
-        ["protoc", *options, WITH_SERVICE, WITHOUT_SERVICE],
-        ["protoc", *services, WITH_SERVICE],
+        ["protoc", *options, *WITH_SERVICE, WITHOUT_SERVICE],
+        ["protoc", *services, *WITH_SERVICE],
     ):
         if status := protoc.main(command):
             sys.exit(f"protoc failed with status {status}")

@@ -18,6 +18,7 @@ from gateway.fleet.metrics import FLEET_METRICS
 from gateway.models.resident_readings import RESIDENT_METRICS
 from gateway.observability.metrics import DOCUMENTED
 from gateway.observability.remote_metrics import REMOTE_METRICS
+from gateway.rollouts.readings import ROLLOUT_METRICS
 from gateway.rollouts.shadow import SHADOW_METRICS
 from gateway.schedulers.scheduler import Scheduler
 
@@ -128,7 +129,8 @@ def test_every_option_of_serve_is_documented() -> None:
 
 def test_every_metric_is_documented() -> None:
     documented = (ROOT / "gateway/observability/README.md").read_text()
-    names = (*DOCUMENTED, *FLEET_METRICS, *REMOTE_METRICS, *RESIDENT_METRICS, *SHADOW_METRICS)
+    rollouts = ROLLOUT_METRICS | SHADOW_METRICS
+    names = (*DOCUMENTED, *FLEET_METRICS, *REMOTE_METRICS, *RESIDENT_METRICS, *rollouts)
     assert [name for name in names if f"`{name}`" not in documented] == []
 
 

@@ -66,7 +66,8 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.MODEL_CONFIG: _under(_MODEL, "/config"),
     Area.MODEL_REPOSITORY: (
         *_under(_REPOSITORIES, "/index", "/models/{model}/load", "/models/{model}/unload"),
-        *(_LABELS, *_RECORD, "/v2/rollouts", _ROLLOUT, f"{_ROLLOUT}/history", *_ROLLOUT_CHANGES),
+        *(_LABELS, *_RECORD, *_ROLLOUT_CHANGES),
+        *("/v2/rollouts", "/v2/rollouts/events", _ROLLOUT, f"{_ROLLOUT}/history"),
     ),
     Area.STATISTICS: (
         *("/v2/models/stats", *_under(_MODEL, "/stats")),
@@ -97,6 +98,7 @@ HTTP_CHANGES: Mapping[Area, Sequence[str]] = {
 """The paths whose CHANGING method changes the server; all other routes read."""
 
 _SERVICE = "/inference.GRPCInferenceService"
+_ROLLOUTS = "/sluice.RolloutService"
 _REFLECTION = "/grpc.reflection"
 
 GRPC: Mapping[Area, Sequence[str]] = {
@@ -115,8 +117,9 @@ GRPC: Mapping[Area, Sequence[str]] = {
         *("Status", "Register", "Unregister"),
     ),
     Area.MODEL_CONFIG: (f"{_SERVICE}/ModelConfig",),
-    Area.MODEL_REPOSITORY: _under(
-        (_SERVICE,), "/RepositoryIndex", "/RepositoryModelLoad", "/RepositoryModelUnload"
+    Area.MODEL_REPOSITORY: (
+        *_under((_SERVICE,), "/RepositoryIndex", "/RepositoryModelLoad", "/RepositoryModelUnload"),
+        *_under((_ROLLOUTS,), "/List", "/Get", "/Change", "/Watch"),
     ),
     Area.STATISTICS: (f"{_SERVICE}/ModelStatistics",),
     Area.TRACE: (f"{_SERVICE}/TraceSetting",),
@@ -129,7 +132,10 @@ GRPC_CHANGES: Mapping[Area, Sequence[str]] = {
         (f"{_SERVICE}/SystemSharedMemory", f"{_SERVICE}/CudaSharedMemory"),
         *("Register", "Unregister"),
     ),
-    Area.MODEL_REPOSITORY: _under((_SERVICE,), "/RepositoryModelLoad", "/RepositoryModelUnload"),
+    Area.MODEL_REPOSITORY: (
+        *_under((_SERVICE,), "/RepositoryModelLoad", "/RepositoryModelUnload"),
+        f"{_ROLLOUTS}/Change",
+    ),
 }
 """The methods that change the server."""
 GRPC_SETTINGS: Mapping[Area, Sequence[str]] = {

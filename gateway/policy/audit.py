@@ -28,7 +28,7 @@ MOST_MEMBERS = 32
 """The size of a text, and of a list or an object, in a line; the rest is left out."""
 MAX_INTEGER = 2**64
 OMITTED = "..."
-ACTION = re.compile(r"((un)?(load|register)|labels|record|rollout/\w+)$", re.IGNORECASE)
+ACTION = re.compile(r"((un)?(load|register)|labels|record|rollout/\w+|change)$", re.IGNORECASE)
 OK = "ok"
 ABORTED = "aborted"
 """The result of a change without an answer: the change itself may have been made."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest
@@ -78,6 +79,10 @@ class VersionChoice:
         self.weight = weight
         if self._shadow is not None:
             self._shadow.share = shadow / ALL
+
+    def families(self) -> list[MetricReading]:
+        """The metrics of the copies, if there are some."""
+        return [] if self._shadow is None else self._shadow.families()
 
     def keyed(
         self,

@@ -11,6 +11,8 @@ from gateway.rollouts.plan import ALL, PlanStep, Reaction, RolloutPlan
 
 SERVER = "server"
 """The cause of transitions by time, requests and loads."""
+GUARDRAIL = "guardrail:"
+"""The begin of the cause of transitions by a guardrail; its name follows."""
 DEATHS = 2
 """A candidate without an able instance so often is dead on arrival."""
 UNABLE_SECS = 60.0
@@ -132,7 +134,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         if self.state is RolloutState.WAITING or not self.open or is_held:
             return
         self.breached = True
-        self._react(self.plan.on_breach, f"guardrail:{guardrail}", reason)
+        self._react(self.plan.on_breach, f"{GUARDRAIL}{guardrail}", reason)
 
     def dead_on_arrival(self, reason: str) -> None:
         """Roll back a candidate that answers nothing."""

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 from gateway.conversations.conversations import Conversations
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, exiting
 from gateway.models.model import Model
 from gateway.models.model_folder import PLAN_FILE
 from gateway.models.registry import KnownModel
@@ -20,9 +20,10 @@ from gateway.policy.areas import Area
 from gateway.policy.audit import AuditedChange, AuditLog
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.golden_watch import watch_golden
+from gateway.rollouts.events import RolloutEvents
 from gateway.rollouts.model_rollouts import ModelRollouts, PlanFile
 from gateway.rollouts.plan import PlanStart, RolloutPlan, changed_plan, read_plan
-from gateway.rollouts.rollout import Rollout, RolloutState, Transition
+from gateway.rollouts.rollout import RUNNING, Rollout, RolloutState, Transition
 from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
 from gateway.threads import Threads
 
@@ -32,8 +33,8 @@ SAVE_SECS = 10.0
 
 log = logging.getLogger("sluice.rollouts")
 
-Listener = Callable[[str, Transition], None]
-"""Takes the name of a model and a transition of its rollout; synchronous, must not raise."""
+DECISIONS = frozenset(RolloutState) - {RolloutState.WAITING, *RUNNING}
+"""The states that are counted."""
 
 
 class Rollouts(VersionGate):
@@ -60,8 +61,11 @@ class Rollouts(VersionGate):
         self._audit = audit
         self._clock = clock
         self._models: dict[ModelId, ModelRollouts] = {}
-        self._listeners: list[Listener] = []
         self._watched: WeakSet[Evidence] = WeakSet()
+        self.events = RolloutEvents(control.registry, self.describe_all)
+        self.decisions = Counter[tuple[str, str]]()
+        """The transitions of each model into a state of DECISIONS."""
+        self._is_draining = False
         self._wake = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._saved_at = clock()
@@ -107,7 +111,7 @@ class Rollouts(VersionGate):
         `members` replace those of the plan. A version that was rolled back needs `again` until its
         files change.
         """
-        of_model = self._find(name)
+        of_model = self._changeable(name)
         rollout = of_model.open
         if rollout is not None:
             self._start_waiting(of_model, rollout, version, by, reason)
@@ -171,17 +175,21 @@ class Rollouts(VersionGate):
 
     def describe_all(self) -> list[dict[str, Any]]:
         """The state of the latest rollout of each model that has had one, by name."""
+        return [each.describe() for each in self.models()]
+
+    def models(self) -> list[ModelRollouts]:
+        """The models that have had a rollout, by name."""
         found = (self._models[model] for model in sorted(self._models))
-        return [each.describe() for each in found if each.record.rollout is not None]
+        return [each for each in found if each.record.rollout is not None]
 
     def history(self, name: str) -> list[Transition]:
         """The transitions of a model's rollouts, oldest first."""
         return self._find(name).history
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` for each transition; returns the function that ends it."""
-        self._listeners.append(listener)
-        return partial(self._listeners.remove, listener)
+    def drain(self) -> None:
+        """End the streams of events, and refuse changes."""
+        self._is_draining = True
+        self.events.close()
 
     # Time.
 
@@ -189,6 +197,7 @@ class Rollouts(VersionGate):
         """Pass time, and write the state, until cancelled; then write it once more."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self.events.follow())
                 while True:
                     await self._next()
                     self.tick()
@@ -204,6 +213,7 @@ class Rollouts(VersionGate):
         for of_model in tuple(self._models.values()):
             of_model.tick(now)
             self._watch_golden(of_model)
+        self.events.measure(now)
 
     def _watch_golden(self, of_model: ModelRollouts) -> None:
         """Begin to watch the guardrail `golden` of new evidence."""
@@ -312,8 +322,13 @@ class Rollouts(VersionGate):
             raise _invalid(f"{len(found)} models have the name '{name}'")
         raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not loaded")
 
+    def _changeable(self, name: str) -> ModelRollouts:
+        if self._is_draining:
+            raise exiting()
+        return self._find(name)
+
     def _change(self, name: str, change: Callable[[Rollout], None]) -> None:
-        of_model = self._find(name)
+        of_model = self._changeable(name)
         rollout = of_model.record.rollout
         if rollout is None:
             raise _invalid(f"model '{name}' has no rollout")
@@ -351,8 +366,9 @@ class Rollouts(VersionGate):
             self._audit.add(
                 AuditedChange(area=Area.MODEL_REPOSITORY, action=action, by=change.by, about=about)
             )
-        for listener in tuple(self._listeners):
-            listener(name, change)
+        if change.state in DECISIONS:
+            self.decisions[name, change.state] += 1
+        self.events.transition(name, rollout, change)
         self._wake.set()
 
     def _over(self, of_model: ModelRollouts, model: Model) -> None:

@@ -84,6 +84,8 @@ def _about(message: Any) -> Mapping[str, Any]:
     for field, member in MEMBERS.items():
         if name := getattr(message, field, ""):
             about[member] = name
+    if action := getattr(message, "action", ""):
+        about["action"] = f"rollout-{action}"
     if settings := getattr(message, "settings", None):
         about["settings"] = {name: _value(each) for name, each in settings.items()}
     if parameters := getattr(message, "parameters", None):

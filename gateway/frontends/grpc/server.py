@@ -1,4 +1,4 @@
-"""gRPC server: the v2 service, health, reflection and shutdown behind one transport."""
+"""gRPC server: the v2 service, rollouts, health, reflection and shutdown behind one transport."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -11,16 +11,19 @@ from grpc_reflection.v1alpha import reflection_pb2
 from gateway.dataplane import DataPlane
 from gateway.frontends.grpc.guard import GrpcAccess
 from gateway.frontends.grpc.hyper_transport import HyperTransport
+from gateway.frontends.grpc.rollouts import RolloutServicer
 from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode, Transport, methods
 from gateway.frontends.grpc.servicer import Servicer
 from gateway.policy.credentials import Credentials
 from gateway.protos import grpc_service_pb2 as pb
+from gateway.protos import rollout_pb2
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings, GrpcTransport
 from gateway.threads import apart
 from gateway.tls.certificates import Certificates
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+ROLLOUTS = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"]
 COMPRESSING = ("ModelInfer", "ModelStreamInfer")
 """Methods with compressed responses, as in Triton (protocol: gRPC transport)."""
 TransportFactory = Callable[[Mapping[str, Method], GrpcSettings], Transport]
@@ -48,7 +51,7 @@ def local_transport(methods: Mapping[str, Method], settings: GrpcSettings) -> Tr
 
 
 class GrpcServer:
-    """The v2 service, grpc.health.v1 and, by its setting, reflection at one bound address.
+    """The v2 service, rollouts, health and, by its setting, reflection at one bound address.
 
     Needs a running event loop. Raises OSError if the address cannot be bound or the TLS files
     cannot be used. The port is 0 for a Unix socket.
@@ -65,6 +68,7 @@ class GrpcServer:
     ) -> None:
         self._dataplane = dataplane
         self._servicer = Servicer(dataplane, settings, server_id, recordings)
+        self._rollouts = RolloutServicer(dataplane)
         self._health = HealthServicer((DESCRIPTOR.full_name,))
         access = GrpcAccess(
             *(settings.restrictions, settings.control, credentials, dataplane.audit),
@@ -80,7 +84,7 @@ class GrpcServer:
         return self._transport.certificates
 
     def _methods(self, settings: GrpcSettings) -> Mapping[str, Method]:
-        names = (DESCRIPTOR.full_name, HEALTH.full_name)
+        names = (DESCRIPTOR.full_name, HEALTH.full_name, ROLLOUTS.full_name)
         return {
             **dict(
                 methods(
@@ -92,6 +96,7 @@ class GrpcServer:
                     self._servicer.parser_of_large,
                 )
             ),
+            **dict(methods(ROLLOUTS, self._rollouts)),
             **dict(methods(HEALTH, self._health)),
             **dict(ReflectionServicer(names).methods() if settings.reflection else ()),
         }

@@ -1,9 +1,9 @@
 """Routes of rollouts: their states, their histories, and changes."""
 
+from importlib import import_module
 from typing import Any
 
 import msgspec
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,16 +13,17 @@ from gateway.frontends.http.body import decoded, read_body
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_optional_object
-from gateway.frontends.http.request_scope import MODEL
+from gateway.frontends.http.request_scope import LAST_EVENT_ID, MODEL, caller_in
 from gateway.rollouts.requests import RolloutAction, change_rollout
 from gateway.settings import HttpSettings
+from gateway.threads import apart
 
 ROLLOUTS = "/v2/rollouts"
 ROLLOUT = f"{MODEL}/rollout"
 
 
 class RolloutRoutes:
-    """`GET /v2/rollouts`, `GET /v2/models/{model}/rollout`, `POST .../rollout/{action}`."""
+    """`/v2/rollouts`, `/v2/rollouts/events` and `/v2/models/{model}/rollout`."""
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._dataplane = dataplane
@@ -33,6 +34,7 @@ class RolloutRoutes:
         """The routes."""
         return [
             DocumentedRoute("GET", ROLLOUTS, self.rollouts),
+            DocumentedRoute("GET", f"{ROLLOUTS}/events", self.events),
             DocumentedRoute("GET", ROLLOUT, self.rollout),
             DocumentedRoute("GET", f"{ROLLOUT}/history", self.history),
             DocumentedRoute("POST", f"{ROLLOUT}/start", self.start),
@@ -47,14 +49,24 @@ class RolloutRoutes:
         """The latest rollout of each model that has had one."""
         return _json(self._rollouts.describe_all())
 
+    async def events(self, request: Request) -> Response:
+        """Changes of rollouts and of live versions, as server-sent events.
+
+        After a connection is lost, `Last-Event-ID` continues the stream.
+        """
+        library = await apart(lambda: import_module("gateway.frontends.http.rollout_events"))
+        last_id = request.headers.get(LAST_EVENT_ID, "")
+        found = self._rollouts.events.read(last_id, caller_in(request.scope))
+        response: Response = library.RolloutEventsResponse(found)
+        return response
+
     async def rollout(self, request: Request) -> Response:
         """The latest rollout of a model: state, step, weight, and the values of its guardrails."""
         return _json(self._rollouts.describe(request.path_params["model"]))
 
     async def history(self, request: Request) -> Response:
         """The transitions of a model's rollouts, oldest first."""
-        found = self._rollouts.history(request.path_params["model"])
-        return _json(msgspec.to_builtins(found))
+        return _json(self._rollouts.history(request.path_params["model"]))
 
     async def start(self, request: Request) -> Response:
         """Begin a rollout of a `version`. Members of `rollout.json` replace those of the file."""
@@ -96,4 +108,4 @@ def _sender(request: Request) -> str:
 
 
 def _json(found: Any) -> Response:
-    return Response(orjson.dumps(found), media_type=JSON)
+    return Response(msgspec.json.encode(found), media_type=JSON)

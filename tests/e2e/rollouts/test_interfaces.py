@@ -1,14 +1,20 @@
-"""Rollouts of a running server over its interfaces: HTTP and the command line."""
+"""Rollouts of a running server over its interfaces: HTTP, gRPC, the command line, metrics."""
 
 import json
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
+from google.protobuf.struct_pb2 import Struct
 
 from gateway import cli
+from gateway.protos import rollout_pb2 as pb
+from gateway.protos.rollout_pb2_grpc import RolloutServiceStub
 from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
 
 CONFIG = """
@@ -17,6 +23,8 @@ input { name: "INPUT0" data_type: TYPE_INT32 dims: 1 }
 output { name: "OUTPUT0" data_type: TYPE_INT32 dims: 1 }
 version_policy { specific { versions: [1] } }
 """
+pytestmark = pytest.mark.own_models("rollouts of the server")
+BOTH = pytest.mark.runs_on("grpcio", "frontends")
 LONG = [{"weight": 10, "for": "1h"}, {"weight": 100, "for": "1h"}]
 
 
@@ -27,20 +35,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Serving]:
-    """A server of `m`, whose version 2 is loaded by rollouts only."""
+def models(folder: Path) -> Path:
+    """The model `m`, whose version 2 is loaded by rollouts only."""
     write_model(folder / "models", "m", CONFIG, versions=(1, 2))
+    return folder / "models"
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, models: Path, server_kind: None) -> Iterator[Serving]:
+    """A server of the model."""
     flags = ("--model-control-mode=explicit", "--load-model=m")
     audit = f"--audit-log={folder / 'audit'}"
-    with serving(folder / "models", *flags, audit, f"--state-directory={folder}") as found:
+    with serving(models, *flags, audit, f"--state-directory={folder}") as found:
         yield found
 
 
 @pytest.fixture
-def rolling(server: Serving) -> Iterator[Serving]:
-    """The server with a rollout of version 2 at 10 %, which is aborted at last."""
+def rolling(server: Serving) -> Serving:
+    """The server with a rollout of version 2 at 10 %."""
     begin(server)
-    yield server
+    return server
+
+
+@pytest.fixture(autouse=True)
+def ended(server: Serving) -> Iterator[None]:
+    """No rollout is open after a test."""
+    yield
     post(server, "abort")
 
 
@@ -62,6 +82,32 @@ def state(server: Serving) -> dict[str, Any]:
     assert found.status_code == 200, found.text
     members: dict[str, Any] = found.json()
     return members
+
+
+def struct(**members: Any) -> Struct:
+    """Members of a change over gRPC."""
+    found = Struct()
+    found.update(members)
+    return found
+
+
+@contextmanager
+def service(server: Serving) -> Iterator[Any]:
+    """The stub of RolloutService."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        yield RolloutServiceStub(channel)
+
+
+def sent(stream: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The events in the lines of a stream: `event`, `id`, `data`."""
+    found: dict[str, Any] = {}
+    for line in stream:
+        name, _, value = line.partition(": ")
+        if line:
+            found[name] = json.loads(value) if name == "data" else value
+        else:
+            yield found
+            found = {}
 
 
 def run(server: Serving, *arguments: str) -> int:
@@ -167,3 +213,116 @@ def test_the_command_fails_with_the_reason_of_the_server(
 ) -> None:
     assert run(server, "start", "m", "7") == 1
     assert "model 'm' has no version 7" in capsys.readouterr().err
+
+
+@BOTH
+def test_a_rollout_is_changed_and_shown_over_grpc(server: Serving) -> None:
+    with service(server) as stub:
+        members = struct(version=2, steps=LONG, again=True, reason="ours")
+        asked = pb.ChangeRolloutRequest(model_name="m", action="start", members=members)
+        begun = stub.Change(asked, timeout=WAIT_SECS).rollout
+        assert (begun.state, begun.weight, begun.candidate) == ("step", 10, 2)
+        assert [(each.weight, getattr(each, "for")) for each in begun.steps] == [
+            (10, "1h"),
+            (100, "1h"),
+        ]
+        found = stub.Get(pb.GetRolloutRequest(model_name="m", history=True), timeout=WAIT_SECS)
+        assert (found.rollout.state, found.history[-1].reason) == ("step", "ours")
+        assert found.history[-1].by == "api:127.0.0.1"
+        weight = pb.ChangeRolloutRequest(model_name="m", action="weight", members=struct(weight=25))
+        assert stub.Change(weight, timeout=WAIT_SECS).rollout.weight == 25
+        (listed,) = stub.List(pb.ListRolloutsRequest(), timeout=WAIT_SECS).rollouts
+        assert (listed.weight, listed.state) == (25, "paused")
+        ended = stub.Change(
+            pb.ChangeRolloutRequest(model_name="m", action="abort"), timeout=WAIT_SECS
+        )
+        assert ended.rollout.state == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "text"),
+    [
+        (
+            pb.ChangeRolloutRequest(model_name="m", action="begin"),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "action is 'begin', expected one of start, pause, resume, promote, abort, weight",
+        ),
+        (
+            pb.ChangeRolloutRequest(
+                model_name="m", action="start", members=struct(version=2, stepz=1)
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request: Object contains unknown field `stepz`",
+        ),
+        (
+            pb.ChangeRolloutRequest(model_name="m", action="start", members=struct(version=7)),
+            grpc.StatusCode.NOT_FOUND,
+            "model 'm' has no version 7",
+        ),
+    ],
+    ids=["action", "member", "version"],
+)
+def test_a_wrong_change_is_refused_over_grpc(
+    server: Serving, asked: pb.ChangeRolloutRequest, status: grpc.StatusCode, text: str
+) -> None:
+    with service(server) as stub, pytest.raises(grpc.RpcError) as caught:
+        stub.Change(asked, timeout=WAIT_SECS)
+    assert (caught.value.code(), caught.value.details()) == (status, text)
+
+
+@BOTH
+def test_events_come_over_both_wires(server: Serving) -> None:
+    url = f"{server.http}/v2/rollouts/events"
+    with (
+        service(server) as stub,
+        httpx.stream("GET", url, timeout=WAIT_SECS) as answer,
+    ):
+        watched = stub.Watch(pb.WatchRolloutsRequest(), timeout=WAIT_SECS)
+        streamed = sent(answer.iter_lines())
+        first = next(streamed)
+        assert (first["event"], next(watched).kind) == ("reset", "reset")
+        assert first["data"]["versions"][0]["version"] == "1"
+        begin(server)
+        step = next(each for each in streamed if each["event"] == "step")
+        same = next(each for each in watched if each.kind == "step")
+        assert step["id"] == same.id
+        assert step["data"]["weight"] == same.transition.weight == 10
+        post(server, "abort")
+        state = next(each for each in streamed if each["event"] == "state")
+        assert state["data"]["state"] == "aborted"
+        watched.cancel()
+    with httpx.stream("GET", url, headers={"Last-Event-ID": step["id"]}, timeout=WAIT_SECS) as late:
+        again = next(each for each in sent(late.iter_lines()) if each["event"] == "state")
+    assert again == state
+
+
+def test_a_rollout_has_metrics(server: Serving) -> None:
+    post(server, "start", version=2, steps=LONG, guardrails={"errors": {}}, again=True)
+    post(server, "weight", weight=25)
+    found = server.metrics()
+    assert found['gateway_rollout_weight{label="canary",model="m",version="2"}'] == 25
+    assert found['gateway_rollout_weight{label="stable",model="m",version="1"}'] == 75
+    assert found['gateway_rollout_state{model="m",state="paused"}'] == 1
+    assert found['gateway_rollout_evidence{guardrail="errors",model="m"}'] == 0
+    assert found['gateway_rollout_evidence_limit{guardrail="errors",model="m"}'] == 2
+    events = 'gateway_rollout_events_total{guardrail="errors",model="m",version="2"}'
+    assert found[events] == 0
+    decisions = 'gateway_rollout_decisions_total{decision="aborted",model="m"}'
+    aborted = found.get(decisions, 0)
+    post(server, "abort")
+    assert server.metrics()[decisions] == aborted + 1
+
+
+def test_readers_of_events_do_not_delay_the_end(models: Path) -> None:
+    with serving(models, "--exit-timeout-secs=20") as server, service(server) as stub:
+        watched = stub.Watch(pb.WatchRolloutsRequest(), timeout=WAIT_SECS)
+        url = f"{server.http}/v2/rollouts/events"
+        with httpx.stream("GET", url, timeout=WAIT_SECS) as answer:
+            streamed = sent(answer.iter_lines())
+            assert (next(streamed)["event"], next(watched).kind) == ("reset", "reset")
+            begun = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - begun < 5
+            assert not [each for each in streamed if each["event"] == "reset"]
+        with pytest.raises(grpc.RpcError, match="Server exiting"):
+            list(watched)

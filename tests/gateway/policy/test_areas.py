@@ -55,7 +55,7 @@ READING_METHODS = {
     *("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig"),
     *("ModelInfer", "ModelStreamInfer", "ModelStatistics", "RepositoryIndex"),
     *("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"),
-    *("Check", "Watch", "ServerReflectionInfo"),
+    *("Check", "Watch", "ServerReflectionInfo", "List", "Get"),
 }
 
 

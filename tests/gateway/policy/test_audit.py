@@ -94,7 +94,7 @@ def test_lines_keep_the_order_of_the_changes_also_those_before_the_file_is_open(
 
 def test_every_action_has_a_name() -> None:
     found = {action_of(path) for path in (*AREA_OF_ROUTE_CHANGE, *AREA_OF_METHOD_CHANGE)}
-    others = {"load", "unload", "labels", "record", "register", "unregister", "settings"}
+    others = {"load", "unload", "labels", "change", "record", "register", "unregister", "settings"}
     assert found == others | {f"rollout-{each}" for each in RolloutAction}
 
 

@@ -42,6 +42,7 @@ GET /v2/models/{model}/versions/{version}/ready server and models: Model Ready
 GET /v2/models/{model}/versions/{version}/stats server and models: Statistics
 GET /v2/repository/models/{model}/labels repository: Labels
 GET /v2/rollouts rollouts: Rollouts
+GET /v2/rollouts/events rollouts: Events
 GET /v2/systemsharedmemory/region/{region}/status shared memory: System Status
 GET /v2/systemsharedmemory/status shared memory: System Status
 GET /v2/trace/setting traces: Show
