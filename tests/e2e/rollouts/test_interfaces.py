@@ -125,6 +125,8 @@ def test_a_rollout_is_changed_and_shown_over_http(rolling: Serving) -> None:
     assert post(rolling, "weight", weight=25).json()["weight"] == 25
     rows = httpx.get(f"{rolling.http}/v2/rollouts", timeout=WAIT_SECS).json()
     assert rows == [state(rolling)]
+    page = httpx.get(f"{rolling.http}/playground/state", timeout=WAIT_SECS).json()
+    assert page["rollouts"][0]["state"] == "paused"
     assert (rows[0]["stable"], rows[0]["candidate"], rows[0]["step"]) == (1, 2, 1)
     url = f"{rolling.http}/v2/models/m/rollout/history"
     changes = httpx.get(url, timeout=WAIT_SECS).json()[-3:]

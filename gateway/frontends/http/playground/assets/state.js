@@ -1,10 +1,11 @@
-// The view of the server's state: its machine, a row for each version of each model, its replicas.
+// The view of the server's state: its machine, a row for each version of each model, its rollouts and replicas.
 
 import { post } from "./api.js";
 import { $ } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { Meter } from "./meter.js";
 import { ModelRow } from "./model_row.js";
+import { Rollouts } from "./rollouts.js";
 
 const GIB = 2 ** 30;
 
@@ -13,14 +14,16 @@ export class State {
     this.rows = new Map();
     this.meters = new Map();
     this.fleet = new Fleet();
+    this.rollouts = new Rollouts();
   }
 
   // What the server says now; `time` in seconds.
-  update({ server, models, machine, fleet }, time) {
+  update({ server, models, machine, fleet, rollouts }, time) {
     $("operations").hidden = !server.explicit;
     this.#models(models, server.explicit, time);
     this.#machine(machine, models, time);
     this.fleet.update(fleet);
+    this.rollouts.update(rollouts);
   }
 
   #models(models, explicit, time) {

@@ -211,6 +211,48 @@ def test_a_router_shows_its_replicas_and_another_server_none(person: Person) -> 
     person.picture("state-fleet")
 
 
+ROLLOUT: dict[str, Any] = {
+    "model": "llama",
+    "stable": 3,
+    "candidate": 4,
+    "state": "step",
+    "reason": "step 1 is passed",
+    "weight": 50.0,
+    "shadow": 0.0,
+    "step": 2,
+    "steps": [{}, {}, {}],
+    "spent_secs": 61.2,
+    "for_secs": 600.0,
+    "requests": 17,
+    "min_requests": 200,
+    "guardrails": [
+        {"guardrail": "slow", "evidence": 0.0, "limit": 2.3},
+        {"guardrail": "errors", "evidence": 1.25, "limit": 2.3},
+    ],
+}
+
+
+def test_a_server_shows_its_rollouts(person: Person) -> None:
+    shown: dict[str, Any] = {}
+
+    def answer(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), **shown})
+
+    person.page.route("**/playground/state", answer)
+    person.look_at("state")
+    expect(row(person, "add_sub")).to_be_visible()
+    expect(person.page.locator("#rollouts")).to_be_hidden()
+    shown["rollouts"] = [ROLLOUT, {**ROLLOUT, "state": "rolled_back", "shadow": 10.0}]
+    rows = person.page.locator("#rollout-rows tbody tr")
+    expect(rows.locator(".badge")).to_have_text(["Step", "Rolled back"])
+    expect(rows.nth(0).locator("th")).to_have_text("llama 3 → 4")
+    expect(rows.locator("[data-label='Weight']")).to_have_text(["50 %", "shadow 10 %"])
+    words = ["2 of 3", "1:01 of 10:00", "17 of 200", "errors 1.3 of 2.3"]
+    expect(rows.nth(0).locator("td.number")).to_have_text(["50 %", *words])
+    rows.nth(0).scroll_into_view_if_needed()
+    person.picture("state-rollouts")
+
+
 def test_the_machine_shows_its_processors_and_memory(state: Person) -> None:
     tiles = state.page.locator("#machine .tile")
     expect(tiles.locator(".tile-name")).to_have_text(["CPU", "Memory"])
