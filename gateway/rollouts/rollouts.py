@@ -18,9 +18,9 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
 from gateway.policy.audit import AuditedChange, AuditLog
+from gateway.rollouts.events import RolloutEvents
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.golden_watch import watch_golden
-from gateway.rollouts.events import RolloutEvents
 from gateway.rollouts.model_rollouts import ModelRollouts, PlanFile
 from gateway.rollouts.plan import PlanStart, RolloutPlan, changed_plan, read_plan
 from gateway.rollouts.rollout import RUNNING, Rollout, RolloutState, Transition

@@ -155,7 +155,7 @@ class ServerState:
         self._settings = settings
 
     async def read(self) -> dict[str, Any]:
-        """The server, each version of each model, machine, fleet and rollouts, as members of JSON."""
+        """The server, each version of each model, machine, fleet, rollouts, as members of JSON."""
         rows = await self._dataplane.index()
         machine = await self._dataplane.threads.run(self._machine_now)
         fleet = self._dataplane.fleet
