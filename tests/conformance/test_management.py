@@ -315,7 +315,11 @@ def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
+        "sluice.RolloutService",
     }
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="sluice.RolloutService")
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=WAIT_SECS)
+    assert answer.file_descriptor_response.file_descriptor_proto
 
 
 def test_an_unknown_method_of_the_service_is_unimplemented(channel: grpc.Channel) -> None:
