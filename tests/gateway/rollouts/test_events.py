@@ -62,12 +62,16 @@ async def test_evidence_comes_at_most_once_a_second(server: RolloutServer) -> No
     async with aclosing(server.rollouts.events.read()) as events:
         await soon(anext(events))
         server.tick(1)
+        evidence = await soon(anext(events))
         server.tick(0.5)
         server.rollouts.pause("m", "cli")
-        found = [await soon(anext(events)) for _ in range(2)]
-    assert [each.kind for each in found] == ["state", "evidence"]
-    assert [each["guardrail"] for each in found[1].data["guardrails"]] == ["errors"]
-    assert found[1].id == ""
+        assert (await soon(anext(events))).kind == "state"
+        server.rollouts.resume("m", "cli")
+        assert (await soon(anext(events))).kind == "step"
+        server.tick(0.5)
+        assert (await soon(anext(events))).kind == "evidence"
+    assert [each["guardrail"] for each in evidence.data["guardrails"]] == ["errors"]
+    assert (evidence.kind, evidence.id) == ("evidence", "")
 
 
 async def test_a_broken_guardrail_is_an_event(server: RolloutServer) -> None:
