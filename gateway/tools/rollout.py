@@ -217,13 +217,19 @@ def _cells(row: Row) -> Sequence[str]:
         share = f"shadow {row['shadow']:g} %"
     return (
         row["model"],
-        f"{row['stable']} -> {row['candidate']}",
+        _versions(row),
         row["state"],
         share,
         f"{row['step']} of {len(row['steps'])}",
         f"{_time(row['spent_secs'])} of {_time(row['for_secs'])}",
         f"{row['requests']} of {row['min_requests']}",
     )
+
+
+def _versions(row: Row) -> str:
+    """Stable and the candidate; the latter alone once it is promoted."""
+    stable, candidate = row["stable"], row["candidate"]
+    return f"{stable} -> {candidate}" if row["state"] != RolloutState.PROMOTED else str(candidate)
 
 
 def _transition(row: Row) -> Sequence[str]:

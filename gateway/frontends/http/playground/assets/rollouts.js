@@ -26,11 +26,12 @@ export class Rollouts {
 
 function row({ model, stable, candidate, state, reason, weight, shadow, step, steps, ...progress }) {
   const [words, look] = STATES[state] ?? [state, ""];
+  const versions = state === "promoted" ? candidate : `${stable} → ${candidate}`;
   const share = shadow ? `shadow ${shadow} %` : `${weight} %`;
   return make(
     "tr",
     {},
-    make("th", { scope: "row" }, model, " ", make("span", { class: "tag" }, `${stable} → ${candidate}`)),
+    make("th", { scope: "row" }, model, " ", make("span", { class: "tag" }, versions)),
     make(
       "td",
       { "data-label": "State" },
