@@ -115,7 +115,7 @@ class DataPlane:
                 model = self.model(request.model, request.version, caller)
             if caller is not None and not caller.valid:
                 raise no_longer_valid()
-            if model.chooser is not None and not request.version:
+            if model.chooser is not None and (request.chosen or not request.version):
                 chooser = model.chooser
                 model, tap = chooser.choose(request)
             if self._exiting and not _continues(model, request):

@@ -200,6 +200,7 @@ class InferRequest:
     fleet, for models with tokens. `sticky` are the headers and members of OpenAI that a rollout may
     use as key, by `header:NAME` and `openai:NAME`; only a model with such a rollout gets them.
     Members of an ensemble neither count an `uncounted` request nor answer it from a cache.
+    `version` is `chosen` if a router has set it for a client that named none, during a rollout.
     """
 
     model: str
@@ -220,6 +221,7 @@ class InferRequest:
     prompt: RoutedPrompt | None = None
     sticky: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
     uncounted: bool = False
+    chosen: bool = field(default=False, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

@@ -32,7 +32,8 @@ log = logging.getLogger("sluice.fleet")
 class FleetInstance(Instance):
     """One version of a model at replicas; `connections` are all those of the router.
 
-    `counts` are those of its requests, which a changed configuration keeps.
+    `counts` are those of its requests, which a changed configuration keeps. A version in a rollout
+    `is_chosen` for requests without one.
 
     A request whose replica is lost before its first response is sent to another one, once, unless
     its execution may have had effects. A text is continued at another one where that is right. The
@@ -66,7 +67,7 @@ class FleetInstance(Instance):
         self.placement = ReplicaPlacement(self.key, connections, random)
         self.waiting = WaitingRequests(self.placement.targets, random)
         self.room = WaitingRoom[RoutedRequest](config, counts, self.placement)
-        self.singles = self
+        self.singles, self.is_chosen = self, False
 
     def accepts(self, request: InferRequest) -> bool:
         """See `SingleExecutions`."""
@@ -98,7 +99,9 @@ class FleetInstance(Instance):
         known, prompt = replica.loads[self.key], routed.prompt
         self.room.prefill_rate = known.load.prefill_rate or self.room.prefill_rate
         ahead, trace = known.ahead, sent_to(replica.address, request.trace)
-        sent = replace(request, version=self._version, trace=trace, prompt=prompt)
+        chosen = self.is_chosen and not request.version
+        version = self._version
+        sent = replace(request, version=version, trace=trace, prompt=prompt, chosen=chosen)
         call = replica.call(self.key, sent, on_news, demand)
         replica.counts.requests += 1
         self.counts.wait.observe(call.expected_secs)

@@ -1,5 +1,6 @@
 """Announcements of a replica: its state and models, and the load and prefixes of each model."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -14,7 +15,10 @@ from gateway.errors import InferenceError
 from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
 from gateway.fleet.keys import KEY_BYTES
 from gateway.fleet.prefixes import MOST_KEYS_OF_REPLICA, KeyChanges
+from gateway.messages import NO_PARAMETERS
 from gateway.models.model import Model
+from gateway.rollouts.choice import VersionChoice
+from gateway.rollouts.plan import ALL
 
 FIRST_STEP_SECS = 0.05
 """The duration of a request of a model that has answered none."""
@@ -66,7 +70,9 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
     `trouble` is the reason why it is not ready, "" if it is. `max_model_len` is 0 without a limit,
     `concurrency` the number of its concurrent executions, `most_in_flight` that of requests that
     it accepts. `loaded_at` is the time of its load (seconds since the epoch), which tells loads
-    apart. Fields are only added at the end, with defaults.
+    apart. `names` are the labels of the version. The candidate of a rollout at the replica has a
+    `weight` in percent, and the `keys` of its plan. Fields are only added at the end, with
+    defaults.
     """
 
     name: str
@@ -79,6 +85,9 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
     concurrency: _Positive = 1
     most_in_flight: _Natural = 1024
     loaded_at: float = 0.0
+    names: tuple[str, ...] = ()
+    weight: Annotated[float, Meta(ge=0, le=ALL)] | None = None
+    keys: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -152,12 +161,15 @@ def _interface(text: str) -> str:
     )
 
 
-def offer(model: Model) -> ModelOffer:
-    """The offer of a loaded model."""
+def offer(model: Model, names: Mapping[str, int] = NO_PARAMETERS) -> ModelOffer:
+    """The offer of a loaded model, whose versions have these labels."""
+    number, choice = int(model.version), model.chooser
+    if not isinstance(choice, VersionChoice) or choice.candidate is not model:
+        choice = None
     adapters = (name for instance in model.instances for name in instance.adapters)
     return ModelOffer(
         name=model.name,
-        version=int(model.version),
+        version=number,
         config=to_text(model.config),
         labels={output: tuple(labels) for output, labels in model.labels.items()},
         adapters=tuple(dict.fromkeys(adapters)),
@@ -166,6 +178,9 @@ def offer(model: Model) -> ModelOffer:
         concurrency=concurrency(model),
         most_in_flight=model.most_in_flight,
         loaded_at=model.loaded_at,
+        names=tuple(label for label, named in names.items() if named == number),
+        weight=None if choice is None else choice.weight,
+        keys=() if choice is None else choice.key_texts,
     )
 
 

@@ -43,6 +43,13 @@ class PlacedSequences:
         self.open: _Pins = OrderedDict()
         self.copies: _Pins = OrderedDict()
 
+    def adopt(self, other: "PlacedSequences") -> None:
+        """Know the sequences of another version that are unknown here."""
+        for own, others in ((self.open, other.open), (self.copies, other.copies)):
+            for key, pin in others.items():
+                if key not in own:
+                    _add(own, key, pin)
+
 
 def sequence_of(request: InferRequest) -> SequenceTag | None:
     """The sequence or conversation of a request, which belongs to one replica."""
@@ -83,7 +90,11 @@ class ReplicaPlacement:
     def holds(self, request: InferRequest) -> bool:
         """Whether a replica has the sequence of a request, or its copy, and takes it."""
         sequence = sequence_of(request)
-        return sequence is not None and not sequence.start and bool(self._known(sequence.key))
+        return sequence is not None and not sequence.start and self.has(sequence)
+
+    def has(self, sequence: SequenceTag) -> bool:
+        """Whether a replica has a sequence, or its copy, and takes its requests."""
+        return bool(self._known(sequence.key))
 
     def connection_of(self, known: KnownReplica) -> ReplicaConnection | None:
         """The connection to a replica; None if it is gone."""

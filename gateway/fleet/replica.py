@@ -37,6 +37,7 @@ from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
 from gateway.messages import InferRequest, SequenceTag
+from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.processes.channel import NO_CALL, Frame
@@ -165,6 +166,7 @@ class RouterLink(AcceptedLink):
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)
             answer.sequence = sequence_of(request)
+            key = request.model, int(stream.model.version)  # a rollout may choose another one
             answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
         except InferenceError as error:
             answer.fail(error)
@@ -277,17 +279,26 @@ class FleetPort(AcceptingPort[RouterLink]):
 
     def offers(self) -> bytes:
         """The present offers, as a payload."""
-        models = tuple(offer(model) for model in self._dataplane.models())
-        return write_offers(Offers(self._state, models))
+        models = self._dataplane.models()
+        offers = tuple(offer(each, self._dataplane.labels(each.name)) for each in models)
+        return write_offers(Offers(self._state, offers))
 
     def infer(self, request: InferRequest, trace: Trace | None) -> ResponseStream:
         """Submit a request of a router; raises RefusedError if it is not queued."""
         try:
-            return self._dataplane.infer(request, trace=trace)
+            model = self._chosen(request) if request.chosen else None
+            return self._dataplane.infer(request, model, trace)
         except InferenceError as error:
             refusal = RefusedError(error.code, error.message)
             refusal.lacks_instance = error.lacks_instance
             raise refusal from None
+
+    def _chosen(self, request: InferRequest) -> Model:
+        """The version that a router has chosen, or another one if that has been unloaded."""
+        try:
+            return self._dataplane.model(request.model, request.version)
+        except InferenceError:
+            return self._dataplane.model(request.model)
 
     async def _announce(self) -> None:
         while True:

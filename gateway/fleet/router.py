@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gateway.backend import MetricReading
@@ -22,18 +21,17 @@ from gateway.fleet.handshake import FleetRole, Identity
 from gateway.fleet.instance import FleetInstance
 from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.offers import Key, ModelOffer, OfferDigests
-from gateway.fleet.placement import ReplicaPlacement
 from gateway.fleet.prefixes import KeyIndex
 from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
 from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews, router_news
 from gateway.fleet.relays import Relays
 from gateway.fleet.status import router_families, router_status
+from gateway.fleet.versions import FleetModel, FleetVersions
 from gateway.models.instance_groups import InstanceSlot
-from gateway.models.model import Model
+from gateway.models.repository import ModelId
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.settings import FleetSettings
 
 log = logging.getLogger("sluice.fleet")
@@ -47,21 +45,6 @@ MOST_ABSENT = 2
 """Answers in a row without an address after which its lost connection ends."""
 OTHER_CONFIG = "its configuration is not that of the other replicas"
 OWN_MODEL = "the repository of this router has a model of that name"
-
-
-class FleetModel(Model):
-    """A version that replicas host: their schedulers batch, and keep its sequences."""
-
-    of_fleet = True
-    placement: ReplicaPlacement
-
-    @property
-    def takes_requests(self) -> bool:
-        """See `Model`: a version whose replicas all drain leaves its requests to another one."""
-        return self.placement.is_ready
-
-    def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
-        return DirectScheduler(statistics)
 
 
 @dataclass(slots=True)
@@ -108,6 +91,7 @@ class Router:
         self._control = control
         self._summaries = summaries
         self._placed: dict[Key, _Placed] = {}
+        self._versions: defaultdict[str, FleetVersions] = defaultdict(FleetVersions)
         self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
         self.identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
@@ -215,7 +199,8 @@ class Router:
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""
         found = router_status(self.identity, self.connections, self._instances(), self._refusal)
-        return {**found, "routers": self.relays.describe()}
+        rollouts = [shares for each in self._versions.values() if (shares := each.describe())]
+        return {**found, "rollouts": rollouts, "routers": self.relays.describe()}
 
     def families(self) -> list[MetricReading]:
         """See `FleetMember`."""
@@ -250,10 +235,31 @@ class Router:
             room.replace(f"version {key[1]} has been replaced")
             self._indexes.pop(key, None)
             self._control.displace(*key)
+        self._follow_versions(names)
         for key, placement in list(self._placed.items()):
             self._follow_loads(key, placement)
             placement.instance.room.look()
         self._control.registry.notify()
+
+    def _follow_versions(self, names: Set[str]) -> None:
+        """Take the labels of versions, and the shares of rollouts, from the ready replicas."""
+        for name in names:
+            known = self._control.registry.get(ModelId(name))
+            if known is not None and known.of_fleet:
+                self._versions[name].follow(known, self._ready_offers(name))
+
+    def _ready_offers(self, name: str) -> list[Mapping[int, ModelOffer]]:
+        """The usable versions of a model at each replica that takes requests for one of them."""
+        keys = [key for key in self._placed if key[0] == name]
+        found = [
+            {
+                key[1]: each.models[key]
+                for key in keys
+                if each.serves(key) and not self._refusal(each, key)
+            }
+            for each in self.connections
+        ]
+        return [each for each in found if each]
 
     def _serve_absent(self, present: Set[str]) -> Set[Key]:
         """Serve the models without replicas that the controller knows; returns their versions."""
@@ -368,7 +374,7 @@ class Router:
 
         slot = InstanceSlot(load, instance=instance)
         model = FleetModel(config, version, statistics, [slot], offer.labels)
-        model.placement = instance.placement
+        model.instance = instance
         model.further_names = tuple(dict.fromkeys((*model.further_names, *offer.adapters)))
         model.max_model_len = offer.max_model_len or None
         model.loaded_at = time.time()

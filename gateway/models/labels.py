@@ -8,7 +8,9 @@ from gateway.models.model_folder import SHOWN_CHARS
 from gateway.models.registry import STABLE, KnownModel
 
 LABEL = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-OF_ROLLOUTS = (STABLE, "canary")
+CANARY = "canary"
+"""The label of the candidate."""
+OF_ROLLOUTS = (STABLE, CANARY)
 """The labels that rollouts set."""
 MOST_LABELS = 16
 """Labels of one model, those of rollouts not counted."""
@@ -17,6 +19,10 @@ MOST_LABELS = 16
 def set_labels(known: KnownModel, changes: Mapping[str, int | None]) -> None:
     """Name loaded versions; None removes a label. Raises INVALID_ARG, and nothing changes then."""
     name = known.id.name
+    if known.of_fleet:
+        raise InferenceError(
+            Code.INVALID_ARG, f"model '{name}' has the labels of its replicas; set them there"
+        )
     for label, number in changes.items():
         _check(name, label)
         if number is not None and number not in known.loaded:

@@ -91,6 +91,8 @@ class _Terms(_Array):
     timeout_us: _Size = 0
     traceparent: _TraceParent | None = None
     prompt: tuple[_Size, _Keys] | None = None
+    chosen: bool = False
+    sticky: dict[str, str] | None = None
 
 
 class _Request(_Array):
@@ -261,7 +263,8 @@ def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
     """The terms of a request, if it has any."""
     outputs, tag, trace = request.outputs, request.sequence, request.trace
     timeout_us, prompt = request.timeout_us, request.prompt
-    if not (outputs or tag or request.priority or timeout_us or trace or prompt):
+    has_terms = outputs or tag or request.priority or timeout_us or trace or prompt
+    if not has_terms and not request.chosen:
         return None
     return _Terms(
         tuple([_Output(each.name, each.classes) for each in outputs]),
@@ -270,6 +273,8 @@ def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
         max(timeout_us - waited_us, 1) if timeout_us else 0,
         trace.text if isinstance(trace, TraceParent) else None,
         None if prompt is None else (prompt.size_bytes, prompt.keys),
+        request.chosen,
+        dict(request.sticky) if request.sticky else None,
     )
 
 
@@ -285,6 +290,8 @@ def _read_terms(terms: _Terms, tenant: str) -> dict[str, Any]:
         "timeout_us": terms.timeout_us,
         "trace": parent and TraceParent(parent),
         "prompt": terms.prompt and RoutedPrompt(*terms.prompt),
+        "chosen": terms.chosen,
+        "sticky": terms.sticky,
     }
 
 

@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.backend import MetricReading
-from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
-from gateway.messages import NO_PARAMETERS, InferRequest
+from gateway.messages import NO_PARAMETERS, InferRequest, SequenceTag
 from gateway.models.model import Model
 from gateway.models.taps import Tap
 from gateway.rollouts.evidence import Evidence
@@ -28,20 +27,28 @@ def fraction(salt: bytes, key: bytes) -> float:
     return int.from_bytes(digest, "big") / WHOLE
 
 
+class Turns(Protocol):
+    """The open conversations of versions."""
+
+    def has(self, model: Model, tag: SequenceTag) -> bool:
+        """Whether a version has the conversation of a tag."""
+
+
 class VersionChoice:
     """Implements `VersionChooser` for two versions of a model.
 
     A request that continues a sequence or a conversation goes to the version that has it. A key
     keeps its version as long as the weight does not fall; keys are not kept. `weight` is in
-    percent. Stable answers for a candidate that is not able or full, which counts as an error of
-    the candidate. A request that wakes its version is no evidence: its time is that of a load.
+    percent; the choice of a router is kept while there is any. Stable answers for a candidate that
+    is not able or full, which counts as an error of the candidate. A request that wakes its version
+    is no evidence: its time is that of a load.
     """
 
     def __init__(
         self,
         stable: Model,
         candidate: Model,
-        conversations: Conversations,
+        conversations: Turns,
         sources: Sequence[KeyPlace] = (),
         salt: bytes = b"",
     ) -> None:
@@ -51,7 +58,7 @@ class VersionChoice:
         self._evidence: Evidence | None = None
         self._shadow: Shadow | None = None
         self._conversations = conversations
-        self._sources = sources
+        self.sources = sources
         self._salt = salt
 
     def choose(self, request: InferRequest) -> tuple[Model, Tap | None]:
@@ -67,6 +74,11 @@ class VersionChoice:
     def refused(self, request: InferRequest, model: Model, error: InferenceError) -> None:
         """Note that the chosen version has refused a request."""
         self._refuse(error, self._arm(model), self._key(request))
+
+    @property
+    def key_texts(self) -> tuple[str, ...]:
+        """The parts of a request that may be its key, as a plan has them."""
+        return tuple(f"{kind}:{name}" for kind, name in self.sources)
 
     def observe(self, evidence: Evidence | None, shadow: Shadow | None = None) -> None:
         """Observe requests from now on, and copy some; None ends both."""
@@ -94,13 +106,13 @@ class VersionChoice:
         places = {"header": header, "openai": members.get}
         found = {
             f"{kind}:{name}": text
-            for kind, name in self._sources
+            for kind, name in self.sources
             if kind in places and isinstance(text := places[kind](name), str)
         }
         return replace(request, sticky=found) if found else request
 
     def _model(self, request: InferRequest, key: bytes) -> Model:
-        wanted = self.candidate if self._is_for_candidate(key) else self.stable
+        wanted = self.candidate if self._is_for_candidate(request, key) else self.stable
         tag = request.sequence
         if tag is not None and not tag.start:
             other = self.stable if wanted is self.candidate else self.candidate
@@ -109,17 +121,19 @@ class VersionChoice:
                     return model
         if wanted is self.candidate:
             return wanted if _has_room(wanted) else self._diverted(key)
-        if not wanted.instances.ready and self.candidate.instances.ready:
+        if not _is_able(wanted) and _is_able(self.candidate):
             return self.candidate  # stable has died
         return wanted
 
-    def _is_for_candidate(self, key: bytes) -> bool:
+    def _is_for_candidate(self, request: InferRequest, key: bytes) -> bool:
         share = self.weight / ALL
+        if request.chosen:
+            return share > 0 and request.version == self.candidate.version
         return share > 0 and (fraction(self._salt, key) if key else random.random()) < share
 
     def _diverted(self, key: bytes) -> Model:
         """Stable in place of the candidate, unless it is not able either."""
-        if not self.stable.instances.ready:
+        if not _is_able(self.stable):
             return self.candidate
         error = InferenceError(Code.UNAVAILABLE, "the candidate is not able, or full")
         self._refuse(error, Arm.CANDIDATE, key)
@@ -139,7 +153,7 @@ class VersionChoice:
         return request.sequence is not None and self._conversations.has(model, request.sequence)
 
     def _key(self, request: InferRequest) -> bytes:
-        for kind, name in self._sources:
+        for kind, name in self.sources:
             places = request.parameters, name
             if kind != "parameter":
                 places = request.sticky or {}, f"{kind}:{name}"
@@ -150,4 +164,8 @@ class VersionChoice:
 
 
 def _has_room(model: Model) -> bool:
-    return model.instances.ready and len(model.requests) < model.most_in_flight
+    return _is_able(model) and len(model.requests) < model.most_in_flight
+
+
+def _is_able(model: Model) -> bool:
+    return model.instances.ready and model.takes_requests

@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
+from gateway.models.labels import CANARY
 from gateway.models.model import Model
 from gateway.models.registry import STABLE, KnownModel, VersionState, VersionStatus
 from gateway.models.repository import LoadSource
@@ -21,9 +22,6 @@ from gateway.rollouts.plan import ALL, PlanStart, RolloutPlan
 from gateway.rollouts.rollout import SERVER, Rollout, RolloutState, Transition
 from gateway.rollouts.shadow import Shadow
 from gateway.rollouts.state import MOST_TRANSITIONS, RolloutRecord, digest
-
-CANARY = "canary"
-"""The label of the candidate."""
 
 
 class PlanFile(NamedTuple):

@@ -1,7 +1,7 @@
 """Plans of rollouts: the file `rollout.json` of a model, and the members of a start request."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -118,7 +118,12 @@ class RolloutPlan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     @property
     def key_sources(self) -> Sequence[KeyPlace]:
         """The parts of a request that may be its key, in order."""
-        return [KeyPlace(*found.groups()) for each in self.key if (found := KEY.fullmatch(each))]
+        return read_keys(self.key)
+
+
+def read_keys(keys: Iterable[str]) -> Sequence[KeyPlace]:
+    """The places of keys such as `header:x-user`."""
+    return [KeyPlace(*found.groups()) for each in keys if (found := KEY.fullmatch(each))]
 
 
 def read_plan(text: str, where: str = PLAN_FILE) -> RolloutPlan:

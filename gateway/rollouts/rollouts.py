@@ -369,6 +369,7 @@ class Rollouts(VersionGate):
         if change.state in DECISIONS:
             self.decisions[name, change.state] += 1
         self.events.transition(name, rollout, change)
+        self._control.registry.notify()  # replicas announce weights and labels
         self._wake.set()
 
     def _over(self, of_model: ModelRollouts, model: Model) -> None:

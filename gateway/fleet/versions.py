@@ -1,0 +1,149 @@
+"""The versions of a model at replicas: labels, and the choice between two of them in rollouts."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.fleet.instance import FleetInstance
+from gateway.fleet.offers import ModelOffer
+from gateway.messages import SequenceTag
+from gateway.models.labels import CANARY
+from gateway.models.model import Model
+from gateway.models.registry import STABLE, KnownModel
+from gateway.observability.statistics import ModelStatistics
+from gateway.rollouts.choice import VersionChoice
+from gateway.rollouts.plan import ALL, read_keys
+from gateway.schedulers.scheduler import DirectScheduler, Scheduler
+
+OfReplica = Mapping[int, ModelOffer]
+"""The versions of a model that a replica offers."""
+
+
+class FleetModel(Model):
+    """A version that replicas host: their schedulers batch, and keep its sequences."""
+
+    of_fleet = True
+    instance: FleetInstance
+
+    @property
+    def takes_requests(self) -> bool:
+        """See `Model`: a version whose replicas all drain leaves its requests to another one."""
+        return self.instance.placement.is_ready
+
+    def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
+        return DirectScheduler(statistics)
+
+
+class Shares(NamedTuple):
+    """The share of the candidate in the requests of two versions, in percent, and their keys."""
+
+    stable: int
+    candidate: int
+    weight: float
+    keys: tuple[str, ...] = ()
+
+
+def labels_of(replicas: Sequence[OfReplica]) -> dict[str, int]:
+    """The version of each label at most replicas; of as many the higher one."""
+    found = Counter(
+        (label, version)
+        for offers in replicas
+        for version, offer in offers.items()
+        for label in offer.names
+    )
+    ordered = sorted(found, key=lambda each: (found[each], each[1]))
+    return dict(ordered)
+
+
+def shares_of(replicas: Sequence[OfReplica]) -> Shares | None:
+    """The mean of the shares at replicas, of which each has a rollout of its own; None without one.
+
+    One that has promoted its candidate gives it every request, one that has taken it back none.
+    """
+    stables, canaries = Counter[int](), Counter[int]()
+    totals, keys = defaultdict[int, float](float), dict[int, tuple[str, ...]]()
+    for offers in replicas:
+        own = next((n for n, each in offers.items() if STABLE in each.names), None)
+        if own is None:
+            continue
+        stables[own] += 1
+        totals[own] += ALL
+        for number, each in offers.items():
+            if each.weight is not None and number != own:
+                canaries[number] += 1
+                totals[own] -= each.weight
+                totals[number] += each.weight
+                keys[number] = each.keys
+    if not stables:
+        return None
+    stable = max(stables, key=lambda each: (stables[each], -each))
+    others = (stables.keys() | canaries.keys()) - {stable}
+    if not others:
+        return None
+    other = max(others, key=lambda each: (totals[each], canaries[each], each))
+    # Keys keep their versions, also once most replicas have promoted one.
+    is_ahead = canaries[stable] > 0 or (not canaries[other] and other < stable)
+    pair = (other, stable) if is_ahead else (stable, other)
+    shared = totals[pair[0]] + totals[pair[1]]
+    return Shares(*pair, ALL * totals[pair[1]] / shared, keys.get(pair[1], ()))
+
+
+class FleetVersions:
+    """The labels of one model, and the choice for its requests without a version."""
+
+    def __init__(self) -> None:
+        self._choice: VersionChoice | None = None
+
+    def follow(self, known: KnownModel, replicas: Sequence[OfReplica]) -> None:
+        """Take the labels and shares of the ready replicas, if there are any."""
+        if not replicas:
+            return
+        labels, shares = labels_of(replicas), shares_of(replicas)
+        models = {int(each.version): each for each in known.models if isinstance(each, FleetModel)}
+        if shares is not None and {shares.stable, shares.candidate} <= models.keys():
+            labels |= {STABLE: shares.stable, CANARY: shares.candidate}
+            self._choose(models[shares.stable], models[shares.candidate], shares)
+        else:
+            self._leave(models.get(labels.get(STABLE, 0)))
+        known.labels = labels
+
+    def describe(self) -> dict[str, Any] | None:
+        """The shares as members of JSON; None without a rollout."""
+        found = self._choice
+        if found is None:
+            return None
+        return {
+            "model": found.stable.name,
+            "stable": int(found.stable.version),
+            "candidate": int(found.candidate.version),
+            "weight": round(found.weight, 2),
+        }
+
+    def _choose(self, stable: FleetModel, candidate: FleetModel, shares: Shares) -> None:
+        found, sources = self._choice, read_keys(shares.keys)
+        present = None if found is None else (found.stable, found.candidate, found.sources)
+        if found is None or present != (stable, candidate, sources):
+            self._leave()
+            # All routers have the same salt.
+            salt = f"{stable.name}/{candidate.version}/".encode()
+            found = self._choice = VersionChoice(stable, candidate, _Pinned(), sources, salt)
+            for each in (stable, candidate):
+                each.chooser = found
+                each.instance.is_chosen = True
+        found.weight = shares.weight
+
+    def _leave(self, successor: FleetModel | None = None) -> None:
+        """Choose no more; the successor gets the requests of open sequences of both versions."""
+        found, self._choice = self._choice, None
+        for each in () if found is None else (found.stable, found.candidate):
+            each.chooser = None
+            if successor is not None and isinstance(each, FleetModel):
+                successor.instance.placement.sequences.adopt(each.instance.placement.sequences)
+
+
+class _Pinned:
+    """Implements `Turns`: the sequences and conversations that a router knows at replicas."""
+
+    def has(self, model: Model, tag: SequenceTag) -> bool:
+        return isinstance(model, FleetModel) and model.instance.placement.has(tag)
