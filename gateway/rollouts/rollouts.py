@@ -320,6 +320,8 @@ class Rollouts(VersionGate):
             return found[0]
         if found:
             raise _invalid(f"{len(found)} models have the name '{name}'")
+        if any(known.of_fleet for known in self._control.registry.named(name)):
+            raise _invalid(f"model '{name}': its replicas decide on rollouts, each on its own")
         raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not loaded")
 
     def _changeable(self, name: str) -> ModelRollouts:
