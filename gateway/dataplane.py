@@ -210,6 +210,10 @@ class DataPlane:
         """The labels of a model's versions; InferenceError as `model`."""
         return dict(sorted(self._registry.only(name).labels.items()))
 
+    def labels_of(self, model: Model) -> tuple[str, ...]:
+        """The labels of a loaded version."""
+        return self._registry.labels_of(model)
+
     def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
         """Name loaded versions of a model; None removes a label. Raises InferenceError."""
         self._refuse_if_exiting()

@@ -276,6 +276,10 @@ class LoadedModels:
         """No version has a label."""
         return False
 
+    def labels_of(self, model: Model) -> tuple[str, ...]:
+        """No version has a label."""
+        return ()
+
     def forget(self) -> None:
         """Find none any more, as if all had been unloaded."""
         self._models = ()

@@ -1,6 +1,5 @@
 """Announcements of a replica: its state and models, and the load and prefixes of each model."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -15,7 +14,6 @@ from gateway.errors import InferenceError
 from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
 from gateway.fleet.keys import KEY_BYTES
 from gateway.fleet.prefixes import MOST_KEYS_OF_REPLICA, KeyChanges
-from gateway.messages import NO_PARAMETERS
 from gateway.models.model import Model
 from gateway.rollouts.choice import VersionChoice
 from gateway.rollouts.plan import ALL
@@ -161,15 +159,15 @@ def _interface(text: str) -> str:
     )
 
 
-def offer(model: Model, names: Mapping[str, int] = NO_PARAMETERS) -> ModelOffer:
-    """The offer of a loaded model, whose versions have these labels."""
-    number, choice = int(model.version), model.chooser
+def offer(model: Model, names: tuple[str, ...] = ()) -> ModelOffer:
+    """The offer of a loaded model, which has these labels."""
+    choice = model.chooser
     if not isinstance(choice, VersionChoice) or choice.candidate is not model:
         choice = None
     adapters = (name for instance in model.instances for name in instance.adapters)
     return ModelOffer(
         name=model.name,
-        version=number,
+        version=int(model.version),
         config=to_text(model.config),
         labels={output: tuple(labels) for output, labels in model.labels.items()},
         adapters=tuple(dict.fromkeys(adapters)),
@@ -178,7 +176,7 @@ def offer(model: Model, names: Mapping[str, int] = NO_PARAMETERS) -> ModelOffer:
         concurrency=concurrency(model),
         most_in_flight=model.most_in_flight,
         loaded_at=model.loaded_at,
-        names=tuple(label for label, named in names.items() if named == number),
+        names=names,
         weight=None if choice is None else choice.weight,
         keys=() if choice is None else choice.key_texts,
     )

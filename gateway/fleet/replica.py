@@ -166,8 +166,10 @@ class RouterLink(AcceptedLink):
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)
             answer.sequence = sequence_of(request)
-            key = request.model, int(stream.model.version)  # a rollout may choose another one
-            answer.begin(stream, None if prompt is None else loads.begin(key, prompt))
+            metered = None
+            if prompt is not None:  # a rollout may have chosen another version
+                metered = loads.begin((request.model, int(stream.model.version)), prompt)
+            answer.begin(stream, metered)
         except InferenceError as error:
             answer.fail(error)
         except Exception:
@@ -280,14 +282,15 @@ class FleetPort(AcceptingPort[RouterLink]):
     def offers(self) -> bytes:
         """The present offers, as a payload."""
         models = self._dataplane.models()
-        offers = tuple(offer(each, self._dataplane.labels(each.name)) for each in models)
+        offers = tuple(offer(each, self._dataplane.labels_of(each)) for each in models)
         return write_offers(Offers(self._state, offers))
 
     def infer(self, request: InferRequest, trace: Trace | None) -> ResponseStream:
         """Submit a request of a router; raises RefusedError if it is not queued."""
         try:
-            model = self._chosen(request) if request.chosen else None
-            return self._dataplane.infer(request, model, trace)
+            if request.chosen:
+                return self._dataplane.infer(request, self._chosen(request), trace)
+            return self._dataplane.infer(request, trace=trace)
         except InferenceError as error:
             refusal = RefusedError(error.code, error.message)
             refusal.lacks_instance = error.lacks_instance
