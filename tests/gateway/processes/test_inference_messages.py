@@ -258,6 +258,12 @@ def test_the_tenant_of_a_request_is_that_of_its_caller(caller: Caller | None) ->
     assert (found.caller is None) is (caller is None)
 
 
+def test_the_choice_of_a_router_is_sent_with_the_keys_of_a_rollout() -> None:
+    keys = {"header:x-user": "a"}
+    found = read_request(write_request(InferRequest(model="m", chosen=True, sticky=keys)))
+    assert (found.chosen, found.sticky) == (True, keys)
+
+
 def test_no_credential_of_a_caller_is_sent() -> None:
     caller = Caller(tenant="a", key_id="key-7", roles=frozenset({"admin"}))
     payload = write_request(InferRequest(model="m", caller=caller))
