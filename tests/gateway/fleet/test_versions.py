@@ -11,6 +11,7 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.fleet import connection
 from gateway.fleet.offers import ModelOffer
 from gateway.fleet.versions import OfReplica, Shares, labels_of, shares_of
 from gateway.messages import SequenceTag
@@ -19,7 +20,7 @@ from tests.builders import TEXT, soon, text_request
 from tests.conformance.models import identity
 from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
 from tests.gateway.fleet.in_one_loop import pair
-from tests.gateway.fleet.routing import Routed, answered
+from tests.gateway.fleet.routing import Routed, answered, calls
 from tests.serving import write_model
 
 MODEL = identity("BYTES", "1").replace("INPUT", "text_input").replace("OUTPUT", "text_output")
@@ -138,17 +139,46 @@ async def test_a_router_shares_requests_as_its_replicas_do_and_says_that_it_has_
 
 
 async def test_stable_answers_while_no_replica_of_the_candidate_takes_requests(
-    routed: Routed, replicas: list[FakeReplica]
+    routed: Routed, replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lame = msgspec.structs.replace(version(2, weight=100.0), trouble="it has no instance")
+    monkeypatch.setattr(connection, "PING_SECS", 0.01)
     replicas[1].offer(version(1, "stable"))
     replicas[0].offer(*rolling(100).values())
     await until(lambda: routed.dataplane.model("text").chooser is not None)
     choice = routed.dataplane.model("text").chooser
     assert isinstance(choice, VersionChoice)
-    replicas[0].offer(version(1, "stable"), lame)
+    replicas[0].silent = True
+    monkeypatch.setattr(connection, "SILENT_SECS", 0.3)
     await until(lambda: not choice.candidate.takes_requests)
+    assert choice.stable.chooser is choice
     assert versions_of(routed, 8) == {"1"}
+
+
+async def test_sequences_stay_at_their_replicas_when_those_promote_another_version(
+    routed: Routed, replicas: list[FakeReplica]
+) -> None:
+    async def place(number: int, *, start: bool = False) -> FakeReplica:
+        request = text_request(sequence=SequenceTag(number, start=start))
+        with routed.dataplane.infer(request) as stream:
+            (found,) = await calls(*replicas)
+            found.answer(found.calls.pop(), "hello")
+            await soon(stream.only())
+        return found
+
+    async def all_offer(offers: OfReplica, label: str, number: int) -> None:
+        for each in replicas:
+            each.offer(*offers.values())
+        connections = routed.router.connections
+        await until(lambda: all(label in each.models["text", number].names for each in connections))
+
+    await all_offer(rolling(0), "canary", 2)
+    first = [await place(number, start=True) for number in range(16)]
+    await all_offer(PROMOTED, "stable", 2)
+    assert versions_of(routed) == {"2"}
+    await until(lambda: any(each.calls for each in replicas))
+    for each in replicas:
+        each.calls.clear()
+    assert [await place(number) for number in range(16)] == first
 
 
 class Fleet(NamedTuple):
