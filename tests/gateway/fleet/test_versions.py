@@ -138,10 +138,15 @@ async def test_a_router_shares_requests_as_its_replicas_do_and_says_that_it_has_
     assert routed.router.describe()["rollouts"] == []
 
 
+@pytest.fixture
+def _quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PING_SECS", 0.01)
+
+
+@pytest.mark.usefixtures("_quick_pings")
 async def test_stable_answers_while_no_replica_of_the_candidate_takes_requests(
     routed: Routed, replicas: list[FakeReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PING_SECS", 0.01)
     replicas[1].offer(version(1, "stable"))
     replicas[0].offer(*rolling(100).values())
     await until(lambda: routed.dataplane.model("text").chooser is not None)
@@ -150,6 +155,7 @@ async def test_stable_answers_while_no_replica_of_the_candidate_takes_requests(
     replicas[0].silent = True
     monkeypatch.setattr(connection, "SILENT_SECS", 0.3)
     await until(lambda: not choice.candidate.takes_requests)
+    assert choice.stable.takes_requests
     assert choice.stable.chooser is choice
     assert versions_of(routed, 8) == {"1"}
 
