@@ -171,15 +171,15 @@ async def test_sequences_stay_at_their_replicas_when_those_promote_another_versi
             await soon(stream.only())
         return found
 
-    async def all_offer(offers: OfReplica, label: str, number: int) -> None:
+    async def all_offer(offers: OfReplica) -> None:
         for each in replicas:
             each.offer(*offers.values())
-        connections = routed.router.connections
-        await until(lambda: all(label in each.models["text", number].names for each in connections))
+        expected = {("text", number): each for number, each in offers.items()}
+        await until(lambda: all(each.models == expected for each in routed.router.connections))
 
-    await all_offer(rolling(0), "canary", 2)
+    await all_offer(rolling(0))
     first = [await place(number, start=True) for number in range(16)]
-    await all_offer(PROMOTED, "stable", 2)
+    await all_offer(PROMOTED)
     assert versions_of(routed) == {"2"}
     await until(lambda: any(each.calls for each in replicas))
     for each in replicas:
