@@ -29,6 +29,7 @@ from gateway.fleet.relays import Relays
 from gateway.fleet.status import router_families, router_status
 from gateway.fleet.versions import FleetModel, FleetVersions
 from gateway.models.instance_groups import InstanceSlot
+from gateway.models.registry import KnownModel
 from gateway.models.repository import ModelId
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
@@ -235,22 +236,23 @@ class Router:
             room.replace(f"version {key[1]} has been replaced")
             self._indexes.pop(key, None)
             self._control.displace(*key)
-        self._follow_versions(names)
+        self._follow_versions(hosts)
         for key, placement in list(self._placed.items()):
             self._follow_loads(key, placement)
             placement.instance.room.look()
         self._control.registry.notify()
 
-    def _follow_versions(self, names: Set[str]) -> None:
+    def _follow_versions(self, hosts: Mapping[Key, Sequence[ReplicaConnection]]) -> None:
         """Take the labels of versions, and the shares of rollouts, from the ready replicas."""
-        for name in names:
+        named = (key[0] for key, found in hosts.items() if any(r.models[key].names for r in found))
+        for name in {*named, *self._versions}:
             known = self._control.registry.get(ModelId(name))
             if known is not None and known.of_fleet:
-                self._versions[name].follow(known, self._ready_offers(name))
+                self._versions[name].follow(known, self._ready_offers(known))
 
-    def _ready_offers(self, name: str) -> list[Mapping[int, ModelOffer]]:
+    def _ready_offers(self, known: KnownModel) -> list[Mapping[int, ModelOffer]]:
         """The usable versions of a model at each replica that takes requests for one of them."""
-        keys = [key for key in self._placed if key[0] == name]
+        keys = [(known.id.name, number) for number in known.versions]
         found = [
             {
                 key[1]: each.models[key]
