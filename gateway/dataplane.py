@@ -13,7 +13,7 @@ from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.index import IndexRow
-from gateway.models.labels import set_labels
+from gateway.models.labels import labels_of, set_labels
 from gateway.models.model import Model, VersionChooser
 from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
@@ -212,7 +212,7 @@ class DataPlane:
 
     def labels_of(self, model: Model) -> tuple[str, ...]:
         """The labels of a loaded version."""
-        return self._registry.labels_of(model)
+        return labels_of(self._registry, model)
 
     def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
         """Name loaded versions of a model; None removes a label. Raises InferenceError."""

@@ -276,9 +276,8 @@ class LoadedModels:
         """No version has a label."""
         return False
 
-    def labels_of(self, model: Model) -> tuple[str, ...]:
-        """No version has a label."""
-        return ()
+    def get(self, model: object) -> None:
+        """No model is in a repository."""
 
     def forget(self) -> None:
         """Find none any more, as if all had been unloaded."""

@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping
 
 from gateway.errors import Code, InferenceError
+from gateway.models.model import Model
 from gateway.models.model_folder import SHOWN_CHARS
-from gateway.models.registry import STABLE, KnownModel
+from gateway.models.registry import STABLE, KnownModel, ModelRegistry
+from gateway.models.repository import ModelId
 
 LABEL = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 CANARY = "canary"
@@ -51,3 +53,10 @@ def _check(model: str, label: str) -> None:
         raise InferenceError(
             Code.INVALID_ARG, f"label '{label}' of model '{model}' is set by rollouts only"
         )
+
+
+def labels_of(registry: ModelRegistry, model: Model) -> tuple[str, ...]:
+    """The labels of a loaded version."""
+    known = registry.get(ModelId(model.name, model.namespace))
+    labels = {} if known is None else known.labels
+    return tuple(label for label, number in labels.items() if str(number) == model.version)

@@ -298,12 +298,6 @@ class ModelRegistry:
         """Whether a model has a version of that label."""
         return any(label in known.labels for known in self.named(name))
 
-    def labels_of(self, model: Model) -> tuple[str, ...]:
-        """The labels of a loaded version."""
-        known = self._known.get(ModelId(model.name, model.namespace))
-        labels = {} if known is None else known.labels
-        return tuple(label for label, number in labels.items() if str(number) == model.version)
-
     def only(self, name: str) -> KnownModel:
         """The model of a name, loaded or failed; raises as `find` if there is not exactly one."""
         found = self.named(name)

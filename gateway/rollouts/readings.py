@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.backend import MetricReading
+from gateway.models.labels import CANARY
 from gateway.models.registry import STABLE
-from gateway.rollouts.model_rollouts import CANARY, ModelRollouts
+from gateway.rollouts.model_rollouts import ModelRollouts
 from gateway.rollouts.plan import ALL
 from gateway.rollouts.rollout import RolloutState
 from gateway.rollouts.rollouts import Rollouts
