@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Command] = {
     "fleet": Command("fleet", "a router with a replica, and the same models in one server"),
     "routing": Command("routing.command", "rules for the choice of a replica, simulated"),
     "guardrails": Command("guardrails", "guardrails of rollouts, simulated: false and true alarms"),
+    "change": Command("change", "downloads, polls, rollouts and models asleep, with their bounds"),
     "soak": Command("soak.soak", "random clients, reloads and kills"),
     "profile": Command("profile", "a flame graph of one hot path"),
     "gpu_check": Command("gpu_check.parts", "the parts that need a GPU, and their cost"),

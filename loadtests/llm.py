@@ -309,12 +309,9 @@ def _small_llm(asked: argparse.Namespace, folder: Path, console: Console) -> Rep
 
 def _processes(folder: Path, count: int) -> Sequence[Contender]:
     """vLLM's own server, and the gateway alone, with frontends, and with clients of the engine."""
-    stored = default_root(ENVIRONMENT) / STORED
-    if not (stored / "config.json").is_file():
-        raise LoadTestFailed(f"the model is not stored: run `sluice fetch {STORED}`")
     several, one = folder / "several", folder / "one"
-    _write_tiny_model(several / MODEL, stored, ARGUMENTS)
-    _write_tiny_model(one / MODEL, stored, {**ARGUMENTS, "api_server_count": 1})
+    write_tiny_model(several / MODEL, ARGUMENTS)
+    write_tiny_model(one / MODEL, {**ARGUMENTS, "api_server_count": 1})
     alone = (servers.vllm(MODEL, read_model(several / MODEL).flags), gateway(one))
     if not count:
         return alone
@@ -326,7 +323,11 @@ def _processes(folder: Path, count: int) -> Sequence[Contender]:
     )
 
 
-def _write_tiny_model(folder: Path, stored: Path, arguments: Mapping[str, Any]) -> None:
+def write_tiny_model(folder: Path, arguments: Mapping[str, Any]) -> None:
+    """A folder of a model of vLLM with one layer of random weights."""
+    stored = default_root(ENVIRONMENT) / STORED
+    if not (stored / "config.json").is_file():
+        raise LoadTestFailed(f"the model is not stored: run `sluice fetch {STORED}`")
     small = folder / "1" / "small"
     small.mkdir(parents=True)
     for file in chain(stored.glob("*token*"), stored.glob("*.jinja"), stored.glob("vocab*")):

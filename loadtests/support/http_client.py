@@ -3,10 +3,11 @@
 import asyncio
 import http.client
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+from urllib.request import Request, urlopen
 
 import orjson
 
@@ -201,6 +202,8 @@ async def connect(
 
 
 TIMEOUT_SECS = 60.0
+CALL_SECS = 600.0
+"""The time of a call, which may be a load."""
 ADD_SUB_PATH = "/v2/models/add_sub/infer"
 ADD_SUB_BODY = orjson.dumps(
     {
@@ -229,6 +232,13 @@ def posting(address: Address, path: str, body: bytes) -> Iterator[Callable[[], N
         yield send
     finally:
         connection.close()
+
+
+def call(port: int, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """The JSON of an answer: to a GET, or to a POST of the body; HTTPError unless it is 200."""
+    content = None if body is None else orjson.dumps(body)
+    with urlopen(Request(f"http://127.0.0.1:{port}{path}", content), timeout=CALL_SECS) as answer:
+        return orjson.loads(answer.read() or b"null")
 
 
 def latencies_us(port: int, path: str, body: bytes, requests: int) -> list[float]:

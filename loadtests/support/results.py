@@ -116,6 +116,12 @@ class Results:
         for metric, value in found.items():
             self.values.setdefault(metric, {}).setdefault(contender, []).append(value)
 
+    def merge(self, others: "Results") -> None:
+        """Add the values of other loads."""
+        for metric, found in others.values.items():
+            for contender, values in found.items():
+                self.values.setdefault(metric, {}).setdefault(contender, []).extend(values)
+
     def median(self, metric: Metric, contender: str) -> float:
         """The median over the rounds."""
         return statistics.median(self.values[metric][contender])

@@ -181,8 +181,8 @@ class Contender:
     launch: Callable[[], Launch]
 
 
-def gateway(repository: Path, name: str = GATEWAY, *flags: str) -> Contender:
-    """The gateway, serving a repository."""
+def gateway(repository: Path | str, name: str = GATEWAY, *flags: str) -> Contender:
+    """The gateway, serving a repository: a folder, or an address of object storage."""
 
     def launch() -> Launch:
         ports = free_ports()
