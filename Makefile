@@ -70,7 +70,7 @@ NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tl
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-rest test-newest-rest test-oldest-first test-alone stored litellm lint lock sbom audit bench profile soak gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-rest test-newest-rest test-oldest-first test-alone stored litellm lint lock sbom audit bench profile soak demo-rollout gpu-check clean
 
 setup: $(READY) $(AZURITE)
 
@@ -250,6 +250,10 @@ profile: $(READY)
 # Random clients: make soak ARGS='--minutes 10 --seed 7'
 soak: $(READY)
 	@$(BIN)/python -m loadtests soak $(ARGS)
+
+# A rollout to watch, of about a minute: a version that errs is taken back, a good one promoted.
+demo-rollout: $(READY)
+	@$(BIN)/python -m loadtests demo_rollout $(ARGS)
 
 # Uses the Python and the packages of the machine.
 gpu-check:
