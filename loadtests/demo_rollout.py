@@ -70,6 +70,8 @@ class TritonPythonModel:
 FAILS_EVERY = {1: 0, 2: 20, 3: 0}
 """The versions, and the requests of which one fails."""
 WEIGHTS = (10, 50, 100)
+LEAST_REQUESTS = 60
+"""Requests of the new version in each step: enough for three errors of the second one."""
 SIGNED = {
     "Authorization": "AWS4-HMAC-SHA256 Credential=k/1/us-east-1/s3/aws4_request, Signature=0",
     "Content-Type": "application/octet-stream",
@@ -101,7 +103,7 @@ def demo_rollout(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
             _create(storage)
             plan = {
                 "steps": [
-                    {"weight": each, "for": f"{asked.step_secs:g}s", "min_requests": 20}
+                    {"weight": each, "for": f"{asked.step_secs:g}s", "min_requests": LEAST_REQUESTS}
                     for each in WEIGHTS
                 ],
                 "guardrails": {"errors": {}, "slow": {}},
@@ -157,7 +159,7 @@ def _answers(answers: Counter[str]) -> Table:
 def _show_audit(folder: Path, console: Console) -> None:
     """The last line of the audit log."""
     line = (folder / "audit.jsonl").read_text().splitlines()[-1]
-    console.print("the last line of the audit log:")
+    console.print("\nthe last line of the audit log:")
     console.print(Text(line), soft_wrap=True)
 
 
@@ -216,9 +218,7 @@ def _publish(storage: Server, version: int, console: Console) -> None:
 def _asking(server: Server) -> Iterator[Counter[str]]:
     """Requests without a version during the block; answers by version, and failed ones."""
     answers, ended = Counter[str](), threading.Event()
-    threads = [
-        threading.Thread(target=_ask, args=(server, answers, ended)) for _ in range(CLIENTS)
-    ]
+    threads = [threading.Thread(target=_ask, args=(server, answers, ended)) for _ in range(CLIENTS)]
     for each in threads:
         each.start()
     try:

@@ -10,6 +10,8 @@ from loadtests.__main__ import COMMANDS
 from tests.serving import ROOT
 
 PAGE = (ROOT / "loadtests" / "README.md").read_text()
+OWN_TARGETS = ("soak", "gpu_check", "profile", "demo_rollout")
+"""The commands that `make` knows by their names."""
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -20,7 +22,7 @@ def test_a_command_is_a_function_of_its_module(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_page_names_the_command(name: str) -> None:
-    target = {"soak": "make soak", "gpu_check": "make gpu-check", "profile": "make profile"}
+    target = {name: "make " + name.replace("_", "-") for name in OWN_TARGETS}
     assert target.get(name, f"TEST={name}") in PAGE
 
 
