@@ -49,7 +49,7 @@ class Serving:
 
     def __init__(
         self,
-        repository: Path,
+        repository: Path | str,
         flags: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = SERVE,
@@ -192,7 +192,7 @@ class Serving:
 
 @contextmanager
 def serving(
-    repository: Path,
+    repository: Path | str,
     *flags: str,
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = SERVE,
@@ -218,7 +218,7 @@ def replica(
 
 @contextmanager
 def _fleet(
-    repository: Path, flags: Sequence[str], environment: Mapping[str, str] | None
+    repository: Path | str, flags: Sequence[str], environment: Mapping[str, str] | None
 ) -> Iterator[Serving]:
     """A router without models of its own, and replicas of the models of the repository."""
     of_models = [each for each in flags if OF_MODELS.match(each)]
