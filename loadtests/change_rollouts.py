@@ -76,7 +76,9 @@ class Side:
 
         def launch() -> Launch:
             shutil.rmtree(self._folder / "2", ignore_errors=True)
-            return gateway(self.repository, self.name, *EXPLICIT).launch()
+            state = self.repository.with_name(f"state of {self.repository.name}")
+            shutil.rmtree(state, ignore_errors=True)
+            return _rolling(self.repository, state, self.name)
 
         return Contender(self.name, launch)
 
@@ -198,10 +200,11 @@ def failing(
     asked: argparse.Namespace, folder: Path, _: Console, results: Results
 ) -> Sequence[Finding]:
     """The requests until the weight of a candidate that always fails is 0."""
-    model = folder / PYTHON
+    model = folder / "models" / PYTHON
     shutil.copytree(HERE / "python_models" / PYTHON, model)
     _write_plan(model, {"weight": 10}, ("errors", "slow", "empty"))
-    with serving(gateway(folder, GATEWAY, *EXPLICIT).launch(), asked.server_cpus) as server:
+    launch = _rolling(model.parent, folder / "state", GATEWAY)
+    with serving(launch, asked.server_cpus) as server:
         (model / "2").mkdir()
         (model / "2" / "model.py").write_text(FAILING_MODEL)
         found = [_until_rolled_back(server) for _ in range(asked.runs)]
@@ -210,6 +213,11 @@ def failing(
         results.add(GATEWAY, {line.lower("requests until weight 0", ""): requests})
     figure = f"requests until weight 0, median of {asked.runs}"
     return [Finding(figure=figure, value=statistics.median(found), most=MOST_REQUESTS)]
+
+
+def _rolling(repository: Path, state: Path, name: str) -> Launch:
+    """A server that changes its models on request, and has its rollouts in the folder `state`."""
+    return gateway(repository, name, *EXPLICIT, f"--state-directory={state}").launch()
 
 
 def _until_rolled_back(server: Server) -> int:
