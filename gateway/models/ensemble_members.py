@@ -16,6 +16,8 @@ from gateway.models.registry import KnownModel, ModelRegistry, members
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.threads import Threads
 
+INTERRUPTED = InferenceError(Code.UNAVAILABLE, "it was unloaded while it was being loaded")
+
 
 class EnsembleMembers:
     """Finds the members of ensembles; an ensemble's own namespace comes first."""
@@ -98,6 +100,7 @@ class LoadFailure(InferenceError):
     """A failed load; `why` is the reason that an ensemble with this member reports.
 
     `cycle` is set if the reason is a dependency cycle. `by_golden`: golden requests are the reason.
+    `versions` are those whose own loads have failed.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class LoadFailure(InferenceError):
         self.why = why
         self.cycle = cycle
         self.by_golden = by_golden
+        self.versions: Collection[int] = ()
 
     def again(self) -> "LoadFailure":
         same = (self.code, self.message, self.why, self.cycle)
@@ -134,7 +138,9 @@ def versions_failed(name: str, errors: Mapping[int, InferenceError]) -> LoadFail
         for number, error in sorted(errors.items())
     )
     by_golden = all(isinstance(error, GoldenFailure) for error in errors.values())
-    return load_failed(name, why, by_golden=by_golden)
+    failure = load_failed(name, why, by_golden=by_golden)
+    failure.versions = [n for n, error in errors.items() if error is not INTERRUPTED]
+    return failure
 
 
 def poll_failed(name: str, why: str) -> LoadFailure:

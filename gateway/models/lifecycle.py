@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from gateway.errors import Code, InferenceError
 from gateway.models.ensemble_members import (
+    INTERRUPTED,
     EnsembleMembers,
     LoadFailure,
     MemberWaits,
@@ -40,8 +41,6 @@ from gateway.threads import Threads
 log = logging.getLogger("sluice.lifecycle")
 
 Found = TypeVar("Found")
-
-INTERRUPTED = InferenceError(Code.UNAVAILABLE, "it was unloaded while it was being loaded")
 
 
 class Lifecycle:
@@ -251,7 +250,7 @@ class Lifecycle:
                 if known.members and known.source is None:
                     known.suspend(source)
                 raise
-            await self._apply_admitted(known, source, changed, again=again)
+            await self._apply_admitted(known, source, changed, again=False)
         finally:
             if source.upload is not None:
                 source.upload.release()
@@ -260,7 +259,7 @@ class Lifecycle:
     async def _apply_admitted(
         self, known: KnownModel, source: LoadSource, changed: list[ModelId], *, again: bool
     ) -> None:
-        source = await self._gate.admit(known, source)
+        source = await self._gate.admit(known, source, again=again)
         if known.serves(source):
             self._gate.loaded(known)
             return

@@ -12,8 +12,11 @@ class VersionGate:
     `admit` are synchronous.
     """
 
-    async def admit(self, known: KnownModel, source: LoadSource) -> LoadSource:
-        """The source without the versions that may not be loaded; it may change `known.held`."""
+    async def admit(self, known: KnownModel, source: LoadSource, *, again: bool) -> LoadSource:
+        """The source without the versions that may not be loaded; it may change `known.held`.
+
+        With `again` a client asks for the load, also of versions whose last load has failed.
+        """
         return source
 
     def loaded(self, known: KnownModel) -> None:

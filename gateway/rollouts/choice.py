@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
@@ -41,7 +41,8 @@ class VersionChoice:
     keeps its version as long as the weight does not fall; keys are not kept. `weight` is in
     percent; the choice of a router is kept while there is any. Stable answers for a candidate that
     is not able or full, which counts as an error of the candidate. A request that wakes its version
-    is no evidence: its time is that of a load.
+    is no evidence: its time is that of a load. The `draining` versions of earlier rollouts keep
+    their sequences and are no evidence either.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class VersionChoice:
         conversations: Turns,
         sources: Sequence[KeyPlace] = (),
         salt: bytes = b"",
+        draining: Collection[Model] = (),
     ) -> None:
         self.stable = stable
         self.candidate = candidate
@@ -60,12 +62,13 @@ class VersionChoice:
         self._conversations = conversations
         self.sources = sources
         self._salt = salt
+        self._draining = draining
 
     def choose(self, request: InferRequest) -> tuple[Model, Tap | None]:
         """The version for a request, and its tap."""
         key = self._key(request)
         model = self._model(request, key)
-        if self._evidence is None or model.instances.asleep:
+        if self._evidence is None or model.instances.asleep or not self._is_own(model):
             return model, None
         if self._shadow is not None and self._shadow.share and model is self.stable:
             return model, self._shadow.tap(request, key)
@@ -73,7 +76,8 @@ class VersionChoice:
 
     def refused(self, request: InferRequest, model: Model, error: InferenceError) -> None:
         """Note that the chosen version has refused a request."""
-        self._refuse(error, self._arm(model), self._key(request))
+        if self._is_own(model):
+            self._refuse(error, self._arm(model), self._key(request))
 
     @property
     def key_texts(self) -> tuple[str, ...]:
@@ -116,8 +120,8 @@ class VersionChoice:
         tag = request.sequence
         if tag is not None and not tag.start:
             other = self.stable if wanted is self.candidate else self.candidate
-            for model in (wanted, other):
-                if self._continues(model, request):
+            for model in (wanted, other, *self._draining):
+                if not model.retired and self._continues(model, request):
                     return model
         if wanted is self.candidate:
             return wanted if _has_room(wanted) else self._diverted(key)
@@ -142,6 +146,9 @@ class VersionChoice:
     def _refuse(self, error: InferenceError, arm: Arm, key: bytes) -> None:
         if self._evidence is not None:
             self._evidence.refuse(error, arm, key, time.perf_counter_ns())
+
+    def _is_own(self, model: Model) -> bool:
+        return model is self.stable or model is self.candidate
 
     def _arm(self, model: Model) -> Arm:
         return Arm.CANDIDATE if model is self.candidate else Arm.STABLE

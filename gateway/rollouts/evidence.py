@@ -83,7 +83,7 @@ class Evidence:
         self.limit = math.log(max(1, len(guardrails.tested)) / alpha)
         """The `log_e` of a breach."""
         self.ended = [0] * len(Arm)
-        """The observed requests of each arm that have ended, or were refused."""
+        """The observed requests of each arm that were answered, or failed by the server's fault."""
         names = {each.name for each in guardrails.tested}
         self.reads_content, self.reads_numbers = EMPTY in names, NAN in names
         self._on_dead_on_arrival = on_dead_on_arrival
@@ -159,7 +159,7 @@ class Evidence:
             if happened(observation, limits[at], now):
                 block.events[at].append(observation)
         arm = observation.arm
-        self.ended[arm] += 1
+        self.ended[arm] += observation.complete or observation.failed
         self._tokens[arm] += observation.tokens
         if arm is not Arm.STABLE:
             if not self._has_arrived:
@@ -216,7 +216,7 @@ class Evidence:
         return {
             "tests": {name: test.dump() for name, test in zip(names, self._tests, strict=True)},
             "proofs": {name: test.dump() for name, test in self._proofs.items()},
-            "ended": self.ended,
+            "ended": list(self.ended),
             "breached": sorted(self._breached),
             "golden_failures": self._golden_failures,
             "has_arrived": self._has_arrived,

@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
+from gateway.models.ensemble_members import LoadFailure
 from gateway.models.labels import CANARY
 from gateway.models.model import Model
 from gateway.models.registry import STABLE, KnownModel, VersionState, VersionStatus
@@ -61,6 +62,8 @@ class ModelRollouts:
         self._ticked: float | None = None
         self._attached: Rollout | None = None
         self._evidence_of = -1
+        self._stamps: Mapping[int, str] = {}
+        self._is_over = False
         self._known_transitions = 0 if self.open is None else len(self.open.transitions)
 
     @property
@@ -78,7 +81,7 @@ class ModelRollouts:
         """
         self.plan = found.plan
         stamps = {number: digest(source.snapshot, number) for number in source.entry.available}
-        self._refusals = self._bad(stamps)
+        self._refusals = self.record.refuse(stamps, is_start=not self.known.models)
         source = replace(source, refused=frozenset(self._refusals))
         if self.damaged:
             self._repair(source, stamps)
@@ -86,6 +89,10 @@ class ModelRollouts:
         rollout = self.open
         if rollout is not None:
             self._compare(rollout, highest, stamps)
+        self._stamps = stamps
+        is_fixed = self.plan is not None or self.open is not None or bool(self.draining)
+        if not is_fixed and not self.record.keeps_stable(source.selected, stamps):
+            self.record.stable, self.dirty = 0, self.dirty or bool(self.record.stable)
         stable = self.stable_of(source)
         if self.open is None and self.plan is not None and 0 < stable < highest:
             if found.refusal:
@@ -123,7 +130,7 @@ class ModelRollouts:
     def hold(self, stable: int) -> None:
         """Hold the versions that the policy may not select, and set the labels of rollouts."""
         rollout, labels = self.open, self.known.labels
-        own = {STABLE: stable} if stable and (self.plan is not None or self.draining) else {}
+        own = {STABLE: stable} if stable and (self.plan is not None or self.record.stable) else {}
         if rollout is not None:
             own = {STABLE: rollout.stable, CANARY: rollout.candidate}
         for label in (STABLE, CANARY):
@@ -149,10 +156,14 @@ class ModelRollouts:
         self.changed()
 
     def failed(self, error: InferenceError) -> bool:
-        """See `VersionGate`: a candidate that did not load ends its rollout."""
+        """See `VersionGate`: a candidate that did not load ends its rollout.
+
+        After other failures the rollout waits for the next load.
+        """
         rollout = self.open
         loaded = {int(model.version) for model in self.known.models}
-        if rollout is None or rollout.candidate in loaded:
+        versions = error.versions if isinstance(error, LoadFailure) else ()
+        if rollout is None or rollout.candidate in loaded or rollout.candidate not in versions:
             return False
         self.record.unloadable[rollout.candidate] = self.record.stamps[rollout.candidate]
         rollout.fail(error.message)
@@ -205,6 +216,15 @@ class ModelRollouts:
         elif choice is not None and rollout.evidence_of != self._evidence_of:
             self._observe(rollout, choice)
 
+    def end_observation(self) -> None:
+        """Keep the evidence of now, and judge no more requests."""
+        self._is_over = True
+        if self.evidence is not None:
+            self.record.evidence = self.evidence.dump()
+        self.evidence = None
+        if self.choice is not None:
+            self.choice.observe(None)
+
     # State.
 
     def encoded(self) -> bytes:
@@ -221,20 +241,9 @@ class ModelRollouts:
         found: dict[str, Any] = {"model": str(self.known.id), "stable": self.record.stable or None}
         if rollout is None:
             return found
-        step = rollout.present
         return found | {
+            **rollout.describe(),
             "stable": rollout.stable if rollout.open else self.record.stable,
-            "candidate": rollout.candidate,
-            "state": rollout.state,
-            "reason": rollout.transitions[-1].reason if rollout.transitions else "",
-            "weight": rollout.weight,
-            "shadow": rollout.shadow,
-            "step": rollout.step + 1,
-            "steps": msgspec.to_builtins(rollout.plan.steps),
-            "spent_secs": round(rollout.spent_secs, 3),
-            "for_secs": step.secs,
-            "requests": rollout.requests,
-            "min_requests": step.least_requests,
             "suspicious": [] if self.evidence is None else self.evidence.suspicious,
             "guardrails": [] if self.evidence is None else self.evidence.describe(),
         }
@@ -246,16 +255,6 @@ class ModelRollouts:
         return [*self.record.history, *([] if rollout is None else rollout.transitions)]
 
     # Parts.
-
-    def _bad(self, stamps: Mapping[int, str]) -> dict[int, str]:
-        """The versions that were rolled back, and at the start those that did not load."""
-        record = self.record
-        record.bad = {n: each for n, each in record.bad.items() if stamps.get(n) == each}
-        record.unloadable = {n: s for n, s in record.unloadable.items() if stamps.get(n) == s}
-        refused = dict.fromkeys(record.bad, "rolled back; its files have not changed since")
-        if not self.known.models:
-            refused |= dict.fromkeys(record.unloadable, "not loaded: its last load has failed")
-        return refused if stamps.keys() - refused.keys() else {}
 
     def _repair(self, source: LoadSource, stamps: Mapping[int, str]) -> None:
         """After a damaged record the second highest version is stable, and a person decides."""
@@ -298,7 +297,7 @@ class ModelRollouts:
             self._attached = rollout
             self.choice = VersionChoice(
                 *(stable, candidate, self._conversations),
-                *(rollout.plan.key_sources, bytes.fromhex(self.record.salt)),
+                *(rollout.plan.key_sources, bytes.fromhex(self.record.salt), self.draining),
             )
             stable.chooser = candidate.chooser = self.choice
             self._observe(rollout, self.choice)
@@ -307,12 +306,15 @@ class ModelRollouts:
 
     def _observe(self, rollout: Rollout, choice: VersionChoice) -> None:
         """Observe the requests of a choice by the evidence of its rollout, or by a new one."""
+        if self._is_over:
+            return
         if self.evidence is None or rollout.evidence_of != self._evidence_of:
             was_on_disk, self._evidence_of = self._evidence_of < 0, rollout.evidence_of
             guardrails = rollout.plan.read_guardrails()
-            self.evidence = Evidence(guardrails, rollout.plan.alpha, self._dead_on_arrival)
+            made = Evidence(guardrails, rollout.plan.alpha, lambda: self._dead_on_arrival(made))
+            self.evidence = made
             if was_on_disk and self.record.evidence:
-                self._load_evidence(rollout, self.evidence)
+                self._load_evidence(rollout, made)
         plan = rollout.plan
         shadow = Shadow(
             *(choice.stable, choice.candidate, self.evidence, plan.shadow_in_flight),
@@ -328,8 +330,8 @@ class ModelRollouts:
             rollout.restart_evidence(f"the evidence on disk cannot be read: {error}")
             self._evidence_of = rollout.evidence_of
 
-    def _dead_on_arrival(self) -> None:
-        if (rollout := self.open) is not None:
+    def _dead_on_arrival(self, evidence: Evidence) -> None:
+        if (rollout := self.open) is not None and evidence is self.evidence:
             rollout.dead_on_arrival(f"its first {FIRST_FAILURES} requests have failed")
             self.changed()
 
@@ -342,7 +344,8 @@ class ModelRollouts:
     def _end(self, rollout: Rollout, choice: VersionChoice | None) -> None:
         """Leave the requests to one version; the other one ends once its sequences have."""
         record, promoted = self.record, rollout.state is RolloutState.PROMOTED
-        record.stable = rollout.candidate if promoted else rollout.stable
+        stable = record.stable = rollout.candidate if promoted else rollout.stable
+        record.passed_over = {n: stamp for n, stamp in self._stamps.items() if n > stable}
         self.evidence = None
         if choice is None:
             return
@@ -366,9 +369,7 @@ class ModelRollouts:
         return rollout.state is RolloutState.ABORTED and rollout.transitions[-1].by != SERVER
 
     def _detach(self, found: Mapping[int, Model]) -> None:
-        if self.plan is None:
-            self.record.stable = 0
-        elif found and self.record.stable not in found:
+        if self.plan is not None and found and self.record.stable not in found:
             self.record.stable, self.dirty = max(found), True
         self.hold(self.record.stable)
         if self.choice is not None and not self.draining:

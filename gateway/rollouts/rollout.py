@@ -1,7 +1,7 @@
 """The state machine of one rollout: steps, pauses, and its end. It reads no clock."""
 
 from enum import StrEnum
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import field
@@ -54,6 +54,8 @@ class Rollout(msgspec.Struct, kw_only=True):
     candidate. `spent_secs` is that of the present step. The candidate has ended `seen` requests,
     `seen_before` of them before this step. `evidence_of` counts beginnings of the evidence: it
     begins anew with each. A step that is passed and has `pause` is `passed` until it is resumed.
+    `waited_secs` are those of a step since it was entered or resumed. A roll-back is `pending`,
+    with its cause and reason, until stable is able.
     """
 
     stable: int
@@ -65,10 +67,12 @@ class Rollout(msgspec.Struct, kw_only=True):
     reason: str = ""
     weight: float = 0.0
     spent_secs: float = 0.0
+    waited_secs: float = 0.0
     seen: int = 0
     seen_before: int = 0
     passed: bool = False
     breached: bool = False
+    pending: tuple[str, str] | None = None
     deaths: int = 0
     evidence_of: int = 0
     stable_able: bool = True
@@ -101,11 +105,27 @@ class Rollout(msgspec.Struct, kw_only=True):
         """The requests that the candidate has ended in the present step."""
         return self.seen - self.seen_before
 
+    def describe(self) -> dict[str, Any]:
+        """The state as members of JSON."""
+        return {
+            "candidate": self.candidate,
+            "state": self.state,
+            "reason": self.transitions[-1].reason if self.transitions else "",
+            "weight": self.weight,
+            "shadow": self.shadow,
+            "step": self.step + 1,
+            "steps": msgspec.to_builtins(self.plan.steps),
+            "spent_secs": round(self.spent_secs, 3),
+            "for_secs": self.present.secs,
+            "requests": self.requests,
+            "min_requests": self.present.least_requests,
+        }
+
     # Time and requests.
 
     def begin(self) -> None:
         """Enter the first step, once both versions are loaded."""
-        self._enter(0, self.by, self.reason or f"version {self.candidate} is loaded")
+        self._enter_first(self.by, self.reason or f"version {self.candidate} is loaded")
 
     def advance(self, secs: float, seen: int, *, suspicious: bool = False) -> None:
         """Pass `secs` of the present step.
@@ -118,23 +138,28 @@ class Rollout(msgspec.Struct, kw_only=True):
             return
         step = self.present
         self.spent_secs += max(0.0, secs)
+        self.waited_secs += max(0.0, secs)
         if self.spent_secs < step.secs:
             return
         has_passed = self.requests >= step.least_requests and self.candidate_able
         if has_passed and not suspicious:
             self._pass(step)
-        elif self.spent_secs >= self.plan.max_wait_secs:
+        elif self.waited_secs >= self.plan.max_wait_secs:
             self._react(self.plan.on_silence, SERVER, self._lack(step))
 
     # Events.
 
     def breach(self, guardrail: str, reason: str) -> None:
-        """React to a guardrail that the candidate has broken."""
-        is_held = self.state is RolloutState.PAUSED and self.plan.on_breach is Reaction.PAUSE
-        if self.state is RolloutState.WAITING or not self.open or is_held:
+        """React to a guardrail that the candidate has broken.
+
+        One that waits, or is paused already, begins its evidence anew once it is begun or resumed.
+        """
+        if not self.open:
             return
         self.breached = True
-        self._react(self.plan.on_breach, f"{GUARDRAIL}{guardrail}", reason)
+        is_held = self.state is RolloutState.PAUSED and self.plan.on_breach is Reaction.PAUSE
+        if self.state is not RolloutState.WAITING and not is_held:
+            self._react(self.plan.on_breach, f"{GUARDRAIL}{guardrail}", reason)
 
     def dead_on_arrival(self, reason: str) -> None:
         """Roll back a candidate that answers nothing."""
@@ -159,15 +184,17 @@ class Rollout(msgspec.Struct, kw_only=True):
             self.dead_on_arrival(f"no instance was able {DEATHS} times: {reason}")
 
     def stable_changed(self, *, able: bool, reason: str = "") -> None:
-        """Note whether stable is able; without it the rollout pauses and never rolls back."""
-        if self.open and self.stable_able and not able:
+        """Note whether stable is able; without it the rollout pauses, and rolls back afterwards."""
+        if self.running and self.stable_able and not able:
             self._pause(SERVER, f"version {self.stable} (stable) is not able: {reason}")
         self.stable_able = able
+        if self.open and able and self.pending is not None:
+            self._roll_back(*self.pending)
 
     def restart_evidence(self, reason: str) -> None:
         """Begin the present step anew, since stable's files have changed."""
         self._forget_evidence()
-        self.spent_secs = 0.0
+        self.spent_secs = self.waited_secs = 0.0
         self._note(self.state, SERVER, reason)
 
     def supersede(self, reason: str) -> None:
@@ -183,7 +210,7 @@ class Rollout(msgspec.Struct, kw_only=True):
     def start(self, by: str, reason: str = "") -> None:
         """Begin a rollout that waits; INVALID_ARG in other states."""
         self._require(RolloutState.WAITING)
-        self._enter(0, by, reason)
+        self._enter_first(by, reason)
 
     def pause(self, by: str, reason: str = "") -> None:
         """Keep the present weight until `resume`; INVALID_ARG in other states."""
@@ -194,9 +221,10 @@ class Rollout(msgspec.Struct, kw_only=True):
         """Continue: after a passed step with the next one; INVALID_ARG in other states.
 
         After a breach the evidence begins anew. After a weight that was set, the first step with
-        at least that weight follows.
+        at least that weight follows. No roll-back is pending any more, and the wait begins anew.
         """
         self._require(RolloutState.PAUSED)
+        self.pending, self.waited_secs = None, 0.0
         if self.breached:
             self._forget_evidence()
         if self.passed:
@@ -257,8 +285,14 @@ class Rollout(msgspec.Struct, kw_only=True):
         self.seen = self.seen_before = 0
         self.breached = False
 
+    def _enter_first(self, by: str, reason: str) -> None:
+        if self.breached:
+            self._forget_evidence()
+        self._enter(0, by, reason)
+
     def _enter(self, step: int, by: str, reason: str) -> None:
-        self.step, self.spent_secs, self.passed = step, 0.0, False
+        self.step, self.passed = step, False
+        self.spent_secs = self.waited_secs = 0.0
         self.seen_before = self.seen
         self.weight = self.present.share
         self._note(self._state_at(self.weight), by, reason)
@@ -285,7 +319,9 @@ class Rollout(msgspec.Struct, kw_only=True):
     def _roll_back(self, by: str, reason: str) -> None:
         if self.stable_able:
             self._end(RolloutState.ROLLED_BACK, by, reason)
-        elif self.state is not RolloutState.PAUSED:
+            return
+        self.pending = self.pending or (by, reason)
+        if self.running:
             self._pause(by, f"{reason}; stable is not able")
 
     def _pause(self, by: str, reason: str) -> None:

@@ -23,13 +23,12 @@ from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.golden_watch import watch_golden
 from gateway.rollouts.model_rollouts import ModelRollouts, PlanFile
 from gateway.rollouts.plan import PlanStart, RolloutPlan, changed_plan, read_plan
-from gateway.rollouts.rollout import RUNNING, Rollout, RolloutState, Transition
+from gateway.rollouts.rollout import RUNNING, SERVER, Rollout, RolloutState, Transition
+from gateway.rollouts.saving import RolloutSaver
 from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
 from gateway.threads import Threads
 
 TICK_SECS = 1.0
-SAVE_SECS = 10.0
-"""Time between two writes of the state of a rollout without transitions."""
 
 log = logging.getLogger("sluice.rollouts")
 
@@ -68,14 +67,15 @@ class Rollouts(VersionGate):
         self._is_draining = False
         self._wake = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
-        self._saved_at = clock()
-        self._is_failing = False
+        self._saver = RolloutSaver(self._models, state, threads)
 
     # VersionGate.
 
-    async def admit(self, known: KnownModel, source: LoadSource) -> LoadSource:
+    async def admit(self, known: KnownModel, source: LoadSource, *, again: bool) -> LoadSource:
         """See `VersionGate`."""
         of_model = await self._of(known)
+        if again:
+            of_model.record.unloadable.clear()
         return of_model.admit(source, await self._plan_file(of_model, source.entry))
 
     def loaded(self, known: KnownModel) -> None:
@@ -87,7 +87,7 @@ class Rollouts(VersionGate):
     def failed(self, known: KnownModel, error: InferenceError) -> bool:
         """See `VersionGate`."""
         of_model = self._models.get(known.id)
-        return of_model is not None and of_model.failed(error)
+        return of_model is not None and not self._is_draining and of_model.failed(error)
 
     def unloaded(self, known: KnownModel) -> None:
         """See `VersionGate`."""
@@ -147,6 +147,9 @@ class Rollouts(VersionGate):
             await load(known.id)
         except InferenceError as error:
             of_model.failed(error)
+            if (left := of_model.open) is not None and of_model.choice is None:
+                left.abort(SERVER, error.message)
+                of_model.changed()
             raise
 
     def pause(self, name: str, by: str, reason: str = "") -> None:
@@ -187,9 +190,14 @@ class Rollouts(VersionGate):
         return self._find(name).history
 
     def drain(self) -> None:
-        """End the streams of events, and refuse changes."""
+        """End the streams of events, and refuse changes.
+
+        No more requests are observed: those that the exit ends are no candidate's fault.
+        """
         self._is_draining = True
         self.events.close()
+        for of_model in self._models.values():
+            of_model.end_observation()
 
     # Time.
 
@@ -198,13 +206,13 @@ class Rollouts(VersionGate):
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.events.follow())
+                self._tasks.create_task(self._saver.run())
                 while True:
                     await self._next()
                     self.tick()
-                    await self._save()
         finally:
             self._tasks = None
-            self._save_last()
+            self._saver.save_last()
             self._state.close()
 
     def tick(self) -> None:
@@ -242,39 +250,7 @@ class Rollouts(VersionGate):
                     each.cancel()
         self._wake.clear()
 
-    # State on disk.
-
-    async def _save(self) -> None:
-        is_time = self._clock() - self._saved_at >= SAVE_SECS
-        for model, of_model in tuple(self._models.items()):
-            is_due = of_model.dirty or (is_time and of_model.open is not None)
-            if is_due and not of_model.unreadable:
-                record = of_model.encoded()
-                try:
-                    order = of_model.encodings
-                    await self._threads.run(self._state.write, str(model), record, order)
-                    self._is_failing = False
-                except InferenceError as error:
-                    self._note_failure(of_model, error)
-                except asyncio.CancelledError:
-                    of_model.dirty = True  # the thread may not have begun
-                    raise
-        if is_time:
-            self._saved_at = self._clock()
-
-    def _save_last(self) -> None:
-        for model, of_model in self._models.items():
-            if (of_model.dirty or of_model.open is not None) and not of_model.unreadable:
-                try:
-                    self._state.write(str(model), of_model.encoded(), of_model.encodings)
-                except InferenceError as error:
-                    self._note_failure(of_model, error)
-
-    def _note_failure(self, of_model: ModelRollouts, error: InferenceError) -> None:
-        of_model.dirty = of_model.open is not None
-        if not self._is_failing:
-            self._is_failing = True
-            log.error("rollout state not written", extra={"reason": error.message})
+    # Models.
 
     async def _of(self, known: KnownModel) -> ModelRollouts:
         """The rollouts of a model; its record is read at the first load."""
@@ -338,7 +314,7 @@ class Rollouts(VersionGate):
             raise InferenceError(Code.UNAVAILABLE, f"the versions of '{name}' are being loaded")
         change(rollout)
         of_model.changed()
-        self._wake.set()
+        self._wake_both()
 
     def _start_waiting(
         self, of_model: ModelRollouts, rollout: Rollout, version: int, by: str, reason: str
@@ -349,11 +325,15 @@ class Rollouts(VersionGate):
             raise InferenceError(Code.ALREADY_EXISTS, f"{text}; promote or abort it first")
         rollout.start(by, reason)
         of_model.changed()
-        self._wake.set()
+        self._wake_both()
 
     def _wake_if_dirty(self, of_model: ModelRollouts) -> None:
         if of_model.dirty or of_model.open is not None:
-            self._wake.set()
+            self._wake_both()
+
+    def _wake_both(self) -> None:
+        self._wake.set()
+        self._saver.wake()
 
     def _noted(self, of_model: ModelRollouts, change: Transition) -> None:
         """Publish a transition: log, audit log and listeners."""
@@ -372,7 +352,7 @@ class Rollouts(VersionGate):
             self.decisions[name, change.state] += 1
         self.events.transition(name, rollout, change)
         self._control.registry.notify()  # replicas announce weights and labels
-        self._wake.set()
+        self._wake_both()
 
     def _over(self, of_model: ModelRollouts, model: Model) -> None:
         if self._tasks is not None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +31,8 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
 
     `stable` is the version that answers requests without a version once no rollout is open; 0 is
     Triton's rule. `stamps` are digests of the versions' files. `bad` are versions that were rolled
-    back, `unloadable` those that did not load, by the digest of their files. `evidence` is that of
+    back, `unloadable` those that did not load, by the digest of their files. `passed_over` are
+    those above `stable` on disk since it became so. `evidence` is that of
     the open rollout. `history` has the transitions of ended rollouts, oldest first.
     """
 
@@ -42,8 +44,24 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
     stamps: dict[int, str] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
     unloadable: dict[int, str] = field(default_factory=dict)
+    passed_over: dict[int, str] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     history: list[Transition] = field(default_factory=list)
+
+    def refuse(self, stamps: Mapping[int, str], *, is_start: bool) -> dict[int, str]:
+        """The reasons against versions that were rolled back; at the start, that did not load."""
+        self.bad = {n: each for n, each in self.bad.items() if stamps.get(n) == each}
+        self.unloadable = {n: s for n, s in self.unloadable.items() if stamps.get(n) == s}
+        refused = dict.fromkeys(self.bad, "rolled back; its files have not changed since")
+        if is_start:
+            refused |= dict.fromkeys(self.unloadable, "not loaded: its last load has failed")
+        return refused if stamps.keys() - refused.keys() else {}
+
+    def keeps_stable(self, selected: Collection[int], stamps: Mapping[int, str]) -> bool:
+        """Whether `stable` answers without a plan: it is not the highest, and none above is new."""
+        above = {n: stamp for n, stamp in stamps.items() if n > self.stable}
+        is_needed = self.stable in selected and self.stable < max(selected)
+        return is_needed and above.items() <= self.passed_over.items()
 
 
 def digest(snapshot: Snapshot, version: int) -> str:

@@ -89,6 +89,16 @@ def test_a_client_that_disconnects_or_sends_nonsense_is_no_event() -> None:
     assert errors_shown(traffic.evidence) == [120, 0, 120, 0]
 
 
+def test_only_requests_that_are_answered_or_fail_pass_a_step() -> None:
+    traffic = Traffic(Evidence(guardrails(errors={})))
+    for code in (Code.CANCELLED, Code.INVALID_ARG, Code.NOT_FOUND):
+        traffic.pairs(1, InferenceError(code, "not ours"))
+    assert traffic.evidence.ended == [3, 0, 0]
+    traffic.pairs(1, BROKEN)
+    traffic.pairs(1)
+    assert traffic.evidence.ended == [5, 2, 0]
+
+
 def test_blocks_follow_admission_so_that_quick_errors_do_not_count_before_slow_answers() -> None:
     evidence = Evidence(guardrails(errors={}))
     traffic = Traffic(evidence)

@@ -102,6 +102,21 @@ def test_silence_never_promotes(reaction: Reaction, state: RolloutState) -> None
     assert last(found) == ("server", "step 1 had 0 of 3 requests")
 
 
+def test_the_longest_wait_begins_anew_with_a_resume() -> None:
+    found = rollout(max_wait="1h")
+    pass_time(found, 3601)
+    found.resume("cli")
+    pass_time(found, 3599)
+    assert place(found) == (STEP, 0, 10)
+    pass_time(found, 1)
+    assert place(found) == (PAUSED, 0, 10)
+    found.resume("cli")
+    pass_time(found, 1, 3)
+    assert place(found) == (STEP, 1, 50)
+    pass_time(found, 3599)
+    assert place(found) == (STEP, 1, 50)
+
+
 def test_a_step_that_stays_suspicious_for_the_longest_wait_pauses() -> None:
     found = rollout(max_wait="1h")
     pass_time(found, 3600, 3, suspicious=True)
@@ -186,6 +201,25 @@ def test_a_frozen_rollout_notes_a_breach_once_and_resumes_with_new_evidence() ->
     assert (found.state, found.evidence_of) == (STEP, 1)
 
 
+def test_a_breach_of_a_rollout_that_a_person_has_paused_renews_the_evidence() -> None:
+    found = rollout(on_breach=Reaction.PAUSE)
+    found.pause("cli")
+    found.breach("errors", "bad")
+    found.resume("cli")
+    assert (found.state, found.evidence_of) == (STEP, 1)
+
+
+@pytest.mark.parametrize("begin", [Rollout.begin, lambda found: found.start("cli")], ids=range(2))
+def test_a_breach_of_a_rollout_that_waits_renews_the_evidence(
+    begin: Callable[[Rollout], None],
+) -> None:
+    found = rollout(begun=False)
+    found.breach("golden", "bad")
+    assert place(found) == (WAITING, 0, 0)
+    begin(found)
+    assert (found.state, found.evidence_of, found.breached) == (STEP, 1, False)
+
+
 def test_a_breach_while_a_person_has_paused_still_rolls_back() -> None:
     found = rollout()
     found.pause("cli")
@@ -241,6 +275,43 @@ def test_a_rollout_pauses_when_stable_dies_and_never_rolls_back_to_it(
     assert last(found)[1] == "version 3 (stable) is not able: engine died"
     fails(found)
     assert place(found) == (PAUSED, 0, 10)
+
+
+@pytest.mark.parametrize("fails", [dies, breaches])
+def test_a_roll_back_waits_until_stable_is_able(fails: Callable[[Rollout], None]) -> None:
+    found = rollout()
+    found.stable_changed(able=False)
+    fails(found)
+    found = msgspec.json.decode(msgspec.json.encode(found), type=Rollout)
+    found.dead_on_arrival("later")
+    found.stable_changed(able=False)
+    assert place(found) == (PAUSED, 0, 10)
+    found.stable_changed(able=True)
+    assert place(found) == (ROLLED_BACK, 0, 0)
+    assert last(found)[0] in {"arrival", "guardrail:errors"}
+    assert last(found)[1] != "later"
+
+
+def test_no_roll_back_is_pending_after_a_resume() -> None:
+    found = rollout()
+    found.stable_changed(able=False)
+    found.breach("errors", "bad")
+    found.resume("cli")
+    found.stable_changed(able=True)
+    assert place(found) == (STEP, 0, 10)
+
+
+def test_a_rollout_that_waits_is_not_paused_by_its_stable() -> None:
+    found = rollout(begun=False)
+    found.stable_changed(able=False)
+    found.dead_on_arrival("no instance was able")
+    assert place(found) == (WAITING, 0, 0)
+    found.stable_changed(able=True)
+    assert place(found) == (ROLLED_BACK, 0, 0)
+    found = rollout(begun=False)
+    found.stable_changed(able=False)
+    found.start("cli")
+    assert place(found) == (STEP, 0, 10)
 
 
 def test_a_stable_that_is_back_lets_a_person_resume_and_guardrails_roll_back() -> None:
