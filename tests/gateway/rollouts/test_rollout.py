@@ -1,44 +1,28 @@
 """The state machine of a rollout: every transition, without a server or a clock."""
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.errors import InferenceError
-from gateway.rollouts.plan import PlanStep, Reaction, RolloutPlan
+from gateway.rollouts.plan import PlanStep, Reaction
 from gateway.rollouts.rollout import Rollout, RolloutState
-
-WAITING, STEP, BAKING = RolloutState.WAITING, RolloutState.STEP, RolloutState.BAKING
-PAUSED, PROMOTED = RolloutState.PAUSED, RolloutState.PROMOTED
-ROLLED_BACK, ABORTED = RolloutState.ROLLED_BACK, RolloutState.ABORTED
-STEPS = (
-    PlanStep(weight=10, lasts="10m", min_requests=3),
-    PlanStep(weight=50, lasts="10m", min_requests=3),
-    PlanStep(weight=100, lasts="30m", min_requests=0),
+from tests.gateway.rollouts.steps import (
+    ABORTED,
+    BAKING,
+    PAUSED,
+    PROMOTED,
+    ROLLED_BACK,
+    STEP,
+    WAITING,
+    breaches,
+    dies,
+    last,
+    pass_time,
+    place,
+    rollout,
 )
-
-
-def rollout(*steps: PlanStep, begun: bool = True, **members: Any) -> Rollout:
-    plan = RolloutPlan(steps=steps or STEPS, **members)
-    found = Rollout(stable=3, candidate=4, plan=plan)
-    if begun:
-        found.begin()
-    return found
-
-
-def pass_time(found: Rollout, secs: float, requests: int = 0, *, suspicious: bool = False) -> None:
-    """Pass time in which the candidate ends that many requests."""
-    found.advance(secs, found.seen + requests, suspicious=suspicious)
-
-
-def place(found: Rollout) -> tuple[str, int, float]:
-    return found.state, found.step, found.weight
-
-
-def last(found: Rollout) -> tuple[str, str]:
-    return found.transitions[-1].by, found.transitions[-1].reason
 
 
 def test_a_candidate_that_waits_gets_nothing() -> None:
@@ -201,25 +185,6 @@ def test_a_frozen_rollout_notes_a_breach_once_and_resumes_with_new_evidence() ->
     assert (found.state, found.evidence_of) == (STEP, 1)
 
 
-def test_a_breach_of_a_rollout_that_a_person_has_paused_renews_the_evidence() -> None:
-    found = rollout(on_breach=Reaction.PAUSE)
-    found.pause("cli")
-    found.breach("errors", "bad")
-    found.resume("cli")
-    assert (found.state, found.evidence_of) == (STEP, 1)
-
-
-@pytest.mark.parametrize("begin", [Rollout.begin, lambda found: found.start("cli")], ids=range(2))
-def test_a_breach_of_a_rollout_that_waits_renews_the_evidence(
-    begin: Callable[[Rollout], None],
-) -> None:
-    found = rollout(begun=False)
-    found.breach("golden", "bad")
-    assert place(found) == (WAITING, 0, 0)
-    begin(found)
-    assert (found.state, found.evidence_of, found.breached) == (STEP, 1, False)
-
-
 def test_a_breach_while_a_person_has_paused_still_rolls_back() -> None:
     found = rollout()
     found.pause("cli")
@@ -257,14 +222,6 @@ def test_a_candidate_that_stays_without_instances_passes_no_step_and_is_rolled_b
     assert last(found) == ("arrival", "no instance was able for 60 s: crashed")
 
 
-def dies(found: Rollout) -> None:
-    found.dead_on_arrival("its first 5 requests failed")
-
-
-def breaches(found: Rollout) -> None:
-    found.breach("errors", "bad")
-
-
 @pytest.mark.parametrize("fails", [dies, breaches])
 def test_a_rollout_pauses_when_stable_dies_and_never_rolls_back_to_it(
     fails: Callable[[Rollout], None],
@@ -275,43 +232,6 @@ def test_a_rollout_pauses_when_stable_dies_and_never_rolls_back_to_it(
     assert last(found)[1] == "version 3 (stable) is not able: engine died"
     fails(found)
     assert place(found) == (PAUSED, 0, 10)
-
-
-@pytest.mark.parametrize("fails", [dies, breaches])
-def test_a_roll_back_waits_until_stable_is_able(fails: Callable[[Rollout], None]) -> None:
-    found = rollout()
-    found.stable_changed(able=False)
-    fails(found)
-    found = msgspec.json.decode(msgspec.json.encode(found), type=Rollout)
-    found.dead_on_arrival("later")
-    found.stable_changed(able=False)
-    assert place(found) == (PAUSED, 0, 10)
-    found.stable_changed(able=True)
-    assert place(found) == (ROLLED_BACK, 0, 0)
-    assert last(found)[0] in {"arrival", "guardrail:errors"}
-    assert last(found)[1] != "later"
-
-
-def test_no_roll_back_is_pending_after_a_resume() -> None:
-    found = rollout()
-    found.stable_changed(able=False)
-    found.breach("errors", "bad")
-    found.resume("cli")
-    found.stable_changed(able=True)
-    assert place(found) == (STEP, 0, 10)
-
-
-def test_a_rollout_that_waits_is_not_paused_by_its_stable() -> None:
-    found = rollout(begun=False)
-    found.stable_changed(able=False)
-    found.dead_on_arrival("no instance was able")
-    assert place(found) == (WAITING, 0, 0)
-    found.stable_changed(able=True)
-    assert place(found) == (ROLLED_BACK, 0, 0)
-    found = rollout(begun=False)
-    found.stable_changed(able=False)
-    found.start("cli")
-    assert place(found) == (STEP, 0, 10)
 
 
 def test_a_stable_that_is_back_lets_a_person_resume_and_guardrails_roll_back() -> None:
