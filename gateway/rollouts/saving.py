@@ -12,7 +12,7 @@ from gateway.rollouts.state import StateDirectory
 from gateway.threads import Threads
 
 SAVE_SECS = 10.0
-"""Time between two writes of a rollout without transitions, and after a write that has failed."""
+"""Time between two writes of a rollout without transitions, and until a failed one is retried."""
 
 log = logging.getLogger("sluice.rollouts")
 
@@ -48,16 +48,13 @@ class RolloutSaver:
             is_time = now() >= saved_at + SAVE_SECS
             if is_time:
                 saved_at = now()
-            if not await self._save(is_time=is_time):
-                await asyncio.sleep(SAVE_SECS)
-                self._wake.set()
+            await self._save(is_time=is_time)
 
     @property
     def _is_any_due(self) -> bool:
         return any(each.dirty or each.open is not None for each in self._models.values())
 
-    async def _save(self, *, is_time: bool) -> bool:
-        """Write what is due; whether all of it is on disk."""
+    async def _save(self, *, is_time: bool) -> None:
         failed = False
         for model, of_model in tuple(self._models.items()):
             is_due = of_model.dirty or (is_time and of_model.open is not None)
@@ -72,7 +69,6 @@ class RolloutSaver:
                     of_model.dirty = True  # the thread may not have begun
                     raise
         self._is_failing = failed
-        return not failed
 
     def save_last(self) -> None:
         """Write all that is dirty or open; blocks."""

@@ -164,6 +164,19 @@ async def test_a_promoted_version_stays_although_it_is_older(
     assert "2" in server.versions
 
 
+async def test_a_client_s_config_overrules_a_promotion_without_a_plan(
+    starting: Starting, tmp_path: Path
+) -> None:
+    server = await starting(control_mode=EXPLICIT)
+    await server.control.load("m")
+    write(tmp_path / "models", "m", 2)
+    await server.rollouts.start("m", 2, "ann")
+    server.rollouts.promote("m", "ann")
+    await server.until_versions("2")
+    await server.control.load("m", Override(config=CONFIG_OF_1))
+    assert (server.versions, await server.ask()) == (["1"], "1")
+
+
 async def test_golden_requests_wake_no_candidate(starting: Starting) -> None:
     server = await asleep(starting, **HALF, **GOLDEN)
     answer = {"request": {"text": "x"}, "expect": {"text": {"equals": "0"}}, "versions": [2]}

@@ -136,11 +136,30 @@ async def test_a_sequence_of_an_earlier_version_outlives_the_next_rollout(
     versions = ["1", "2", "3"]
     assert (server.place, server.versions) == (("step", 50), versions)
     assert await server.ask(sequence=SequenceTag(7)) == owner
-    server.tick()
-    assert server.rollouts.describe("m")["requests"] == 0
+    chooser = server.model("3").chooser
+    assert chooser is not None
+    model, tap = chooser.choose(text_request(model="m", sequence=SequenceTag(7)))
+    assert (model.version, tap) == (owner, None)
     assert await server.ask(sequence=SequenceTag(7, end=True)) == owner
     versions.remove(owner)
     await server.until_versions(*versions)
+
+
+async def test_without_a_plan_a_newer_version_waits_for_the_sequences_of_a_promotion(
+    starting: Starting, tmp_path: Path
+) -> None:
+    write(tmp_path / "models", "m", 1, more=SEQUENCES)
+    server = await starting()
+    assert await server.ask(sequence=SequenceTag(7, start=True)) == "1"
+    write(tmp_path / "models", "m", 2, more=SEQUENCES)
+    await server.rollouts.start("m", 2, "ann")
+    server.rollouts.promote("m", "ann")
+    write(tmp_path / "models", "m", 3, more=SEQUENCES)
+    await soon(server.control.poll())
+    assert await server.ask(sequence=SequenceTag(7)) == "1"
+    assert await server.ask(sequence=SequenceTag(8, start=True, end=True)) == "2"
+    assert await server.ask(sequence=SequenceTag(7, end=True)) == "1"
+    await server.until_versions("3")
 
 
 async def explicit(starting: Starting) -> RolloutServer:
@@ -177,6 +196,27 @@ async def test_a_load_that_an_unload_interrupts_blames_no_version(
     monkeypatch.setattr(backend, "load", load)
     await soon(server.control.load("m"))
     assert (server.place, server.versions) == (("step", 50), ["1", "2"])
+
+
+async def test_a_load_that_the_exit_ends_blames_no_version(
+    starting: Starting, backend: NumberedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await explicit(starting)
+    loading, ended = asyncio.Event(), asyncio.Event()
+
+    async def end(context: Any) -> Any:
+        loading.set()
+        await ended.wait()
+        raise exiting()
+
+    monkeypatch.setattr(backend, "load", end)
+    running = asyncio.create_task(server.control.load("m"))
+    await soon(loading.wait())
+    server.dataplane.refuse_requests()
+    ended.set()
+    with pytest.raises(InferenceError, match="Server exiting"):
+        await running
+    assert server.place == ("step", 50)
 
 
 async def test_a_stable_that_does_not_load_is_no_fault_of_the_candidate(
