@@ -5,7 +5,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from gateway.errors import Code, InferenceError
-from gateway.models.model_folder import Snapshot, require_config_size, take_snapshot
+from gateway.models.model_folder import (
+    PLAN_FILE,
+    Snapshot,
+    require_config_size,
+    take_snapshot,
+)
 from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.mirror import Mirror, RemoteFolder
 
@@ -39,7 +44,7 @@ class Home(ABC):
 
     @abstractmethod
     def snapshot(self, folder: str) -> Snapshot:
-        """The state of a folder."""
+        """The state of a folder, without the plan of rollouts."""
 
     @abstractmethod
     def open(self, folder: str) -> "Path | RemoteFolder":
@@ -120,7 +125,8 @@ class RemoteHome(Home):
             raise InferenceError(Code.UNAVAILABLE, str(error)) from None
 
     def snapshot(self, folder: str) -> Snapshot:
-        return self.mirror.files.snapshot(folder)
+        found = self.mirror.files.snapshot(folder)
+        return {name: stamp for name, stamp in found.items() if name != PLAN_FILE}
 
     def open(self, folder: str) -> RemoteFolder:
         return self.mirror.folder(folder)

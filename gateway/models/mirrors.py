@@ -1,12 +1,14 @@
 """The remote repositories of a server: their listings, downloads and values."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
 from gateway.errors import Code, InferenceError
 from gateway.models.homes import RemoteHome
 from gateway.observability.remote_metrics import RemoteReading
-from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.errors import MirrorError, ModelUploading
+from gateway.threads import apart
 
 SETTLE_LISTINGS = 3
 """Listings at the start of a remote repository that is changing."""
@@ -17,7 +19,7 @@ log = logging.getLogger("sluice.repository")
 class RemoteRepositories:
     """The mirrors among the homes of models, each with the name of its only model, if it has one.
 
-    Methods block.
+    Methods block, but for `settle`.
     """
 
     def __init__(self, homes: Mapping[RemoteHome, str | None]) -> None:
@@ -37,26 +39,30 @@ class RemoteRepositories:
             if not home.mirror.up:
                 self._poll(home)
 
-    def refresh(self, name: str) -> None:
+    def refresh(self, name: str) -> str:
         """List one model in each repository, and show it as it is now.
 
-        Raises UNAVAILABLE if it is being uploaded, or if it is unknown and cannot be listed.
+        Returns the error of a repository that cannot be listed and does not know the model, "" if
+        there is none. Raises UNAVAILABLE if the model is being uploaded.
         """
         errors = []
         for home, only in self._homes.items():
             if only is None or only == name:
                 try:
                     home.mirror.refresh(name if only is None else "")
+                except ModelUploading as error:
+                    raise InferenceError(Code.UNAVAILABLE, str(error)) from None
                 except MirrorError as error:
-                    errors.append(error)
-        if errors:
-            raise InferenceError(Code.UNAVAILABLE, str(errors[0]))
+                    errors.append(str(error))
+        return next(iter(errors), "")
 
-    @property
-    def settling_secs(self) -> float:
-        """The time after which another listing may show more; 0 if it will not."""
-        mirrors = (home.mirror for home in self._homes)
-        return max((each.settle_secs for each in mirrors if each.is_settling), default=0.0)
+    async def settle(self) -> None:
+        """Wait for changes that may be complete soon, for a few listings."""
+        for _ in range(SETTLE_LISTINGS):
+            mirrors = (home.mirror for home in self._homes)
+            if secs := max((m.settle_secs for m in mirrors if m.is_settling), default=0.0):
+                await asyncio.sleep(secs)
+                await apart(self.poll)
 
     def downloading(self, name: str) -> str:
         """The progress of the download of a model, "" if there is none."""

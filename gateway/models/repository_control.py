@@ -19,7 +19,6 @@ from gateway.models.kept_facts import FactsFolder
 from gateway.models.lifecycle import Lifecycle
 from gateway.models.loaded_models import LoadedModels
 from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
-from gateway.models.mirrors import SETTLE_LISTINGS
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.model_names import check_name, check_new_name
@@ -143,10 +142,13 @@ class RepositoryControl:
     def _named(self, name: str) -> tuple[ModelId, ...]:
         """The models of a name, listed now where they are remote; blocks."""
         try:
-            self.remote.refresh(name)
+            reason = self.remote.refresh(name)
         except InferenceError as error:
             raise poll_failed(name, error.message) from None
-        return self._repository.named(name)
+        found = self._repository.named(name)
+        if reason and not found:
+            raise poll_failed(name, reason)
+        return found
 
     async def unload(
         self,
@@ -337,19 +339,12 @@ class RepositoryControl:
                 self._tasks = None
 
     async def _load_first(self) -> None:
-        await self._settle()
+        await self.remote.settle()
         models = await self._threads.run(self._first)
         async with asyncio.TaskGroup() as loads:
             for model in models:
                 loads.create_task(outcome(model, self._follow(model)))
         self.registry.settle()
-
-    async def _settle(self) -> None:
-        """Wait for changes of remote models that may be complete soon."""
-        for _ in range(SETTLE_LISTINGS):
-            if secs := self.remote.settling_secs:
-                await asyncio.sleep(secs)
-                await self._threads.run(self.remote.poll)
 
     def _first(self) -> list[ModelId]:
         """The start-up models; a model that is in no repository fails when it is loaded."""

@@ -1,8 +1,8 @@
 """The commands `sluice fetch ADDRESS` and `sluice cache`: the cache of remote repositories."""
 
 import argparse
+import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,16 +15,13 @@ from gateway.errors import InferenceError
 from gateway.flags.remote import cache_roots
 from gateway.flags.remote import repository as remote_repository
 from gateway.models.fetching import fetch as fetch_version
-from gateway.models.mirrors import SETTLE_LISTINGS
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.settings import ENVIRONMENT, MODEL_NAME
+from gateway.storage.mirror.blobs import GIB
 from gateway.storage.mirror.cache import CachedTree, RemoteCache
-from gateway.storage.mirror.downloads import DownloadProgress, Report
+from gateway.storage.mirror.downloads import DownloadProgress, Report, rarely
 from gateway.storage.mirror.opening import open_places
 from gateway.storage.store import StoreError
-
-GIB = 1 << 30
-LINE_SECS = 10.0
 
 
 def fetch(parsed: argparse.Namespace, console: Console) -> None:
@@ -38,10 +35,7 @@ def fetch(parsed: argparse.Namespace, console: Console) -> None:
         parsed.model_config_name,
         model_name=ENVIRONMENT.get(MODEL_NAME, ""),
     )
-    for _ in range(SETTLE_LISTINGS):
-        if secs := repository.remote.settling_secs:
-            time.sleep(secs)
-            repository.remote.poll()
+    asyncio.run(repository.remote.settle())
     if not (names or repository.names()):
         raise StoreError(f"'{address}' has no model, or only models that are being uploaded")
     failures = []
@@ -96,7 +90,7 @@ def _fetch(repository: ModelRepository, name: str, console: Console) -> None:
 def _shown(what: str, console: Console) -> Iterator[Report]:
     """A progress bar on a terminal, a line every 10 s elsewhere."""
     if not console.is_terminal:
-        yield _Lines(what, console)
+        yield rarely(lambda each: console.print(f"{what}: {each}", markup=False, highlight=False))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, TransferSpeedColumn(), console=console, transient=True) as bars:
@@ -106,17 +100,3 @@ def _shown(what: str, console: Console) -> Iterator[Report]:
             bars.update(task, total=progress.total, completed=progress.done)
 
         yield report
-
-
-class _Lines:
-    """Progress that is a line every 10 s."""
-
-    def __init__(self, what: str, console: Console) -> None:
-        self._what = what
-        self._console = console
-        self._next_at = time.monotonic() + LINE_SECS
-
-    def __call__(self, progress: DownloadProgress) -> None:
-        if time.monotonic() >= self._next_at:
-            self._next_at += LINE_SECS
-            self._console.print(f"{self._what}: {progress}", markup=False, highlight=False)

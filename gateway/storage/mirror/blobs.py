@@ -13,6 +13,7 @@ from pathlib import Path
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.remote.objects import Bytes, RemoteObject
 
+GIB = 1 << 30
 PART_BYTES = 8 << 20
 """The C library keeps as much again of parts that it has freed: 16 parts in flight take 350 MiB."""
 HASHED_BYTES = 1 << 20
@@ -46,7 +47,7 @@ class Blobs:
     def __init__(self, root: Path) -> None:
         self._whole = root / "blobs"
         self._partial = root / "partial"
-        self._used = root / "used"
+        self._digests = root / "digests"
 
     def path(self, key: str) -> Path:
         """The file of a blob, whether it is there or not."""
@@ -59,7 +60,7 @@ class Blobs:
     def open_partial(self, blob: Blob) -> "PartialBlob | None":
         """The partial blob, new or from an earlier attempt; None if it is open elsewhere."""
         self._partial.mkdir(parents=True, exist_ok=True)
-        self._used.mkdir(exist_ok=True)
+        self._digests.mkdir(exist_ok=True)
         self.path(blob.key).parent.mkdir(parents=True, exist_ok=True)
         lock = CacheLock.attempt(self._partial / f"{blob.key}.lock", create=True)
         if lock is None:
@@ -74,7 +75,7 @@ class Blobs:
         """Make a partial blob that has all its parts a whole one."""
         key, path = partial.blob.key, self.path(partial.blob.key)
         digest = partial.seal()
-        (self._used / key).write_text(digest)
+        (self._digests / key).write_text(digest)
         partial.data.rename(path)
         partial.discard()
         sync(path.parent)
@@ -91,24 +92,24 @@ class Blobs:
         return {each.name: each.stat().st_size for each in _entries(self._whole, "*/*")}
 
     def partials(self) -> dict[str, int]:
-        """The size on disk of each partial blob."""
+        """The size on disk of each partial blob, which is that of its whole content."""
         found = {}
         for each in _entries(self._partial, "*/data"):
             with suppress(FileNotFoundError):
-                found[each.parent.name] = each.stat().st_blocks * 512
+                found[each.parent.name] = each.stat().st_size
         return found
 
-    def used_at(self, key: str) -> float:
+    def whole_since(self, key: str) -> float:
         """The time at which a blob became whole; 0 if that is unknown."""
         try:
-            return (self._used / key).stat().st_mtime
+            return (self._digests / key).stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def delete(self, key: str) -> None:
         """Delete a whole blob."""
         self.path(key).unlink(missing_ok=True)
-        (self._used / key).unlink(missing_ok=True)
+        (self._digests / key).unlink(missing_ok=True)
 
     def delete_partial(self, key: str) -> bool:
         """Delete a partial blob; False if it is being downloaded."""
@@ -124,7 +125,7 @@ class Blobs:
         try:
             with self.path(key).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
-            return found != (self._used / key).read_text()
+            return found != (self._digests / key).read_text()
         except FileNotFoundError:
             return self.has(key)
 

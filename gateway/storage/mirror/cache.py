@@ -4,20 +4,18 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.storage.mirror.blobs import Blobs
+from gateway.storage.mirror.blobs import GIB, Blobs
 from gateway.storage.mirror.errors import MirrorError, disk_error
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.settings import DEFAULT_BOUND, CacheBound
 from gateway.storage.mirror.trees import Manifest, RemoteTree, Trees, delete_tree
 
 log = logging.getLogger("sluice.remote")
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +40,29 @@ class RemoteCache:
         self.byte_size = 0
         """The size of whole files when it was last measured."""
 
-    def hold(self, repository: str, model: str, manifest: Manifest) -> RemoteTree:
-        """As `Trees.hold`; MirrorError if the cache cannot be written."""
+    def hold_whole(self, repository: str, model: str, manifest: Manifest) -> RemoteTree | None:
+        """As `Trees.hold`, None if the tree is not whole; MirrorError if it cannot be held."""
         try:
-            return self.trees.hold(repository, model, manifest)
+            if self.trees.is_whole(repository, model, manifest):
+                tree = self.trees.hold(repository, model, manifest)
+                if tree.path.is_dir():
+                    return tree
+                tree.release()
         except OSError as error:
             raise disk_error(error) from None
+        return None
+
+    def hold_new(self, repository: str, model: str, manifest: Manifest, what: str) -> RemoteTree:
+        """As `Trees.hold`, with room for the blobs that the tree lacks; raises as `make_room`."""
+        with self._evicting() as lock:
+            # Held within the lock: of two loads that do not fit together, the first one has room.
+            tree = self.trees.hold(repository, model, manifest)
+            try:
+                self._evict(lock, manifest.sizes, what)
+            except BaseException:
+                tree.release()
+                raise
+            return tree
 
     def build(self, tree: RemoteTree, manifest: Manifest) -> None:
         """As `Trees.build`; MirrorError if the cache cannot be written."""
@@ -62,28 +77,19 @@ class RemoteCache:
         """Measure the size of whole files."""
         self.byte_size = sum(self.blobs.sizes().values())
 
-    def make_room(self, needed: int, what: str) -> None:
-        """Evict the least recently used files until as many bytes fit; MirrorError if they cannot.
+    def make_room(self, wanted: Mapping[str, int], what: str) -> None:
+        """Evict the least recently used files until blobs of these sizes fit; else MirrorError.
 
-        With a bound of 0 everything that is not in use is evicted.
+        The blobs of other loads fit, too. With a bound of 0 all that is not in use is evicted.
         """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            with _Eviction(self) as eviction:
-                bound = self._bound.bytes_of(self.root)
-                free = shutil.disk_usage(self.root).free
-                excess = max(eviction.size + needed - bound, needed - free)
-                if bound and excess > eviction.evictable:
-                    raise _too_small(what, needed, bound, eviction)
-                eviction.evict(excess)
-        except OSError as error:
-            raise disk_error(error) from None
+        with self._evicting() as lock:
+            self._evict(lock, wanted, what)
 
     def clean(self) -> int:
         """Evict everything that is not in use; returns its size."""
         if not self.root.exists():
             return 0
-        with _Eviction(self) as eviction:
+        with self._evicting() as lock, _Eviction(self, lock) as eviction:
             before = eviction.size
             eviction.evict(before)
             return before - eviction.size
@@ -109,35 +115,66 @@ class RemoteCache:
                 if lock is not None:
                     delete_tree(lock)
 
+    @contextmanager
+    def _evicting(self) -> Iterator[CacheLock]:
+        """The lock of evictions; MirrorError if the cache cannot be written."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = CacheLock.exclusive(self.root / "eviction.lock")
+            try:
+                yield lock
+            finally:
+                lock.close()
+        except OSError as error:
+            raise disk_error(error) from None
+
+    def _evict(self, lock: CacheLock, wanted: Mapping[str, int], what: str) -> None:
+        with _Eviction(self, lock, wanted) as eviction:
+            if not eviction.needed:
+                return
+            bound = self._bound.bytes_of(self.root)
+            free = shutil.disk_usage(self.root).free
+            excess = eviction.promised - min(free, bound - eviction.size)
+            if bound and excess > eviction.evictable:
+                raise _too_small(what, bound, eviction)
+            eviction.evict(excess)
+
 
 class _Eviction:
-    """One eviction: what there is, and locks on all that no process uses."""
+    """One eviction: what there is, and locks on all that no process uses or wants.
 
-    def __init__(self, cache: RemoteCache) -> None:
+    `promised` are the bytes that blobs of loads lack, `needed` those of the `wanted` ones.
+    """
+
+    def __init__(
+        self, cache: RemoteCache, lock: CacheLock, wanted: Mapping[str, int] | None = None
+    ) -> None:
         self._cache = cache
+        self._lock = lock
+        self._wanted = wanted or {}
         self._stack = ExitStack()
 
     def __enter__(self) -> "_Eviction":
-        lock = CacheLock.exclusive(self._cache.root / "eviction.lock")
-        self._stack.callback(lock.close)
-        os.utime(lock.path)
-        self._cache.trees.delete_stale(lock.path.stat().st_mtime)
+        os.utime(self._lock.path)
+        self._cache.trees.delete_stale(self._lock.path.stat().st_mtime)
         # Blobs first: a download adds its manifest before its blobs.
         self._sizes = self._cache.blobs.sizes()
         self._partials = self._cache.blobs.partials()
         self.size = sum(self._sizes.values()) + sum(self._partials.values())
-        self._uses: Counter[str] = Counter()
+        self._uses = Counter(self._wanted.keys())
         self._free: list[tuple[CacheLock, Manifest]] = []
-        in_use: set[str] = set()
+        held = dict(self._wanted)
         for path, manifest in self._cache.trees.manifests():
             self._uses.update(set(manifest.files.values()))
             lock_of_tree = CacheLock.attempt(path)
             if lock_of_tree is None:
-                in_use.update(manifest.files.values())
+                held.update(manifest.sizes)
             else:
                 self._stack.callback(lock_of_tree.close)
                 self._free.append((lock_of_tree, manifest))
-        self.in_use = sum(self._known(in_use))
+        self.in_use = sum(map(self._known, held))
+        self.needed = self._lacking(self._wanted)
+        self.promised = self._lacking(held)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,7 +188,7 @@ class _Eviction:
     def evict(self, excess: int) -> None:
         """Evict at least as many bytes, or all that is not in use."""
         until = self.size - excess
-        for key in sorted(self._unused(), key=self._cache.blobs.used_at):
+        for key in sorted(self._unused(), key=self._cache.blobs.whole_since):
             if self.size <= until:
                 return
             self._drop(key)
@@ -175,8 +212,11 @@ class _Eviction:
         if key in self._partials and self._cache.blobs.delete_partial(key):
             self.size -= self._partials.pop(key)
 
-    def _known(self, keys: Iterable[str]) -> Iterator[int]:
-        return (self._sizes.get(key, 0) + self._partials.get(key, 0) for key in keys)
+    def _known(self, key: str) -> int:
+        return self._sizes.get(key, 0) + self._partials.get(key, 0)
+
+    def _lacking(self, sizes: Mapping[str, int]) -> int:
+        return sum(max(0, size - self._known(key)) for key, size in sizes.items())
 
 
 def _shown(path: Path, manifest: Manifest) -> CachedTree:
@@ -192,8 +232,9 @@ def _shown(path: Path, manifest: Manifest) -> CachedTree:
     )
 
 
-def _too_small(what: str, needed: int, bound: int, eviction: _Eviction) -> MirrorError:
+def _too_small(what: str, bound: int, eviction: _Eviction) -> MirrorError:
+    others = eviction.in_use + eviction.promised - eviction.needed
     return MirrorError(
-        f"{what} needs {needed / GIB:.1f} GiB more, the cache may have {bound / GIB:.1f} GiB "
-        f"(--remote-cache-size), {eviction.in_use / GIB:.1f} GiB of it in use"
+        f"{what} needs {eviction.needed / GIB:.1f} GiB more, the cache may have "
+        f"{bound / GIB:.1f} GiB (--remote-cache-size), {others / GIB:.1f} GiB of it in use"
     )

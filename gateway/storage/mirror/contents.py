@@ -47,13 +47,19 @@ RemoteModels = Mapping[str, RemoteModel]
 """Models by the first part of their keys; one under "" is the whole repository."""
 
 
-def models_of(listing: RemoteListing) -> tuple[RemoteModels, tuple[str, ...]]:
-    """The models of a listing, and the keys that cannot be files."""
+def is_one_model(listing: RemoteListing) -> bool:
+    """Whether a repository may be the folder of one model: it has a config or versions."""
+    keys = {each.key for each in listing.objects if _is_file(each.key)}
+    folders = {_first(each) for each in keys if "/" in each}.union(map(_first, listing.folders))
+    return CONFIG_FILE in keys or any(each.isdecimal() for each in folders)
+
+
+def models_of(listing: RemoteListing, *, one: bool) -> tuple[RemoteModels, tuple[str, ...]]:
+    """The models of a listing, or the `one` that is the whole of it; keys that cannot be files."""
     parents = {parent for each in listing.objects for parent in _parents(each.key)}
     usable = [each for each in listing.objects if _is_file(each.key) and each.key not in parents]
     bad = {each.key for each in listing.objects} - {each.key for each in usable}
     folders = [each for each in listing.folders if _is_file(each)]
-    one = _is_one_model({each.key for each in usable} | {f"{each}/" for each in folders})
     found: dict[str, tuple[list[RemoteObject], list[str]]] = {}
     for each in usable:
         if one or "/" in each.key:
@@ -171,8 +177,3 @@ def _is_file(key: str) -> bool:
         part not in ("", ".", "..", BYTECODE) and len(part.encode("utf-8", "replace")) <= NAME_BYTES
         for part in key.split("/")
     )
-
-
-def _is_one_model(keys: Iterable[str]) -> bool:
-    """Whether a repository may be the folder of one model: it has a config or versions."""
-    return any(key == CONFIG_FILE or ("/" in key and _first(key).isdecimal()) for key in keys)

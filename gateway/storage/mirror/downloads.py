@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.storage.mirror.blobs import PART_BYTES, Blob, Blobs, PartialBlob
+from gateway.storage.mirror.blobs import GIB, PART_BYTES, Blob, Blobs, PartialBlob
 from gateway.storage.mirror.errors import DownloadStopped, disk_error
 from gateway.storage.remote.objects import Bytes, RemoteError, RemoteListing, RemoteObject
 
-GIB = 1 << 30
 UNITS = 32
 """The units of all requests in flight: a part takes two, a small object one."""
 SMALL_BYTES = PART_BYTES // 2
@@ -24,6 +23,7 @@ LONGEST_PAUSE_SECS = 15.0
 TURN_SECS = 0.2
 NO_PART = -1
 """The part of a blob that lacks none: it is empty, or its last process died before the end."""
+REPORT_SECS = 10.0
 OPEN = 64
 """Partial blobs of one download that are open at once."""
 
@@ -124,6 +124,19 @@ class DownloadProgress:
 
 
 Report = Callable[[DownloadProgress], None]
+
+
+def rarely(report: Report) -> Report:
+    """The report, called every 10 s."""
+    next_at = time.monotonic() + REPORT_SECS
+
+    def reported(progress: DownloadProgress) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at:
+            next_at += REPORT_SECS
+            report(progress)
+
+    return reported
 
 
 @dataclass(frozen=True, slots=True)

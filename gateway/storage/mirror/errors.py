@@ -9,6 +9,13 @@ class MirrorError(StoreError):
     """A remote repository cannot be listed, downloaded or kept; the text names cause and fix."""
 
 
+class ModelUploading(MirrorError):
+    """A model that another program is writing, by its marker."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model '{model}' is being uploaded: it has a file .uploading")
+
+
 class DownloadStopped(MirrorError):
     """The load that needed a download has ended."""
 

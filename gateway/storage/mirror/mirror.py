@@ -16,6 +16,7 @@ from gateway.storage.mirror.contents import (
     RemoteFiles,
     RemoteModels,
     follow,
+    is_one_model,
     models_of,
 )
 from gateway.storage.mirror.downloads import (
@@ -24,8 +25,9 @@ from gateway.storage.mirror.downloads import (
     RemoteStore,
     Report,
     Transfers,
+    rarely,
 )
-from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.errors import MirrorError, ModelUploading
 from gateway.storage.mirror.saved_listing import SavedListing
 from gateway.storage.mirror.trees import Manifest, RemoteTree
 from gateway.storage.remote.objects import ObjectChanged, RemoteError, RemoteListing, RemoteObject
@@ -35,7 +37,6 @@ log = logging.getLogger("sluice.remote")
 ATTEMPTS = 4
 """Downloads of a model whose objects change meanwhile."""
 CONFIGS = "configs"
-LOG_SECS = 10.0
 
 _Terms = tuple[threading.Event, Report]
 """The end of a download by its load, and its reports."""
@@ -73,6 +74,7 @@ class Mirror:
         self._changing = threading.Lock()
         self._fetching: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._progress: dict[str, DownloadProgress] = {}
+        self._is_one_model = False
         self._before: RemoteModels = {}
         self._models: RemoteModels = {}
         self._files = RemoteFiles({})
@@ -82,15 +84,15 @@ class Mirror:
     def open(self) -> None:
         """Read the first listing; a storage that is down is replaced by what the cache has.
 
-        A model that is being uploaded is served as it was before. Raises MirrorError if there is no
-        listing at all.
+        It decides whether the repository is the folder of one model. A model that is being uploaded
+        is served as it was before. Raises MirrorError if there is no listing at all.
         """
         self.cache.measure()
         known = self._saved.cached()
         if self._offline:
             if known is None:
                 raise MirrorError(f"'{self.address}' is not in the cache (--remote-offline)")
-            self._show(known)
+            self._show_cached(known)
             return
         try:
             listing = self._list("")
@@ -99,14 +101,11 @@ class Mirror:
                 raise
             about = {"address": self.address, "reason": str(error), "models": len(known)}
             log.error("remote repository unreachable, cached models served", extra=about)
-            self._show(known)
+            self._show_cached(known)
             return
+        self._is_one_model = is_one_model(listing) if listing.objects else "" in (known or {})
         now = self._models_of(listing)
-        if known and not now:
-            self._log_emptied()
-            self._show(known)
-        else:
-            self._follow(known or {}, now, now, _now_ns(listing))
+        self._follow(known or {}, now, now, _now_ns(listing))
 
     def poll(self) -> None:
         """List the repository once; MirrorError if that fails, and nothing changes then."""
@@ -115,10 +114,7 @@ class Mirror:
         listing = self._list("")
         with self._changing:
             now = self._models_of(listing)
-            if self._models and not now:
-                self._log_emptied()
-            else:
-                self._follow(self._models, self._before, now, _now_ns(listing))
+            self._follow(self._models, self._before, now, _now_ns(listing))
 
     def refresh(self, folder: str) -> None:
         """List one model now, and serve it as it is; if that fails, as it was.
@@ -127,7 +123,7 @@ class Mirror:
         """
         if self._offline:
             return
-        unit = "" if "" in self._models else folder
+        unit = "" if self._is_one_model else folder
         try:
             now = self._models_of(self._list(unit))
         except MirrorError as error:
@@ -136,13 +132,11 @@ class Mirror:
             log.warning("model not listed", extra={"model": folder, "reason": str(error)})
             return
         if any(each.is_uploading for each in now.values()):
-            raise MirrorError(f"model '{folder}' is being uploaded: it has a file .uploading")
-        listed = next(iter(now.values()), None)
-        found = {} if listed is None else {unit: listed}
+            raise ModelUploading(folder)
         with self._changing:
             others = {name: each for name, each in self._models.items() if name != unit}
-            self._before = {**self._before, **found}
-            self._serve(others | found)
+            self._before = {**self._before, **now}
+            self._serve({**others, **now})
 
     @property
     def is_settling(self) -> bool:
@@ -156,8 +150,14 @@ class Mirror:
     def _follow(
         self, accepted: RemoteModels, before: RemoteModels, now: RemoteModels, now_ns: int
     ) -> None:
+        """Serve the models after a listing; those before it if none would be left."""
+        found = follow(accepted, before, now, lambda m: m.is_settled(now_ns, self.settle_secs))
+        if accepted and not found:
+            about = {"address": self.address}
+            log.error("remote repository is empty, its models stay", extra=about)
+            found = accepted
         self._before = now
-        self._serve(follow(accepted, before, now, lambda m: m.is_settled(now_ns, self.settle_secs)))
+        self._serve(found)
 
     def _list(self, under: str) -> RemoteListing:
         self.transfers.count()
@@ -170,13 +170,10 @@ class Mirror:
         return listing
 
     def _models_of(self, listing: RemoteListing) -> RemoteModels:
-        models, refused = models_of(listing)
+        models, refused = models_of(listing, one=self._is_one_model)
         for key in refused:
             log.warning("object ignored: its key is no path", extra={"key": ascii(key)})
         return models
-
-    def _log_emptied(self) -> None:
-        log.error("remote repository is empty, its models stay", extra={"address": self.address})
 
     # Models.
 
@@ -192,7 +189,9 @@ class Mirror:
                 return b""
             blob = Blob.of(self.address, found)
             try:
-                self._download([blob], f"'{path}'", threading.Event(), _nothing)
+                if self._lacks([blob], f"'{path}'"):
+                    self.cache.make_room({blob.key: found.size}, f"'{path}'")
+                self._download([blob], threading.Event(), _nothing)
                 return self.cache.blobs.path(blob.key).read_bytes()
             except FileNotFoundError:
                 continue
@@ -240,26 +239,31 @@ class Mirror:
             sizes={each.key: each.object.size for each in blobs.values()},
             folders=tuple(sorted(path for path, each in found if each is None)),
         )
-        tree = self.cache.hold(self._id, of.path, manifest)
+        if (whole := self.cache.hold_whole(self._id, of.path, manifest)) is not None:
+            return whole
+        wanted, what = list(blobs.values()), f"model '{of.path}'"
+        self._lacks(wanted, what)
+        tree = self.cache.hold_new(self._id, of.path, manifest, what)
         try:
-            if not tree.path.is_dir():
-                self._download(list(blobs.values()), f"model '{of.path}'", *terms)
-                self.cache.build(tree, manifest)
+            self._download(wanted, *terms)
+            self.cache.build(tree, manifest)
         except BaseException:
             tree.release()
             raise
         return tree
 
-    def _download(
-        self, wanted: Sequence[Blob], what: str, stopped: threading.Event, report: Report
-    ) -> None:
+    def _lacks(self, wanted: Sequence[Blob], what: str) -> bool:
+        """Whether blobs are to be downloaded; MirrorError if the storage must not be asked."""
+        lacks = not all(self.cache.blobs.has(each.key) for each in wanted)
+        if lacks and self._offline:
+            raise MirrorError(f"{what} is not whole in the cache (--remote-offline)")
+        return lacks
+
+    def _download(self, wanted: Sequence[Blob], stopped: threading.Event, report: Report) -> None:
         missing = [each for each in wanted if not self.cache.blobs.has(each.key)]
         self.cache_hits += len(wanted) - len(missing)
         if not missing:
             return
-        if self._offline:
-            raise MirrorError(f"{what} is not whole in the cache (--remote-offline)")
-        self.cache.make_room(sum(each.object.size for each in missing), what)
         began = time.monotonic()
         download = Download(self._store, self.cache.blobs, self.transfers, stopped)
         try:
@@ -273,11 +277,28 @@ class Mirror:
         self.download_secs += time.monotonic() - began
 
     def _listed_again(self, of: "RemoteFolder") -> RemoteFiles:
-        """The files of a model as they are now; MirrorError if its configuration has changed."""
-        found = RemoteFiles(self._models_of(self._list(of.path)))
-        if _configs(found, of.path) != _configs(of.files, of.path):
-            raise MirrorError(f"model '{of.path}' changed during its download: load it again")
+        """The files of a model as they are now.
+
+        MirrorError if it is gone, being uploaded or not settled, or if its configuration has
+        changed.
+        """
+        listing = self._list(of.path)
+        models = self._models_of(listing)
+        if not models:
+            raise MirrorError(f"model '{of.path}' was deleted during its download")
+        now_ns, found = _now_ns(listing), RemoteFiles(models)
+        for model in models.values():
+            if model.is_uploading:
+                raise ModelUploading(of.path)
+            if not model.is_settled(now_ns, self.settle_secs) or (
+                _configs(found, of.path) != _configs(of.files, of.path)
+            ):
+                raise MirrorError(f"model '{of.path}' changed during its download: load it again")
         return found
+
+    def _show_cached(self, known: RemoteModels) -> None:
+        self._is_one_model = "" in known
+        self._show(known)
 
     def _show(self, models: RemoteModels) -> None:
         self._models, self._files = models, RemoteFiles(models)
@@ -308,22 +329,11 @@ class RemoteFolder:
         `report` is called while it lasts. Objects that change meanwhile are listed again. Raises
         MirrorError; DownloadStopped once `stopped` is set.
         """
-        shown = report or _LoggedProgress(self.path)
+        shown = report or rarely(self._log)
         return self.mirror.fetch(self, tuple(without), stopped or threading.Event(), shown)
 
-
-class _LoggedProgress:
-    """A log line about a download every 10 s."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._next_at = time.monotonic() + LOG_SECS
-
-    def __call__(self, progress: DownloadProgress) -> None:
-        if time.monotonic() >= self._next_at:
-            self._next_at += LOG_SECS
-            extra = {"model": self._model, "progress": str(progress)}
-            log.info("model downloading", extra=extra)
+    def _log(self, progress: DownloadProgress) -> None:
+        log.info("model downloading", extra={"model": self.path, "progress": str(progress)})
 
 
 def _nothing(_: DownloadProgress) -> None:

@@ -70,22 +70,24 @@ class Trees:
     def __init__(self, root: Path) -> None:
         self._root = root / "trees"
 
+    def is_whole(self, repository: str, model: str, manifest: Manifest) -> bool:
+        """Whether the folder of a manifest is filled."""
+        return self._path(repository, model, manifest).is_dir()
+
     def hold(self, repository: str, model: str, manifest: Manifest) -> RemoteTree:
         """The tree of a manifest, whole or not; it and its blobs are not evicted while held."""
-        text = manifest.to_json()
-        generation = blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
-        folder = self._root / repository / (model or ONE_MODEL)
-        path = folder / f"{generation}.json"
+        folder = self._path(repository, model, manifest)
+        path = folder.with_suffix(".json")
         while True:
             try:
                 lock = CacheLock.shared(path)
                 break
             except FileNotFoundError:
-                folder.mkdir(parents=True, exist_ok=True)
-                _write(path, text)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(path, manifest.to_json())
         with suppress(OSError):  # a cache that is only read
             os.utime(path)
-        return RemoteTree(folder / generation, lock)
+        return RemoteTree(folder, lock)
 
     def build(self, tree: RemoteTree, manifest: Manifest, blobs: Blobs) -> None:
         """Fill the folder of a tree; FileNotFoundError if one of its blobs was deleted."""
@@ -118,6 +120,10 @@ class Trees:
             with suppress(FileNotFoundError):
                 if each.stat().st_mtime < now - STALE_SECS:
                     shutil.rmtree(each, ignore_errors=True)
+
+    def _path(self, repository: str, model: str, manifest: Manifest) -> Path:
+        digest = blake2b(manifest.to_json().encode(), digest_size=KEY_BYTES)
+        return self._root / repository / (model or ONE_MODEL) / digest.hexdigest()
 
 
 def delete_tree(lock: CacheLock) -> None:

@@ -15,7 +15,7 @@ from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.remote.objects import RemoteObject
 from tests.builders import soon
 from tests.gateway.models.mirrored import EXPLICIT, SOON_SECS, Open, config, versions
-from tests.registries import ScriptedBackend, Start
+from tests.registries import ScriptedBackend, Start, write
 from tests.remote_stores import MemoryStore
 
 
@@ -47,6 +47,18 @@ async def test_an_explicit_load_of_an_upload_under_way_is_refused(
     with pytest.raises(InferenceError, match="model 'n' is being uploaded"):
         await soon(control.load("n"))
     assert versions(control.registry, "n") == ["1"]
+
+
+async def test_a_storage_that_is_down_fails_no_load_of_a_folder(
+    store: MemoryStore, mirror_of: Open, start: Start, tmp_path: Path
+) -> None:
+    write(tmp_path / "folder", "local", 1)
+    control = await start(mirror_of(store), tmp_path / "folder", **EXPLICIT)
+    store.down = True
+    await soon(control.load("local"))
+    assert versions(control.registry, "local") == ["1"]
+    with pytest.raises(InferenceError, match=r"'unknown'.*CannotConnect"):
+        await soon(control.load("unknown"))
 
 
 async def test_a_download_shows_its_progress_and_an_unload_ends_it(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfe
 from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import CacheBound
-from gateway.storage.mirror.trees import STALE_SECS
+from gateway.storage.mirror.trees import STALE_SECS, RemoteTree
 from gateway.storage.remote.objects import RemoteError, RemoteObject
 from tests.gateway.storage.mirror.conftest import Open
 from tests.remote_stores import MemoryStore, slow_down
@@ -84,6 +85,71 @@ def test_a_model_that_cannot_fit_evicts_no_other(
     with pytest.raises(MirrorError, match="model 'd' needs"):
         mirror.folder("d").fetch()
     assert "a" in addresses(root)
+
+
+def test_a_download_that_was_cut_needs_room_for_its_model_once(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    def cut(each: RemoteObject, start: int) -> None:
+        if start == 320:
+            raise RemoteError("Interrupted", "cannot read 'a/1/weights': Interrupted")
+
+    store.before_read = cut
+    with pytest.raises(MirrorError, match="Interrupted"):
+        mirror_of(store).folder("a").fetch()
+    store.before_read = lambda each, start: None
+    assert Blobs(root).partials()
+    use(mirror_of(store, bound=CacheBound(450)), "a")
+    assert addresses(root) == ["a"]
+
+
+def test_of_loads_at_once_that_do_not_fit_together_one_has_room(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror, together = mirror_of(store, bound=CacheBound(500)), threading.Barrier(3)
+
+    def load(name: str) -> RemoteTree | MirrorError:
+        together.wait(SOON_SECS)
+        try:
+            return mirror.folder(name).fetch()
+        except MirrorError as error:
+            return error
+
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(load, ("a", "b", "c")))
+    errors = [each for each in results if isinstance(each, MirrorError)]
+    assert len(errors) == 2
+    assert all("needs" in str(each) for each in errors)
+    assert sum(Blobs(root).sizes().values()) == 400
+
+
+def test_a_download_under_way_has_its_room_and_two_servers_share_it(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    begun, shared, held = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(each: RemoteObject, start: int) -> None:
+        begun.set()
+        assert held.wait(SOON_SECS)
+
+    for part in range(80):  # more than are open at once
+        store.put(f"d/1/{part}", b"%03d" % part)
+    mirror = mirror_of(store, bound=CacheBound(600))
+    second = mirror_of(store, bound=CacheBound(250))
+    store.before_read = hold
+    with ThreadPoolExecutor() as threads:
+        try:
+            first = threads.submit(use, mirror, "d")
+            assert begun.wait(SOON_SECS)
+            with pytest.raises(MirrorError, match="model 'a' needs"):
+                use(mirror, "a")
+            again = threads.submit(second.folder("d").fetch, report=lambda _: shared.set())
+            assert shared.wait(SOON_SECS)
+        finally:
+            held.set()
+        first.result(SOON_SECS)
+        again.result(SOON_SECS).release()
+    assert sum(Blobs(root).sizes().values()) == 240
 
 
 def test_a_bound_of_0_keeps_what_is_in_use(store: MemoryStore, mirror_of: Open, root: Path) -> None:

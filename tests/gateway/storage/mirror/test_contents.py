@@ -7,6 +7,7 @@ from gateway.storage.mirror.contents import (
     RemoteModel,
     RemoteModels,
     follow,
+    is_one_model,
     models_of,
 )
 from gateway.storage.remote.objects import RemoteListing, RemoteObject
@@ -17,7 +18,8 @@ def remote(key: str, etag: str = "e", size: int = 1, modified_ns: int = 0) -> Re
 
 
 def listed(*keys: str, folders: tuple[str, ...] = ()) -> RemoteModels:
-    return models_of(RemoteListing(tuple(map(remote, keys)), folders=folders))[0]
+    listing = RemoteListing(tuple(map(remote, keys)), folders=folders)
+    return models_of(listing, one=is_one_model(listing))[0]
 
 
 def model(etag: str, modified_ns: int = 0) -> RemoteModel:
@@ -50,20 +52,20 @@ def test_an_object_that_stands_for_a_folder_is_one() -> None:
     "key", ["m/../../etc/x", "m//x", "/m/x", "m/./x", "m/\0", "m/" + "x" * 256]
 )
 def test_a_key_that_is_no_path_below_the_repository_is_no_file(key: str) -> None:
-    models, refused = models_of(RemoteListing((remote(key), remote("m/1/a"))))
+    models, refused = models_of(RemoteListing((remote(key), remote("m/1/a"))), one=False)
     assert [each.key for each in models["m"].objects] == ["m/1/a"]
     assert refused == (key,)
 
 
 def test_a_file_below_another_file_excludes_it() -> None:
-    models, refused = models_of(RemoteListing((remote("m/1"), remote("m/1/a"))))
+    models, refused = models_of(RemoteListing((remote("m/1"), remote("m/1/a"))), one=False)
     assert [each.key for each in models["m"].objects] == ["m/1/a"]
     assert refused == ("m/1",)
 
 
 def test_bytecode_is_no_part_of_a_model() -> None:
     models, refused = models_of(
-        RemoteListing((remote("m/1/model.py"), remote("m/1/__pycache__/x")))
+        RemoteListing((remote("m/1/model.py"), remote("m/1/__pycache__/x"))), one=False
     )
     assert RemoteFiles(models).content("m/1") == ["model.py"]
     assert refused == ()

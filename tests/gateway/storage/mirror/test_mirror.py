@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,35 @@ def test_new_weights_never_get_the_configuration_of_the_old(
 
     mirror, store.before_read = mirror_of(store), change
     with pytest.raises(MirrorError, match="model 'n' changed during its download"):
+        mirror.folder("n").fetch()
+
+
+def upload(store: MemoryStore) -> None:
+    store.put("n/.uploading")
+    store.put("n/1/weights", b"half")
+
+
+def write(store: MemoryStore) -> None:
+    store.put("n/1/weights", b"half", age_secs=0)
+
+
+def remove(store: MemoryStore) -> None:
+    store.delete("n")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (upload, "model 'n' is being uploaded"),
+        (write, "model 'n' changed during its download: load it again"),
+        (remove, "model 'n' was deleted during its download"),
+    ],
+)
+def test_a_model_that_is_written_during_its_download_is_not_loaded(
+    store: MemoryStore, mirror_of: Open, change: Callable[[MemoryStore], None], error: str
+) -> None:
+    mirror, store.before_read = mirror_of(store), lambda each, start: change(store)
+    with pytest.raises(MirrorError, match=error):
         mirror.folder("n").fetch()
 
 

@@ -86,6 +86,47 @@ def test_a_repository_that_is_emptied_keeps_its_models(
     assert mirror_of(store).files.content("") == ["n/"]
 
 
+def test_models_that_are_replaced_stay_until_the_new_ones_are_settled(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    store.delete("m")
+    store.delete("n")
+    store.put("o/.uploading")
+    store.put("o/1/weights", b"o")
+    for _ in range(3):
+        mirror.poll()
+        assert mirror.files.content("") == ["m/", "n/"]
+    store.delete("o/.uploading")
+    mirror.poll()
+    mirror.poll()
+    assert mirror.files.content("") == ["o/"]
+
+
+def test_objects_at_the_top_of_a_repository_of_models_unload_none(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    for key in ("config.pbtxt", "1/model.py", "2/model.py"):
+        store.put(key, b"by mistake")
+        mirror.poll()
+        assert mirror.files.content("m") is not None
+        assert mirror.files.content("n") is not None
+    assert mirror.files.file("config.pbtxt") is None
+    store.put("n/2/weights", b"new")
+    mirror.refresh("n")
+    assert store.lists[-1] == "n"
+    assert mirror.files.content("n") == ["1/", "2/", "config.pbtxt"]
+
+
+def test_a_start_with_a_young_object_at_the_top_serves_the_cache(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror_of(store).folder("n").fetch()
+    store.put("config.pbtxt", b"by mistake", age_secs=0)
+    assert mirror_of(store).files.content("") == ["n/"]
+
+
 def test_a_failed_listing_changes_nothing(store: MemoryStore, mirror_of: Open) -> None:
     mirror = mirror_of(store)
     before = mirror.files.snapshot("n")
