@@ -15,6 +15,7 @@ from gateway.storage.mirror.blobs import Blob, Blobs
 from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfers
 from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import CacheBound
 from gateway.storage.mirror.trees import STALE_SECS, RemoteTree
@@ -104,12 +105,18 @@ def test_a_download_that_was_cut_needs_room_for_its_model_once(
 
 
 def test_of_loads_at_once_that_do_not_fit_together_one_has_room(
-    store: MemoryStore, mirror_of: Open, root: Path
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, together = mirror_of(store, bound=CacheBound(500)), threading.Barrier(3)
+    exclusive = CacheLock.exclusive
+
+    def locked(path: Path) -> CacheLock:
+        together.wait(SOON_SECS)
+        return exclusive(path)
+
+    monkeypatch.setattr(CacheLock, "exclusive", locked)
 
     def load(name: str) -> RemoteTree | MirrorError:
-        together.wait(SOON_SECS)
         try:
             return mirror.folder(name).fetch()
         except MirrorError as error:

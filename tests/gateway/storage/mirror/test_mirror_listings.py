@@ -112,6 +112,8 @@ def test_objects_at_the_top_of_a_repository_of_models_unload_none(
         mirror.poll()
         assert mirror.files.content("m") is not None
         assert mirror.files.content("n") is not None
+    mirror.poll()
+    assert mirror.files.content("") == ["1/", "2/", "m/", "n/"]
     assert mirror.files.file("config.pbtxt") is None
     store.put("n/2/weights", b"new")
     mirror.refresh("n")
