@@ -104,27 +104,32 @@ def test_a_download_that_was_cut_needs_room_for_its_model_once(
     assert addresses(root) == ["a"]
 
 
-def test_of_loads_at_once_that_do_not_fit_together_one_has_room(
+def test_of_loads_at_once_that_do_not_fit_together_the_first_has_room(
     store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, together = mirror_of(store, bound=CacheBound(500)), threading.Barrier(3)
-    exclusive = CacheLock.exclusive
+    exclusive, turns, loaded = CacheLock.exclusive, list[int](), list[int]()
 
     def locked(path: Path) -> CacheLock:
         together.wait(SOON_SECS)
-        return exclusive(path)
+        lock = exclusive(path)
+        turns.append(threading.get_ident())
+        return lock
 
     monkeypatch.setattr(CacheLock, "exclusive", locked)
 
     def load(name: str) -> RemoteTree | MirrorError:
         try:
-            return mirror.folder(name).fetch()
+            tree = mirror.folder(name).fetch()
+            loaded.append(threading.get_ident())
+            return tree
         except MirrorError as error:
             return error
 
     with ThreadPoolExecutor() as threads:
         results = list(threads.map(load, ("a", "b", "c")))
     errors = [each for each in results if isinstance(each, MirrorError)]
+    assert loaded == turns[:1]
     assert len(errors) == 2
     assert all("needs" in str(each) for each in errors)
     assert sum(Blobs(root).sizes().values()) == 400
