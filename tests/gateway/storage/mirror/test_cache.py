@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.storage.mirror import downloads
 from gateway.storage.mirror.blobs import Blob, Blobs
 from gateway.storage.mirror.cache import RemoteCache
-from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfers
+from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfers, rarely
 from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.mirror import Mirror
@@ -305,6 +306,18 @@ def test_at_most_16_parts_are_in_flight(
     store.before_read = count
     mirror.folder("a").fetch()
     assert most[0] == 16
+
+
+@pytest.mark.parametrize(("secs", "lines"), [(0, 2), (3600, 0)])
+def test_progress_is_reported_after_some_time(
+    monkeypatch: pytest.MonkeyPatch, secs: float, lines: int
+) -> None:
+    monkeypatch.setattr(downloads, "REPORT_SECS", secs)
+    seen: list[DownloadProgress] = []
+    report = rarely(seen.append)
+    for _ in range(2):
+        report(DownloadProgress())
+    assert len(seen) == lines
 
 
 CHILD = """
