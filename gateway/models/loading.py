@@ -209,7 +209,7 @@ class ModelLoader:
         if source.tree is not None:
             model.when_closed(source.tree.release)
         await self._use_cache(model, source, folder)
-        files = VersionFiles(folder, partial(shared_load, source, config, folder))
+        files = VersionFiles(folder, partial(shared_load, source, config, version, folder))
         sleeps = shares_memory(config, self._settings.memory) and (
             await self._residents.admit(model, files)
         )
@@ -268,7 +268,7 @@ class ModelLoader:
         if self._cache is None or not is_cached(model.config):
             return
         identify = shared_load if self._shares_responses(model.config) else private_load
-        load = await self._threads.run(identify, source, model.config, folder)
+        load = await self._threads.run(identify, source, model.config, int(model.version), folder)
         model.use_cache(self._cache, load, self._request_threads)
 
     def _shares_responses(self, config: ModelConfig) -> bool:

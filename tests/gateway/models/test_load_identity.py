@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 def identity(model: Path, folder: Path | None = None, config: ModelConfig | None = None) -> bytes:
     source = ModelRepository([model.parent]).source(ModelId("a"))
-    return shared_load(source, config or source.config, folder or model / "1")
+    return shared_load(source, config or source.config, 1, folder or model / "1")
 
 
 def test_loads_of_the_same_files_are_one_wherever_they_are(model: Path, tmp_path: Path) -> None:
@@ -69,6 +69,17 @@ def test_a_load_with_another_config_is_another(model: Path) -> None:
     assert identity(model, config=ModelConfig(name="a", max_batch_size=3)) != identity(model)
 
 
+def test_a_load_of_another_version_or_by_another_policy_leaves_it_as_it_is(model: Path) -> None:
+    before = identity(model)
+    (model / "2").mkdir()
+    (model / "2" / "model.bin").write_bytes(b"other weights")
+    assert identity(model) == before
+    write(model.parent, "a", more="version_policy { all {} }", backend="identity")
+    assert identity(model) == before
+    (model / "labels.txt").touch()
+    assert identity(model) != before
+
+
 def test_files_of_the_store_count_as_the_models_own(model: Path, tmp_path: Path) -> None:
     stored = tmp_path / "store" / "weights"
     stored.mkdir(parents=True)
@@ -86,7 +97,7 @@ def test_a_load_by_another_release_is_another(model: Path, monkeypatch: pytest.M
 
 def test_within_a_process_no_load_is_like_another(model: Path) -> None:
     source = ModelRepository([model.parent]).source(ModelId("a"))
-    loads = [private_load(source, source.config, model / "1") for _ in range(2)]
+    loads = [private_load(source, source.config, 1, model / "1") for _ in range(2)]
     assert loads[0] != loads[1]
 
 
@@ -126,4 +137,4 @@ async def test_files_that_change_between_a_poll_and_the_load_are_those_of_the_lo
     await soon(loaded.close())
     threads.close()
     assert (loads == [identity(model, config=loaded.config)]) is shared
-    assert loads != [shared_load(source, loaded.config, model / "1")]
+    assert loads != [shared_load(source, loaded.config, 1, model / "1")]
