@@ -20,7 +20,7 @@ from gateway.flags import rollout as rollout_flags
 from gateway.flags import serve as flags
 from gateway.flags.ray_fleet import require_ray
 from gateway.flags.tritonserver import IgnoredOption, ignored_options
-from gateway.flags.values import seconds, url
+from gateway.flags.values import add_url, seconds, url
 from gateway.process_limits import collect_garbage_rarely
 from gateway.settings import ENVIRONMENT, MODEL_NAME, UNIX, Settings, netloc
 from gateway.storage.remote.addresses import is_remote
@@ -124,7 +124,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config(commands.add_parser("config", help="write the config.pbtxt of a model file"))
     _add_doctor(commands.add_parser("doctor", help="examine what this machine can serve"))
     memory = commands.add_parser("ps", help="show the models in the memory of a running server")
-    _add_server(memory)
+    memory.add_argument("--json", action="store_true", help="print JSON")
+    add_url(memory)
     memory.set_defaults(command=_ps)
     key = commands.add_parser("key", help="make, list and revoke API keys")
     key_flags.add_flags(key)
@@ -151,20 +152,9 @@ def _add_config(config: argparse.ArgumentParser) -> None:
     config.set_defaults(command=_config)
 
 
-def _add_server(command: argparse.ArgumentParser) -> None:
-    """Add the options of a command about a running server."""
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument(
-        "--url",
-        type=url,
-        default="http://localhost:8000",
-        metavar="URL",
-        help="the HTTP port of a running server (default: %(default)s)",
-    )
-
-
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
-    _add_server(doctor)
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    add_url(doctor, remark="")
     doctor.add_argument(
         "--limit-secs",
         type=seconds,

@@ -19,7 +19,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
-def parse(text: bytes) -> Any:
+def parse(text: bytes | str) -> Any:
     """The value of a text; INVALID_ARG if it is no JSON, or an object repeats a member."""
     try:
         return json.loads(text, object_pairs_hook=_object)

@@ -2,16 +2,13 @@
 
 import argparse
 import math
-import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from gateway.durations import read_seconds
 from gateway.policy.keys import Role
-
-UNITS_SECS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-DURATION = re.compile(r"(?P<count>[1-9][0-9]{0,5})(?P<unit>[mhdw])")
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
@@ -66,8 +63,8 @@ def roles(text: str) -> Sequence[Role]:
 
 def expiry(text: str) -> float:
     """The end of a duration that begins now, or a time; in seconds of the Unix epoch."""
-    if found := DURATION.fullmatch(text):
-        return math.ceil(time.time()) + int(found["count"]) * UNITS_SECS[found["unit"]]
+    if secs := read_seconds(text):
+        return math.ceil(time.time() + secs)
     try:
         end = datetime.fromisoformat(text)
     except ValueError:

@@ -2,10 +2,7 @@
 
 import argparse
 
-from gateway.flags.values import url
-
-API_KEY = "SLUICE_API_KEY"
-"""Environment variable with the API key of the commands for a running server."""
+from gateway.flags.values import add_url
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,13 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="LABEL=VERSION",
         help="name a loaded version; LABEL= removes a label; none: show the labels",
     )
-    parser.add_argument(
-        "--url",
-        type=url,
-        default="http://localhost:8000",
-        metavar="URL",
-        help=f"the server (default: %(default)s); {API_KEY} in the environment is its API key",
-    )
+    add_url(parser)
 
 
 def _change(text: str) -> tuple[str, int | None]:

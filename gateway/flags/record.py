@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from gateway.flags.label import API_KEY
-from gateway.flags.values import count, duration, pattern, url
+from gateway.flags.values import add_url, count, duration, pattern
+
+MOST_SECS = 3600.0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="secs",
-        type=duration,
+        type=_secs,
         default="10m",
         metavar="TIME",
         help="end after this time, such as 30s, 10m or 1h (at most 1h, default: %(default)s)",
@@ -47,10 +48,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="replace texts that match in requests, before they are asked again and sent; answers "
         "with such a text are not expected (default: none)",
     )
-    parser.add_argument(
-        "--url",
-        type=url,
-        default="http://localhost:8000",
-        metavar="URL",
-        help=f"the server (default: %(default)s); {API_KEY} in the environment is its API key",
-    )
+    add_url(parser)
+
+
+def _secs(text: str) -> float:
+    if (found := duration(text)) <= MOST_SECS:
+        return found
+    raise argparse.ArgumentTypeError(f"'{text}' is too long: expected at most 1h")

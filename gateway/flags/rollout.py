@@ -2,8 +2,7 @@
 
 import argparse
 
-from gateway.flags.label import API_KEY
-from gateway.flags.values import natural, url
+from gateway.flags.values import API_KEY, natural, url
 
 DEFAULT_URL = "http://localhost:8000"
 

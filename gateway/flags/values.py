@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
+from gateway.durations import read_seconds
 from gateway.errors import Code, InferenceError
 from gateway.policy.caller import read_hosts
 from gateway.policy.control import ChangeControl
@@ -15,8 +16,8 @@ from gateway.settings import UNIX
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
 ZERO = frozenset({"0", "0.0"})
-DURATION = re.compile(r"([0-9]{1,9})([smh])")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+API_KEY = "SLUICE_API_KEY"
+"""Environment variable with the API key of the commands for a running server."""
 
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -92,10 +93,9 @@ def seconds_or_never(text: str) -> float:
 
 def duration(text: str) -> float:
     """Seconds of a duration with its unit."""
-    found = DURATION.fullmatch(text)
-    if found is None or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"'{text}' is no duration: expected such as 30s, 10m, 1h")
-    return float(found[1]) * SECONDS[found[2]]
+    if found := read_seconds(text):
+        return found
+    raise argparse.ArgumentTypeError(f"'{text}' is no duration: expected such as 30s, 10m, 1h")
 
 
 def count(text: str) -> int:
@@ -128,6 +128,20 @@ def pattern(text: str) -> str:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"'{text}' is no regular expression: {error}") from None
     return text
+
+
+OF_KEY = f"; {API_KEY} in the environment is its API key"
+
+
+def add_url(parser: argparse.ArgumentParser, remark: str = OF_KEY) -> None:
+    """Add the option of a running server."""
+    parser.add_argument(
+        "--url",
+        type=url,
+        default="http://localhost:8000",
+        metavar="URL",
+        help=f"the HTTP port of a running server (default: %(default)s){remark}",
+    )
 
 
 def add_restrictions(group: "argparse._ArgumentGroup", option: str, header: str) -> None:

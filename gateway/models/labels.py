@@ -26,7 +26,7 @@ def set_labels(known: KnownModel, changes: Mapping[str, int | None]) -> None:
             Code.INVALID_ARG, f"model '{name}' has the labels of its replicas; set them there"
         )
     for label, number in changes.items():
-        _check(name, label)
+        check_label(label, f"model '{name}'")
         if number is not None and number not in known.loaded:
             listed = ", ".join(map(str, sorted(known.loaded))) or "none"
             raise InferenceError(
@@ -42,17 +42,17 @@ def set_labels(known: KnownModel, changes: Mapping[str, int | None]) -> None:
     known.labels = wanted
 
 
-def _check(model: str, label: str) -> None:
+def check_label(label: str, where: str) -> None:
+    """Raise INVALID_ARG for a label that only rollouts set, or that is none."""
     if LABEL.fullmatch(label) is None:
         raise InferenceError(
             Code.INVALID_ARG,
-            f"model '{model}': found label {label[:SHOWN_CHARS]!r}, expected 1 to 32 of a-z, 0-9, "
+            f"{where}: found label {label[:SHOWN_CHARS]!r}, expected 1 to 32 of a-z, 0-9, "
             "'_' and '-', the first of them a letter",
         )
     if label in OF_ROLLOUTS:
-        raise InferenceError(
-            Code.INVALID_ARG, f"label '{label}' of model '{model}' is set by rollouts only"
-        )
+        text = f"{where}: label '{label}' is set by rollouts only"
+        raise InferenceError(Code.INVALID_ARG, text)
 
 
 def labels_of(registry: ModelRegistry, model: Model) -> tuple[str, ...]:

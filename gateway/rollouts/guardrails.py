@@ -1,11 +1,11 @@
 """Guardrails: predicates on requests, and the member `guardrails` of rollout.json."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from gateway.durations import read_seconds
 from gateway.errors import Code, InferenceError
 from gateway.rollouts.observation import Observation
 
@@ -153,16 +153,14 @@ KINDS: Mapping[str, Kind] = {
     NAN: Kind(_has_nan),
     DIFFERS: Kind(_differs),
 }
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def read_duration(value: object, where: str) -> float:
     """Seconds of a duration such as "30s", "10m" or "1h"; INVALID_ARG names the place."""
-    found = DURATION.fullmatch(value) if isinstance(value, str) else None
+    found = read_seconds(value) if isinstance(value, str) else None
     if found is None:
         raise refused(where, value, 'a duration such as "30s", "10m" or "1h"')
-    return float(found[1]) * SECONDS[found[2]]
+    return found
 
 
 def refused(where: str, found: object, expected: str) -> InferenceError:

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import field
 
 from gateway.errors import Code, InferenceError
-from gateway.models.model_folder import PLAN_FILE
+from gateway.models.labels import MOST_LABELS, check_label
+from gateway.models.model_folder import HIGHEST, PLAN_FILE
 from gateway.rollouts.guardrails import (
     Guardrails,
     read_duration,
@@ -17,14 +18,12 @@ from gateway.rollouts.guardrails import (
     read_proofs,
     refused,
 )
+from gateway.strict_json import parse
 
 ALL = 100.0
 """The weight of a version that gets every request (percent)."""
 KEY = re.compile(r"(header|parameter|openai):(.+)")
 OPENAI_KEYS = ("user", "safety_identifier", "prompt_cache_key")
-LABEL = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-OWN_LABELS = ("stable", "canary")
-MOST_LABELS = 16
 MOST_STEPS = 100
 MIN_REQUESTS = 100
 """Requests of the candidate in a step, by default."""
@@ -129,18 +128,15 @@ def read_keys(keys: Iterable[str]) -> Sequence[KeyPlace]:
 def read_plan(text: str, where: str = PLAN_FILE) -> RolloutPlan:
     """The plan in a file; InferenceError INVALID_ARG names the member that is wrong."""
     try:
-        return _checked(msgspec.json.decode(text, type=RolloutPlan), where)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid(where, str(error)) from None
+        members = parse(text)
+    except InferenceError as error:
+        raise _invalid(where, error.message) from None
+    return _read(members, where)
 
 
 def changed_plan(plan: RolloutPlan, members: Mapping[str, Any], where: str) -> RolloutPlan:
     """The plan with members of a start request in place of its own; raises as `read_plan`."""
-    written = {**msgspec.to_builtins(plan), **members}
-    try:
-        return _checked(msgspec.convert(written, RolloutPlan), where)
-    except msgspec.ValidationError as error:
-        raise _invalid(where, str(error)) from None
+    return _read({**msgspec.to_builtins(plan), **members}, where)
 
 
 def read_step(text: str) -> Mapping[str, Any]:
@@ -153,7 +149,11 @@ def read_step(text: str) -> Mapping[str, Any]:
     return {"weight": share, "for": lasts or "0s"}
 
 
-def _checked(plan: RolloutPlan, where: str) -> RolloutPlan:
+def _read(members: Any, where: str) -> RolloutPlan:
+    try:
+        plan = msgspec.convert(members, RolloutPlan)
+    except msgspec.ValidationError as error:
+        raise _invalid(where, str(error)) from None
     _check_steps(plan.steps, f"{where}: steps")
     read_duration(plan.max_wait, f"{where}: max_wait")
     for number, key in enumerate(plan.key):
@@ -206,10 +206,10 @@ def _check_key(key: str, at: str) -> None:
 def _check_labels(labels: Mapping[str, int], at: str) -> None:
     if len(labels) > MOST_LABELS:
         raise refused(at, len(labels), f"at most {MOST_LABELS}")
-    for label in labels:
-        if not LABEL.fullmatch(label) or label in OWN_LABELS:
-            expected = f"{LABEL.pattern}, and not one of {', '.join(OWN_LABELS)}"
-            raise refused(at, label, expected)
+    for label, version in labels.items():
+        check_label(label, at)
+        if not 0 <= version <= HIGHEST:
+            raise refused(f"{at}.{label}", version, "a version number")
 
 
 def _invalid(where: str, reason: str) -> InferenceError:

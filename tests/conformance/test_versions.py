@@ -251,7 +251,7 @@ def test_a_version_that_is_no_label_is_refused_as_by_triton(
     [
         ("a", {"3": 1}, "model 'a': found label '3', expected 1 to 32 of a-z, 0-9, '_' and '-', "),
         ("a", {"B": 1}, "model 'a': found label 'B', expected 1 to 32 of a-z, 0-9, "),
-        ("a", {"stable": 1}, "label 'stable' of model 'a' is set by rollouts only"),
+        ("a", {"stable": 1}, "model 'a': label 'stable' is set by rollouts only"),
         (
             "a",
             {"c": 9},

@@ -15,6 +15,8 @@ from gateway.rollouts.plan import (
     read_step,
 )
 
+TWICE = b'{"alpha": 0.01, "alpha": 0.4}'
+
 
 def read(**members: Any) -> Any:
     return read_plan(json.dumps(members).encode())
@@ -69,8 +71,10 @@ def test_a_single_step_that_pauses_is_an_ab_test() -> None:
         ({"start": "now"}, "Invalid enum value 'now' - at `$.start`"),
         ({"key": ["cookie:a"]}, "key[0] is 'cookie:a', expected 'header:NAME'"),
         ({"key": ["openai:model"]}, "key[0] is 'openai:model', expected one of openai:user"),
-        ({"labels": {"3": 3}}, "labels is '3', expected [a-z]"),
-        ({"labels": {"stable": 3}}, "labels is 'stable'"),
+        ({"labels": {"3": 3}}, "labels: found label '3', expected 1 to 32 of a-z"),
+        ({"labels": {"stable": 3}}, "labels: label 'stable' is set by rollouts only"),
+        ({"labels": {"champion": -3}}, "labels.champion is -3, expected a version number"),
+        ({"labels": {"champion": 2**63}}, "labels.champion is 9223372036854775808, expected a ve"),
         ({"shadow_in_flight": 0}, "shadow_in_flight is 0, expected 1 to 1000"),
         ({"guardrails": {"errors": {"mx": 1}}}, "guardrails.errors.mx is no member"),
         ({"guardrails": {"errors": {}}, "prove": {"errors": "2"}}, "prove.errors is '2'"),
@@ -85,7 +89,9 @@ def test_a_wrong_member_is_refused_with_its_path(members: dict[str, Any], reason
     assert reason in caught.value.message
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b'{"alpha": NaN}'], ids=range(5))
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"{", b"\xff", b'{"alpha": NaN}', TWICE], ids=range(6)
+)
 def test_a_file_that_is_no_object_of_json_is_refused(text: bytes) -> None:
     with pytest.raises(InferenceError, match=r"^rollout\.json: "):
         read_plan(text)

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from gateway.errors import InferenceError
-from gateway.flags.label import API_KEY
-from gateway.flags.values import url
+from gateway.flags.values import API_KEY, url
 from gateway.tools.memory import run
 
 EMPTY = b'{"budget": {}, "models": []}'
