@@ -27,6 +27,31 @@ WORDS = frozenset(
 """The members of OpenAI's answers that are compared; ids and times differ always."""
 
 
+class TensorKeeper:
+    """Keeps tensors as they are now, up to a size; none of a GPU's memory."""
+
+    def __init__(self) -> None:
+        self.is_whole = True
+        self._size = 0
+
+    def add(self, size: int) -> bool:
+        """Count bytes; whether they, and all before, are within the size."""
+        self._size += size
+        self.is_whole = self.is_whole and self._size <= MOST_BYTES
+        return self.is_whole
+
+    def keep(self, tensor: Tensor, *, copied: bool) -> Tensor | None:
+        """The tensor; None beyond the size. Memory of another process is `copied`: it changes."""
+        if isinstance(tensor.data, DeviceMemory):
+            self.is_whole = False
+            return None
+        if not self.add(byte_size(tensor)):
+            return None
+        if not copied or isinstance(tensor.data, tuple):
+            return tensor
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
+
+
 class KeptAnswer:
     """The outputs of a request's responses, in order; texts of one element are joined by name.
 
@@ -36,25 +61,25 @@ class KeptAnswer:
     def __init__(self) -> None:
         self.texts: dict[str, bytearray] = {}
         self.tensors: list[Tensor] = []
-        self.is_whole = True
-        self._size = 0
+        self._keeper = TensorKeeper()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the answer is kept."""
+        return self._keeper.is_whole
 
     def add(self, response: InferResponse) -> None:
         """Add a response."""
         for tensor in response.outputs:
-            if isinstance(tensor.data, DeviceMemory):
-                self.is_whole = False
-            elif tensor.datatype is Datatype.BYTES and tensor.count == 1:
+            if tensor.datatype is Datatype.BYTES and tensor.count == 1:
                 self.add_texts(tensor.name, tensor.elements())
-            elif self._has_room(tensor):
-                self.tensors.append(kept(tensor, copied=bool(response.shared_bytes)))
+            elif found := self._keeper.keep(tensor, copied=bool(response.shared_bytes)):
+                self.tensors.append(found)
 
     def add_texts(self, name: str, texts: Sequence[bytes]) -> None:
         """Add responses of a text each."""
         for text in texts:
-            self._size += len(text)
-            self.is_whole = self.is_whole and self._size <= MOST_BYTES
-            if self.is_whole:
+            if self._keeper.add(len(text)):
                 known = self.texts.setdefault(name, bytearray())
                 known += b"".join(_words(text)) if name == RESPONSE else text
 
@@ -66,23 +91,11 @@ class KeptAnswer:
             return True
         return any(map(_differ, self.tensors, other.tensors))
 
-    def _has_room(self, tensor: Tensor) -> bool:
-        self._size += byte_size(tensor)
-        self.is_whole = self.is_whole and self._size <= MOST_BYTES
-        return self.is_whole
-
 
 def byte_size(tensor: Tensor) -> int:
     """The size of the data of a tensor, which is not in the memory of a GPU."""
     data = tensor.data
     return sum(map(len, data)) if isinstance(data, tuple) else len(data)
-
-
-def kept(tensor: Tensor, *, copied: bool) -> Tensor:
-    """A tensor that stays as it is: memory of another process is used again."""
-    if not copied or isinstance(tensor.data, tuple | DeviceMemory):
-        return tensor
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, StreamRecorder, responses_of_texts
 from gateway.models.golden.answer import ExpectedAnswer, GoldenAnswer
@@ -26,7 +25,7 @@ from gateway.models.model import Model
 from gateway.models.taps import Tap
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.rollouts.comparison import MOST_BYTES, byte_size, kept
+from gateway.rollouts.comparison import MOST_BYTES, TensorKeeper
 from gateway.rollouts.copying import copied, why_not_copied
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
@@ -189,7 +188,8 @@ class GoldenRecorder:
     async def _record(self, stream: "_RecordedStream") -> bytes:
         draft = await self._threads.run(GoldenDraft, stream.request, self._model.config)
         if self._limits.redact:
-            draft.redact(await self._redacted(draft.texts()))
+            texts = await self._threads.run(draft.texts)
+            await self._threads.run(draft.redact, await self._redacted(texts))
         request = await self._threads.run(draft.request)
         digest = await self._threads.run(draft.digest)
         if digest in self._known:
@@ -243,7 +243,7 @@ class _RecordedStream:
         self.answer = GoldenAnswer()
         self._recorder = recorder
         self._tap = tap
-        self._size = 0
+        self._keeper = TensorKeeper()
         self._account: StreamRecorder
 
     # Tap.
@@ -279,7 +279,7 @@ class _RecordedStream:
         """Queue the request, or drop one that failed."""
         self._account.ended(error)
         error = error or self.answer.error
-        if error is None and self._size <= MOST_BYTES:
+        if error is None and self._keeper.is_whole:
             self._recorder.answered(self)
             return
         reason = f"an answer of more than {MOST_BYTES >> 20} MiB"
@@ -289,16 +289,14 @@ class _RecordedStream:
 
     def _keep(self, response: InferResponse) -> None:
         """Keep the outputs within the limit; an answer beyond it is dropped as a whole."""
-        answer, copied_data = self.answer, bool(response.shared_bytes)
+        answer, is_shared = self.answer, bool(response.shared_bytes)
         answer.error = answer.error or response.error
-        for each in response.outputs:
-            is_of_gpu = isinstance(each.data, DeviceMemory)
-            self._size += MOST_BYTES + 1 if is_of_gpu else byte_size(each)
-        if self._size > MOST_BYTES:
+        outputs = [self._keeper.keep(each, copied=is_shared) for each in response.outputs]
+        if self._keeper.is_whole:
+            whole = tuple([each for each in outputs if each is not None])
+            answer.responses.append(replace(response, outputs=whole))
+        else:
             answer.responses.clear()
-            return
-        outputs = tuple([kept(each, copied=copied_data) for each in response.outputs])
-        answer.responses.append(replace(response, outputs=outputs))
 
 
 async def _check(expected: ExpectedAnswer, answers: Sequence[GoldenAnswer]) -> None:

@@ -33,12 +33,18 @@ async def watch_golden(
     while (candidate := _candidate(of_model, evidence)) is not None:
         is_asleep = candidate.instances.asleep
         requests = () if is_asleep else await _read(of_model, candidate, threads)
-        failure = ""
-        for golden in requests:
-            failure = failure or await _failure(golden, candidate, find)
-        if _candidate(of_model, evidence) is candidate and requests:
-            _count(of_model, evidence, failure)
+        try:
+            failure = await _first_failure(requests, candidate, find)
+        except Exception:  # around one round: the rollout and the server continue
+            log.exception("golden requests not asked", extra=_about(candidate))
+        else:
+            if _candidate(of_model, evidence) is candidate and requests:
+                _count(of_model, evidence, failure)
         await asyncio.sleep(evidence.guardrails.golden_secs or 0.0)
+
+
+def _about(candidate: Model) -> dict[str, str]:
+    return {"model": candidate.name, "version": candidate.version}
 
 
 def _candidate(of_model: ModelRollouts, evidence: Evidence) -> Model | None:
@@ -50,7 +56,7 @@ def _candidate(of_model: ModelRollouts, evidence: Evidence) -> Model | None:
 async def _read(
     of_model: ModelRollouts, candidate: Model, threads: Threads
 ) -> Sequence[GoldenRequest]:
-    about = {"model": candidate.name, "version": candidate.version}
+    about = _about(candidate)
     if of_model.known.source is None:
         return ()
     folder = replace(of_model.known.source, tree=candidate.tree).folder
@@ -62,6 +68,13 @@ async def _read(
     if not found:
         log.warning("guardrail 'golden' has no golden request", extra=about)
     return found
+
+
+async def _first_failure(requests: Sequence[GoldenRequest], candidate: Model, find: Find) -> str:
+    for golden in requests:
+        if failure := await _failure(golden, candidate, find):
+            return failure
+    return ""
 
 
 async def _failure(golden: GoldenRequest, candidate: Model, find: Find) -> str:

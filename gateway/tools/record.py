@@ -5,7 +5,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -56,15 +56,14 @@ class GoldenFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            name = self._new_name()
+            packed, incomplete, written = self._files(self._new_name())
             if arrays:
                 file = io.BytesIO()
                 np.savez_compressed(file, **{key: _array(text) for key, text in arrays.items()})
-                _write(self.path / f"{name}.npz", file.getvalue())
-            written = self.path / f"{name}.json"
+                _write(packed, file.getvalue())
             text = json.dumps(golden, ensure_ascii=False, indent=1)
-            _write(self.path / f".{name}.json", text.encode())
-            (self.path / f".{name}.json").rename(written)
+            _write(incomplete, text.encode())
+            incomplete.rename(written)
         except OSError as error:
             text = f"cannot write to '{self.path}': {error.strerror}"
             raise InferenceError(Code.UNAVAILABLE, text) from None
@@ -72,11 +71,11 @@ class GoldenFolder:
 
     def _new_name(self) -> str:
         names = (f"recorded-{number:04}" for number in self._numbers)
-        return next(
-            name
-            for name in names
-            if not any((self.path / f"{name}.{kind}").exists() for kind in ("json", "npz"))
-        )
+        return next(name for name in names if not any(map(Path.exists, self._files(name))))
+
+    def _files(self, name: str) -> Sequence[Path]:
+        """The arrays, the JSON until it is complete, and the JSON."""
+        return [self.path / each for each in (f"{name}.npz", f".{name}.json", f"{name}.json")]
 
 
 class _Recording:

@@ -1,21 +1,20 @@
 """The responses of one golden request, and their comparison with the expected ones."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from gateway.arrays import to_array
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.models.golden.data import MOST_BYTES
-from gateway.models.golden.tensor_checks import Mismatch, TensorCheck
+from gateway.models.golden.tensor_checks import Mismatch, OutputChecks
 from gateway.models.golden.text_checks import Similarity, Skipped, TextCheck, shown
 from gateway.openai_contract import RESPONSE
 from gateway.stream import ResponseStream
-from gateway.tensor import Tensor
+from gateway.tensor import Datatype, Tensor
 
 
 @dataclass(slots=True)
@@ -47,12 +46,11 @@ class GoldenAnswer:
         return [each for each in found if each is not None]
 
     def text(self, name: str) -> str:
-        """The text in all elements of an output, or in OpenAI's answer."""
+        """The text in all elements of an output, or in OpenAI's answer; Mismatch without one."""
         if name == RESPONSE:
             content = self._choice().get("message", {}).get("content")
             return content if isinstance(content, str) else ""
-        elements = (element for each in self.outputs(name) for element in each.elements())
-        return b"".join(elements).decode(errors="replace")
+        return b"".join(self._elements(name)).decode(errors="replace")
 
     def finish_reason(self, name: str) -> str:
         """The finish reason in OpenAI's answer, else that of the usage; "" without one."""
@@ -61,13 +59,23 @@ class GoldenAnswer:
         usages = [each.usage for each in self.responses if each.usage is not None]
         return next((each.finish_reason for each in reversed(usages) if each.finish_reason), "")
 
+    def _elements(self, name: str) -> Iterator[bytes]:
+        for each in self.outputs(name):
+            if each.datatype is not Datatype.BYTES:
+                raise Mismatch(f"output '{name}': datatype is {each.datatype}, expected BYTES")
+            try:
+                yield from each.elements()
+            except InferenceError as error:
+                raise Mismatch(f"output '{name}': {error.message}") from None
+
     def _choice(self) -> dict[str, Any]:
-        text = b"".join(e for each in self.outputs(RESPONSE) for e in each.elements())
+        text = b"".join(self._elements(RESPONSE))
         try:
             choice: dict[str, Any] = orjson.loads(text)["choices"][0]
             choice.get("message", {}).get("content")
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
-            raise Mismatch(f"answer is no chat completion: {shown(text.decode())}") from None
+            start = shown(text.decode(errors="replace"))
+            raise Mismatch(f"answer is no chat completion: {start}") from None
         return choice
 
 
@@ -83,10 +91,10 @@ class ExpectedError:
 class ExpectedAnswer:
     """The checks of an answer; `text_output` has its text.
 
-    The `tensors` and `texts` are the checks of each output. An `error` has no other checks.
+    The `tensors` and `texts` are the checks by output. An `error` has no other checks.
     """
 
-    tensors: Mapping[str, Sequence[TensorCheck]]
+    tensors: Mapping[str, OutputChecks]
     texts: Mapping[str, Sequence[TextCheck]]
     text_output: str = ""
     finish_reasons: tuple[str, ...] = ()
@@ -123,15 +131,14 @@ class ExpectedAnswer:
             raise skipped
 
     def _check_tensors(self, answer: GoldenAnswer) -> None:
-        for name, checks in self.tensors.items():
+        for name, check in self.tensors.items():
             found = answer.outputs(name)
             if len(found) != 1:
                 raise Mismatch(f"output '{name}' is in {len(found)} responses, expected 1")
-            for check in checks:
-                try:
-                    check(to_array(found[0]))
-                except Mismatch as mismatch:
-                    raise Mismatch(f"output '{name}': {mismatch}") from None
+            try:
+                check(found[0])
+            except Mismatch as mismatch:
+                raise Mismatch(f"output '{name}': {mismatch}") from None
 
 
 async def _check_error(

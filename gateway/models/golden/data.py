@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def read_arrays(files: DataFiles, name: str) -> Mapping[str, Array]:
     """The arrays in the file `NAME.npz`; blocks, and raises as `GoldenData` says."""
     content = files.read(f"{name}.npz", MOST_BYTES + 1)
     # Few servers have NPZ files: the others do without the module.
-    zipfile = import_module("zipfile")
+    zipfile, zlib = import_module("zipfile"), import_module("zlib")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             size = sum(each.file_size for each in archive.infolist())
@@ -90,5 +91,5 @@ def read_arrays(files: DataFiles, name: str) -> Mapping[str, Array]:
             raise ValueError(f"it has {size} bytes of arrays, expected at most {MOST_BYTES}")
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return dict(archive)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, TokenError) as error:
         raise ValueError(str(error)) from None

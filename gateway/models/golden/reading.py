@@ -17,7 +17,7 @@ from gateway.messages import InferRequest, Parameter
 from gateway.models.golden import tensor_checks, text_checks
 from gateway.models.golden.answer import ExpectedAnswer, ExpectedError
 from gateway.models.golden.data import MOST_BYTES, GoldenData, read_arrays
-from gateway.models.golden.tensor_checks import TensorCheck, read_tensor_checks
+from gateway.models.golden.tensor_checks import OutputChecks, read_tensor_checks
 from gateway.models.golden.text_checks import TextCheck, read_text_checks
 from gateway.models.warmup import check_request
 from gateway.openai_contract import (
@@ -243,8 +243,8 @@ def _texts(given: StrictObject) -> list[TextCheck]:
 
 def _outputs(
     given: StrictObject, config: ModelConfig, data: GoldenData
-) -> tuple[dict[str, list[TensorCheck]], dict[str, list[TextCheck]]]:
-    tensors: dict[str, list[TensorCheck]] = {}
+) -> tuple[dict[str, OutputChecks], dict[str, list[TextCheck]]]:
+    tensors: dict[str, OutputChecks] = {}
     texts: dict[str, list[TextCheck]] = {}
     outputs = StrictObject(given.take("outputs", {}), given.path("outputs"))
     datatypes = {each.name: each.datatype for each in config.output}
@@ -254,7 +254,7 @@ def _outputs(
             expected = f"expected one of {', '.join(datatypes)}"
             refuse(outputs.path(name), f"is no output of model '{config.name}', {expected}")
         if of_tensor := read_tensor_checks(checks, name, datatypes[name], data):
-            tensors[name] = of_tensor
+            tensors[name] = OutputChecks(datatypes[name], of_tensor)
         is_text = datatypes[name] is Datatype.BYTES
         if is_text and (of_text := read_text_checks(checks)):
             texts[name] = of_text

@@ -2,8 +2,8 @@
 
 A pattern may take exponential time, also one in a schema: a signal ends this process. The standard
 input is JSON with `text`, and `pattern` or `schema`; the output is the problem, or nothing. With
-`texts` and `redact`, a pattern, the output is JSON: the texts with REDACTED in place of what
-matches. It needs only the standard library, and `jsonschema` for schemas.
+`texts` and `redact`, a pattern, the output is a line of JSON for each text, with REDACTED in place
+of what matches. It needs only the standard library, and `jsonschema` for schemas.
 """
 
 import json
@@ -27,7 +27,8 @@ def main() -> None:
     elif "redact" in given:
         _begin()
         pattern = re.compile(given["redact"])
-        found = json.dumps([pattern.sub(lambda _: REDACTED, each) for each in given["texts"]])
+        clean = (pattern.sub(lambda _: REDACTED, each) for each in given["texts"])
+        found = "\n".join(map(json.dumps, clean))
     else:
         found = _schema_problem(given["schema"], given["text"])
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,14 +1,16 @@
 """Comparisons of an output tensor with a golden answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gateway.arrays import to_array
+from gateway.errors import InferenceError
 from gateway.models.golden.data import Array, GoldenData
 from gateway.strict_json import StrictObject, refuse, shown
-from gateway.tensor import Datatype, format_shape
+from gateway.tensor import Datatype, Tensor, format_shape
 
 TOLERANCES: Mapping[Datatype, tuple[float, float]] = {
     Datatype.FP64: (1e-9, 1e-12),
@@ -28,6 +30,25 @@ class Mismatch(Exception):
 
 TensorCheck = Callable[[Array], None]
 """Raises Mismatch for an output that is not the expected one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChecks:
+    """The checks of an output of that datatype."""
+
+    datatype: Datatype
+    checks: Sequence[TensorCheck]
+
+    def __call__(self, found: Tensor) -> None:
+        if found.datatype is not self.datatype:
+            raise Mismatch(f"datatype is {found.datatype}, expected {self.datatype}")
+        try:
+            array = to_array(found)
+        except (ValueError, InferenceError):
+            shape = format_shape(found.shape)
+            raise Mismatch(f"data are no {found.datatype} of shape {shape}") from None
+        for check in self.checks:
+            check(array)
 
 
 @dataclass(frozen=True, slots=True)

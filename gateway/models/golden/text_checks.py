@@ -116,17 +116,27 @@ class Similar:
 
 async def redacted(pattern: str, texts: Sequence[str]) -> list[str]:
     """The texts without what matches; raises Unsearched."""
-    found: list[str] = json.loads(await _searched({"redact": pattern, "texts": texts}))
-    return found
+    lines = await _searched({"redact": pattern, "texts": texts})
+    return await asyncio.to_thread(_read_lines, lines)
+
+
+def _read_lines(lines: str) -> list[str]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def _encoded(given: dict[str, Any]) -> bytes:
+    """JSON, made in Python: in C a long list would hold the interpreter's lock to its end."""
+    return b"".join([part.encode() for part in json.JSONEncoder().iterencode(given)])
 
 
 async def _searched(given: dict[str, Any]) -> str:
     """The output of a process of `search`; raises Unsearched, as its time is limited."""
+    content = await asyncio.to_thread(_encoded, given)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         async with asyncio.timeout(PROCESS_SECS):
-            found, errors = await process.communicate(json.dumps(given).encode())
+            found, errors = await process.communicate(content)
     except TimeoutError:
         raise Unsearched(f"was not searched within {PROCESS_SECS:g} s") from None
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, RequestedOutput, SequenceTag, SharedRegion
+from gateway.models.golden.recorded import GoldenDraft
 from gateway.models.model import Model
 from gateway.rollouts import golden_recorder
 from gateway.rollouts.comparison import MOST_BYTES
@@ -232,6 +234,27 @@ async def test_a_redacted_request_is_what_is_asked_again(studio: Studio) -> None
     assert studio.instance.asked == ["I am Ann", *["I am [redacted]"] * 3]
     assert found["golden"]["expect"] == {"text": {"prefix": "Hello, I am glad to meet you, "}}
     assert not any(name in json.dumps(found) for name in ("Ann", "Bob"))
+
+
+async def test_the_texts_of_a_request_are_found_and_replaced_in_threads(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            threads.append(threading.get_ident())
+            return method(*given)
+
+        return call
+
+    for name in ("texts", "redact"):
+        monkeypatch.setattr(GoldenDraft, name, watched(getattr(GoldenDraft, name)))
+    with studio.record(redact="Ann") as recorder:
+        await studio.ask("I am Ann")
+        assert (await line(studio, recorder, *["Hello"] * 3))["golden"]
+    assert len(threads) >= 2
+    assert threading.get_ident() not in threads
 
 
 async def test_a_pattern_that_explodes_drops_the_request(studio: Studio) -> None:

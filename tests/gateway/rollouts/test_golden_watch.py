@@ -1,7 +1,9 @@
 """The guardrail `golden`: a candidate that fails golden requests twice in a row is taken back."""
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 from tests.builders import settle
 from tests.gateway.models.golden.files import write_golden
@@ -56,3 +58,30 @@ async def test_a_candidate_that_passes_or_refuses_goes_its_way(
     backend.errors["2"] = BROKEN
     await until_place(server, "rolled_back")
     assert "golden request 'answer': failed" in server.rollouts.history("m")[-1].reason
+
+
+async def test_a_round_with_a_fault_is_logged_and_the_next_one_counts(
+    server: RolloutServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def faulty(*_: object) -> NoReturn:
+        raise ValueError("a fault")
+
+    await server.publish(2, steps=STEPS, guardrails=EVERY_SECOND)
+    similar = {"similar": {"to": "x", "model": "embed"}}
+    golden = {**expecting(""), "expect": {"text": {**similar, "equals": "2"}}}
+    write_golden(server.folder / "m", "answer", golden)
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.rollouts.golden_watch.cosine", faulty)
+        await until_logged(server, caplog, "golden requests not asked")
+    assert server.place == ("baking", 100)
+    write_golden(server.folder / "m", "answer", expecting("other"))
+    await until_place(server, "rolled_back")
+
+
+async def until_logged(server: RolloutServer, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    for _ in range(TURNS):
+        if text in caplog.messages:
+            return
+        server.tick()
+        await asyncio.sleep(0.002)
+    raise AssertionError(f"found {caplog.messages}, expected {text!r}")

@@ -2,19 +2,22 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse, Usage
 from gateway.models.golden.answer import ExpectedAnswer, ExpectedError, GoldenAnswer
-from gateway.models.golden.tensor_checks import Mismatch
+from gateway.models.golden.tensor_checks import Cosine, Mismatch, OutputChecks
 from gateway.models.golden.text_checks import read_text_checks
 from gateway.openai_contract import RESPONSE
 from gateway.stream import ResponseStream
 from gateway.strict_json import StrictObject
-from gateway.tensor import text_tensor
+from gateway.tensor import Datatype, Tensor, text_tensor
 from tests.builders import soon, text_response
 
+FINE = OutputChecks(Datatype.BYTES, [lambda array: None])
+FLOATS = OutputChecks(Datatype.FP32, [Cosine(np.ones((1, 2)), 0.9)])
 REFUSED = InferenceError(Code.INVALID_ARG, "the prompt is too long")
 
 
@@ -92,11 +95,46 @@ async def test_an_error_among_the_responses_is_that_of_the_answer() -> None:
 
 
 async def test_a_tensor_is_compared_only_if_one_response_has_it() -> None:
-    expected = ExpectedAnswer(tensors={"text_output": [lambda array: None]}, texts={})
+    expected = ExpectedAnswer(tensors={"text_output": FINE}, texts={})
     answer = GoldenAnswer(responses=[text_response("a"), text_response("b")])
     text = "output 'text_output' is in 2 responses, expected 1"
     assert await problem(expected, answer) == text
     assert await problem(expected, GoldenAnswer(responses=[text_response("a")])) == ""
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "text"),
+    [
+        (FLOATS, text_tensor("y", ["a", "b"]), "datatype is BYTES, expected FP32"),
+        (FINE, Tensor("y", Datatype.FP32, (1,), b"1234"), "datatype is FP32, expected BYTES"),
+        (FLOATS, Tensor("y", Datatype.FP32, (1, 2), b"123"), "data are no FP32 of shape [1,2]"),
+        (FINE, Tensor("y", Datatype.BYTES, (1,), b"\xff"), "data are no BYTES of shape [1]"),
+    ],
+    ids=["texts", "floats", "short", "truncated"],
+)
+async def test_an_output_of_another_datatype_or_size_differs(
+    expected: OutputChecks, output: Tensor, text: str
+) -> None:
+    whole = ExpectedAnswer(tensors={"y": expected}, texts={})
+    assert (
+        await problem(whole, GoldenAnswer([InferResponse(outputs=(output,))]))
+        == f"output 'y': {text}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (Tensor("y", Datatype.INT32, (1,), b"1234"), "datatype is INT32, expected BYTES"),
+        (Tensor("y", Datatype.BYTES, (1,), b"\xff"), "incomplete string length indicator"),
+    ],
+    ids=["numbers", "truncated"],
+)
+async def test_an_output_without_text_differs(output: Tensor, text: str) -> None:
+    found = await problem(
+        expects("y", equals="a"), GoldenAnswer([InferResponse(outputs=(output,))])
+    )
+    assert found.startswith(f"output 'y': {text}")
 
 
 async def test_an_answer_that_is_too_large_is_not_read_to_its_end(
@@ -120,8 +158,11 @@ async def test_an_answer_that_is_too_large_is_not_read_to_its_end(
         ('{"choices": []}', "answer is no chat completion: '{\"choices\": []}'"),
         ("[]", "answer is no chat completion: '[]'"),
         ("{", "answer is no chat completion: '{'"),
+        (b"\xff{", "answer is no chat completion: '\ufffd{'"),
     ],
 )
-async def test_the_text_of_a_chat_is_that_of_its_message(body: str, text: str) -> None:
-    response = InferResponse(outputs=(text_tensor(RESPONSE, [body]),), final=True)
+async def test_the_text_of_a_chat_is_that_of_its_message(body: str | bytes, text: str) -> None:
+    element = body.encode() if isinstance(body, str) else body
+    output = Tensor(RESPONSE, Datatype.BYTES, (1,), (element,))
+    response = InferResponse(outputs=(output,), final=True)
     assert await problem(expects(RESPONSE, equals="Paris"), GoldenAnswer([response])) == text

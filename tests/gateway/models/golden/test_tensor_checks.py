@@ -156,3 +156,24 @@ def test_an_npz_file_that_unpacks_to_too_much_is_refused(
     np.savez_compressed(tmp_path / "golden" / "g.npz", y=zeros)
     with pytest.raises(InferenceError, match="2128 bytes of arrays, expected at most 2000"):
         check({"equals": "npz:y"}, "UINT8", zeros, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("at", "content", "reason"),
+    [(80, bytes([255] * 100), "Error -3 while decompressing"), (6, b"\1", "is encrypted")],
+    ids=["damaged", "encrypted"],
+)
+def test_an_npz_file_that_cannot_be_read_is_refused_by_its_name(
+    tmp_path: Path, at: int, content: bytes, reason: str
+) -> None:
+    numbers = np.arange(5000.0)
+    (tmp_path / "golden").mkdir()
+    file = tmp_path / "golden" / "g.npz"
+    np.savez_compressed(file, y=numbers)
+    damaged = bytearray(file.read_bytes())
+    damaged[at : at + len(content)] = content
+    if content == b"\1":
+        damaged[damaged.index(b"PK\1\2") + 8] = 1
+    file.write_bytes(damaged)
+    with pytest.raises(InferenceError, match=f"'g.npz' cannot be read: .*{reason}"):
+        check({"equals": "npz:y"}, "FP64", numbers, tmp_path)
