@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, exiting
 from gateway.frontends.http.audit import note_change
-from gateway.frontends.http.body import read_body
+from gateway.frontends.http.body import collect, off_loop
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.keep_alive import SilenceFiller
 from gateway.frontends.http.request_scope import (
@@ -30,7 +30,7 @@ from gateway.rollouts.golden_recorder import (
     RecordingLimits,
 )
 from gateway.settings import HttpSettings
-from gateway.strict_json import StrictObject, parse
+from gateway.strict_json import StrictObject, parse, refuse, shown
 from gateway.tensor import Buffer
 
 NDJSON = "application/x-ndjson"
@@ -39,6 +39,9 @@ COUNT, SECS = 20, 600.0
 """Defaults of `count` and `secs`."""
 COUNTS_SECS = 1.0
 """Interval of lines with the counts only."""
+LONGEST_PATTERN = 1000
+"""Characters of `redact`."""
+MOST_BODY_BYTES = 16 << 10
 
 
 class RecordRoutes:
@@ -46,7 +49,6 @@ class RecordRoutes:
 
     def __init__(self, dataplane: DataPlane, settings: HttpSettings) -> None:
         self._dataplane = dataplane
-        self._max_input_size = settings.max_input_size
         self._is_allowed = settings.allow_record
 
     def routes(self) -> list[DocumentedRoute]:
@@ -59,14 +61,16 @@ class RecordRoutes:
         The members of the body are `count`, `secs` and `redact`, a pattern. Lines without `golden`
         have the counts so far; the last one has `end`, the reason.
         """
-        limits = _limits(await read_body(request, self._max_input_size))
-        about = {"count": limits.count, "secs": limits.secs, "redacted": bool(limits.redact)}
-        note_change(request.scope, about)
         dataplane = self._dataplane
         if dataplane.exiting:
             raise exiting()
         if not self._is_allowed:
             raise InferenceError(Code.UNSUPPORTED, NOT_ALLOWED)
+        limits = _limits(await collect(request.receive, _check_size))
+        if limits.redact:
+            await off_loop(dataplane.threads, request.scope, _check_pattern, limits.redact)
+        about = {"count": limits.count, "secs": limits.secs, "redacted": bool(limits.redact)}
+        note_change(request.scope, about)
         model = dataplane.model(*addressed(request, dataplane), caller_in(request.scope))
         return RecordedLines(GoldenRecorder(model, limits, dataplane.threads))
 
@@ -101,6 +105,12 @@ class RecordedLines(Response):
         self._recorder.end("the client has disconnected")
 
 
+def _check_size(size: int) -> None:
+    if size > MOST_BODY_BYTES:
+        text = f"the body has more than {MOST_BODY_BYTES} bytes; send 'count', 'secs' and 'redact'"
+        raise InferenceError(Code.INVALID_ARG, text)
+
+
 def _limits(body: Buffer) -> RecordingLimits:
     """The limits in a body, which may be empty; InferenceError INVALID_ARG."""
     given = StrictObject(parse(bytes(body).strip() or b"{}"))
@@ -109,8 +119,14 @@ def _limits(body: Buffer) -> RecordingLimits:
         given.refuse("count", count, "a whole number")
     secs, redact = given.number("secs", SECS, 0.1, MOST_SECS), given.text("redact", "")
     given.end("count", "secs", "redact")
-    try:
-        re.compile(redact)
-    except (re.error, RecursionError, OverflowError) as error:
-        given.refuse("redact", redact, f"a regular expression: {error}")
+    if len(redact) > LONGEST_PATTERN:
+        refuse("redact", f"has {len(redact)} characters, expected at most {LONGEST_PATTERN}")
     return RecordingLimits(count=int(count), secs=secs, redact=redact)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Raise INVALID_ARG for a pattern that is none; blocks: some short ones take seconds."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        refuse("redact", f"is {shown(pattern)}, expected a regular expression: {error}")

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import re
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -126,9 +129,11 @@ async def test_a_recording_ends_when_the_server_drains(server: Recorded) -> None
         ({"count": 1.5}, "count: is 1.5, expected a whole number"),
         ({"secs": 3601}, "secs: is 3601, expected a number from 0.1 to 3600"),
         ({"redact": "("}, 'redact: is "(", expected a regular expression'),
+        ({"redact": "x" * 1001}, "redact: has 1001 characters, expected at most 1000"),
+        ({"redact": "x" * (16 << 10)}, "the body has more than 16384 bytes"),
         ({"other": 1}, "other: is no member, expected one of count, secs, redact"),
     ],
-    ids=["zero", "many", "part", "long", "pattern", "unknown"],
+    ids=["zero", "many", "part", "long", "pattern", "long pattern", "long body", "unknown"],
 )
 async def test_limits_are_read_strictly(
     server: Recorded, members: dict[str, Any], message: str
@@ -151,13 +156,28 @@ async def test_an_unknown_model_is_not_found(server: Recorded, path: str, status
         assert (await exchange.start())[0] == status
 
 
-async def test_a_server_records_only_if_it_allows_it(serve: Serve) -> None:
+async def test_a_server_records_only_if_it_allows_it_and_reads_no_body_before(
+    serve: Serve,
+) -> None:
     model = serve(IdentityInstance(Behaviour(), {"text_input": "text_output"}))
     refusing = Recorded(model, allow_record=False)
-    async with refusing.record() as exchange:
+    async with refusing.record(redact="(") as exchange:
         assert (await exchange.start())[0] == 501
         assert b"--allow-record=true" in await exchange.rest()
     assert model.recorder is None
+
+
+async def test_a_pattern_is_compiled_in_a_thread(
+    server: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_(pattern: str) -> None:
+        compiled.append((pattern, threading.current_thread() is threading.main_thread()))
+
+    compiled: list[tuple[str, bool]] = []
+    monkeypatch.setattr(record, "re", SimpleNamespace(compile=compile_, error=re.error))
+    async with server.record(redact="secret") as exchange:
+        assert (await exchange.start())[0] == 200
+    assert compiled == [("secret", False)]
 
 
 async def test_a_server_that_exits_begins_no_recording(server: Recorded) -> None:
