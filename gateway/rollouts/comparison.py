@@ -1,6 +1,7 @@
 """Answers of stable and of a copy: kept within a limit, and compared."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -8,19 +9,13 @@ import orjson
 
 from gateway.cuda_driver import DeviceMemory
 from gateway.messages import InferResponse
+from gateway.models.golden.tensor_checks import TOLERANCES
 from gateway.openai_contract import RESPONSE
 from gateway.rollouts.observation import MOST_ELEMENTS
-from gateway.tensor import BF16_BITS, NUMPY_TYPES, Datatype, Tensor
+from gateway.tensor import BF16_BITS, NUMPY_TYPES, Buffer, Datatype, Tensor
 
 MOST_BYTES = 16 << 20
 """The size of an answer that is compared, and of a request that is copied."""
-TOLERANCES: Mapping[Datatype, tuple[float, float]] = {
-    Datatype.FP64: (1e-9, 1e-12),
-    Datatype.FP32: (1e-4, 1e-6),
-    Datatype.FP16: (2e-2, 1e-3),
-    Datatype.BF16: (2e-2, 1e-3),
-}
-"""The relative and the absolute tolerance; other datatypes are compared exactly."""
 WORDS = frozenset(
     {"arguments", "content", "delta", "embedding", "finish_reason", "name", "score", "text"}
 )
@@ -32,12 +27,12 @@ class TensorKeeper:
 
     def __init__(self) -> None:
         self.is_whole = True
-        self._size = 0
+        self.size = 0
 
     def add(self, size: int) -> bool:
         """Count bytes; whether they, and all before, are within the size."""
-        self._size += size
-        self.is_whole = self.is_whole and self._size <= MOST_BYTES
+        self.size += size
+        self.is_whole = self.is_whole and self.size <= MOST_BYTES
         return self.is_whole
 
     def keep(self, tensor: Tensor, *, copied: bool) -> Tensor | None:
@@ -53,13 +48,14 @@ class TensorKeeper:
 
 
 class KeptAnswer:
-    """The outputs of a request's responses, in order; texts of one element are joined by name.
+    """The outputs of a request's responses, in order, of `size` bytes.
 
-    Versions may cut the same text into different responses.
+    Texts of one element are joined by name: versions may cut the same text into different
+    responses.
     """
 
     def __init__(self) -> None:
-        self.texts: dict[str, bytearray] = {}
+        self.texts: dict[str, list[bytes]] = {}
         self.tensors: list[Tensor] = []
         self._keeper = TensorKeeper()
 
@@ -67,6 +63,11 @@ class KeptAnswer:
     def is_whole(self) -> bool:
         """Whether all of the answer is kept."""
         return self._keeper.is_whole
+
+    @property
+    def size(self) -> int:
+        """The bytes of the answer, kept or not."""
+        return self._keeper.size
 
     def add(self, response: InferResponse) -> None:
         """Add a response."""
@@ -80,14 +81,16 @@ class KeptAnswer:
         """Add responses of a text each."""
         for text in texts:
             if self._keeper.add(len(text)):
-                known = self.texts.setdefault(name, bytearray())
-                known += b"".join(_words(text)) if name == RESPONSE else text
+                self.texts.setdefault(name, []).append(text)
 
     def differs(self, other: "KeptAnswer") -> bool | None:
-        """Whether the answers differ; None if one of them is not whole."""
+        """Whether the answers differ; None if one of them is not whole.
+
+        It takes time by their size, in any thread.
+        """
         if not (self.is_whole and other.is_whole):
             return None
-        if self.texts != other.texts or len(self.tensors) != len(other.tensors):
+        if len(self.tensors) != len(other.tensors) or _joined(self.texts) != _joined(other.texts):
             return True
         return any(map(_differ, self.tensors, other.tensors))
 
@@ -101,9 +104,7 @@ def byte_size(tensor: Tensor) -> int:
 def _differ(one: Tensor, other: Tensor) -> bool:
     if (one.name, one.datatype, one.shape) != (other.name, other.datatype, other.shape):
         return True
-    if one.datatype is Datatype.BYTES:
-        return one.elements() != other.elements()
-    if one.data == other.data:
+    if _equal(one.raw(), other.raw()):
         return False
     if one.datatype not in TOLERANCES:
         return True
@@ -112,6 +113,11 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     if found.size != expected.size:
         return True
     return not np.allclose(found, expected, relative, absolute, equal_nan=True)
+
+
+def _equal(one: Buffer, other: Buffer) -> bool:
+    """Whether bytes are equal; views compare each byte as an object."""
+    return np.array_equal(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8))
 
 
 def _sample(tensor: Tensor) -> Any:
@@ -125,20 +131,25 @@ def _sample(tensor: Tensor) -> Any:
     return values.astype(np.float64)
 
 
+def _joined(texts: Mapping[str, Sequence[bytes]]) -> dict[str, bytes]:
+    return {
+        name: b"".join(chain.from_iterable(map(_words, found)) if name == RESPONSE else found)
+        for name, found in texts.items()
+    }
+
+
 def _words(text: bytes) -> Iterator[bytes]:
     """The compared members of one of OpenAI's answers; another text as it is."""
     try:
-        yield from _members(orjson.loads(text), "")
+        left = [("", orjson.loads(text))]
     except orjson.JSONDecodeError:
         yield text
-
-
-def _members(value: Any, name: str) -> Iterator[bytes]:
-    if isinstance(value, dict):
-        for member, inner in value.items():
-            yield from _members(inner, member)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _members(inner, name)
-    elif name in WORDS and value is not None:
-        yield str(value).encode()
+        return
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left.extend(reversed(value.items()))
+        elif isinstance(value, list):
+            left.extend((name, inner) for inner in reversed(value))
+        elif name in WORDS and value is not None:
+            yield str(value).encode()

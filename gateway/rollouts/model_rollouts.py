@@ -23,6 +23,7 @@ from gateway.rollouts.plan import ALL, PlanStart, RolloutPlan
 from gateway.rollouts.rollout import SERVER, Rollout, RolloutState, Transition
 from gateway.rollouts.shadow import Shadow
 from gateway.rollouts.state import MOST_TRANSITIONS, RolloutRecord, digest
+from gateway.threads import Threads
 
 
 class PlanFile(NamedTuple):
@@ -44,6 +45,7 @@ class ModelRollouts:
         known: KnownModel,
         record: RolloutRecord,
         conversations: Conversations,
+        threads: Threads,
         noted: Callable[["ModelRollouts", Transition], None],
         over: Callable[["ModelRollouts", Model], None],
     ) -> None:
@@ -56,6 +58,7 @@ class ModelRollouts:
         self.encodings = 0
         self.draining: set[Model] = set()
         self._conversations = conversations
+        self._threads = threads
         self._noted = noted
         self._over = over
         self._refusals: dict[int, str] = {}
@@ -317,7 +320,8 @@ class ModelRollouts:
                 self._load_evidence(rollout, made)
         plan = rollout.plan
         shadow = Shadow(
-            *(choice.stable, choice.candidate, self.evidence, plan.shadow_in_flight),
+            *(choice.stable, choice.candidate, self.evidence),
+            *(self._threads, plan.shadow_in_flight),
             side_effects=plan.shadow_side_effects,
         )
         choice.observe(self.evidence, shadow if any(each.shadow for each in plan.steps) else None)

@@ -268,7 +268,8 @@ class Rollouts(VersionGate):
             log.error("rollout state not read", extra={"model": name, "reason": error.message})
             record, unreadable = None, error.message
         record = record or RolloutRecord(model=name)
-        made = ModelRollouts(known, record, self._conversations, self._noted, self._over)
+        parts = self._conversations, self._threads, self._noted, self._over
+        made = ModelRollouts(known, record, *parts)
         made.damaged, made.unreadable = damaged, unreadable
         self._models[known.id] = made
         return made

@@ -1,10 +1,11 @@
 """Shadow traffic: copies of stable's requests for the candidate, whose answers are compared."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from random import Random
+from random import random
 
 from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
@@ -17,6 +18,7 @@ from gateway.rollouts.copying import copied, why_not_copied
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.observation import Arm, Observation
 from gateway.stream import ResponseStream
+from gateway.threads import LARGE_BYTES, Threads
 
 DEFAULT_IN_FLIGHT = 8
 REQUESTS = "gateway_shadow_requests_total"
@@ -42,8 +44,8 @@ class Shadow:
     """Copies a share of stable's requests, from 0 to 1, to the candidate.
 
     A copy is sent once stable's answer has begun or failed, at the lowest priority; its answer is
-    compared and dropped. At most `most_in_flight` copies are in flight. Without `side_effects`
-    models that call others get none. `close` it after the last `tap`.
+    compared and dropped. At most `most_in_flight` copies are in flight, or being compared. Without
+    `side_effects` models that call others get none. `close` it after the last `tap`.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class Shadow:
         stable: Model,
         candidate: Model,
         evidence: Evidence,
+        threads: Threads,
         most_in_flight: int = DEFAULT_IN_FLIGHT,
         *,
         side_effects: bool = False,
-        random: Random | None = None,
     ) -> None:
         self.share = 0.0
         self.outcomes: Counter[CopyOutcome] = Counter()
@@ -62,10 +64,11 @@ class Shadow:
         """Of copies only: they are in no statistics of the protocol."""
         self.candidate = candidate
         self.evidence = evidence
+        self.threads = threads
+        """For the comparisons of large answers."""
         self._stable = stable
         self._most_in_flight = most_in_flight
         self._side_effects = side_effects
-        self._random = random or Random()
         self._copies: set[ShadowedRequest] = set()
         self._is_closed = False
 
@@ -78,7 +81,7 @@ class Shadow:
         """
         if self._is_closed or self._calls_models or why_not_copied(request):
             return None
-        if self._random.random() >= self.share:
+        if random() >= self.share:
             return self.evidence.tap(Arm.STABLE, key)
         own = Observation(self.evidence, Arm.STABLE, key)
         return ShadowedRequest(self, request, own, CopyObservation(self.evidence, Arm.COPY, key))
@@ -144,13 +147,16 @@ class CopyObservation(Observation):
         self.admitted_ns, self.received_ns = own.admitted_ns, own.received_ns
         self._observer.admit(self)
 
-    def finish(self, error: InferenceError | None) -> None:
-        """Keep the end for `compare`."""
+    def ended(self, error: InferenceError | None) -> None:
+        """Pass the event on; the copy ends with `compare`."""
+        self._account.ended(error)
+        self.last_ns = self._record.progress_ns
 
     def compare(self, error: InferenceError | None, *, differs: bool) -> None:
         """Take the result of the copy and of the comparison to the observer."""
+        self.ended_ns = time.perf_counter_ns()
         self.differs = differs
-        super().finish(error)
+        self.finish(error)
 
 
 class ShadowedRequest:
@@ -170,6 +176,7 @@ class ShadowedRequest:
         self._answer, self._copied_answer = KeptAnswer(), KeptAnswer()
         self._error: InferenceError | None = None
         self._stream: ResponseStream | None = None
+        self._comparison: asyncio.Future[bool | None] | None = None
         self._is_due = self._has_ended = self._is_answered = self._is_over = False
 
     # Tap.
@@ -223,6 +230,8 @@ class ShadowedRequest:
         self._drop(CopyOutcome.CANCELLED)
         if stream is not None:
             stream.cancel()
+        if self._comparison is not None:
+            self._comparison.cancel()
 
     def _send_soon(self) -> None:
         if not self._is_due:
@@ -275,7 +284,27 @@ class ShadowedRequest:
         self._end(CopyOutcome.FAILED if self._copied.failed else CopyOutcome.NOT_COMPARED)
 
     def _compare(self) -> None:
-        differs = None if self._error else self._answer.differs(self._copied_answer)
+        """Compare the answers, large ones in a thread."""
+        one, other = self._answer, self._copied_answer
+        if self._error is not None:
+            self._count(None)
+        elif one.size + other.size <= LARGE_BYTES:
+            self._count(one.differs(other))
+        else:
+            try:
+                self._comparison = self._shadow.threads.start(one.differs, other)
+            except InferenceError:  # the server exits
+                self.cancel()
+                return
+            self._comparison.add_done_callback(self._compared)
+
+    def _compared(self, comparison: "asyncio.Future[bool | None]") -> None:
+        if comparison.cancelled():
+            self._drop(CopyOutcome.CANCELLED)
+        elif not self._is_over:
+            self._count(comparison.result())
+
+    def _count(self, differs: bool | None) -> None:
         self._copied.compare(None, differs=bool(differs))
         if differs is None:
             self._end(CopyOutcome.NOT_COMPARED)

@@ -1,13 +1,14 @@
 """Comparison of two answers to the same request."""
 
 import struct
+import time
 
 import pytest
 
 from gateway.messages import InferResponse
 from gateway.openai_contract import RESPONSE
 from gateway.rollouts.comparison import MOST_BYTES, KeptAnswer
-from gateway.tensor import Datatype, Tensor
+from gateway.tensor import Datatype, Tensor, join_elements
 from tests.builders import text_response
 
 
@@ -30,6 +31,16 @@ def floats(*values: float) -> InferResponse:
 
 def event(text: str, made: str) -> InferResponse:
     found = f'{{"id": "{made}", "choices": [{{"index": 0, "delta": {{"content": "{text}"}}}}]}}'
+    return InferResponse(outputs=(Tensor(RESPONSE, Datatype.BYTES, (1,), (found.encode(),)),))
+
+
+def raw_texts(data: bytes) -> InferResponse:
+    return InferResponse(outputs=(Tensor("y", Datatype.BYTES, (2,), data),))
+
+
+def deep(text: str) -> InferResponse:
+    """An answer of OpenAI's with a text in many lists."""
+    found = f'{{"text": {"[" * 1000}"{text}"{"]" * 1000}}}'
     return InferResponse(outputs=(Tensor(RESPONSE, Datatype.BYTES, (1,), (found.encode(),)),))
 
 
@@ -56,6 +67,10 @@ ONE, OTHER = b"\x80\x3f\x00\x40", b"\x81\x3f\x00\x40"
         ([tensor(Datatype.INT16, b"\1\0")], [tensor(Datatype.INT16, b"\1\0", "z")], 1),
         ([tensor(Datatype.BYTES, (b"a", b"bc"))], [tensor(Datatype.BYTES, (b"ab", b"c"))], 1),
         ([tensor(Datatype.BYTES, (b"a", b"b"))], [tensor(Datatype.BYTES, (b"a", b"b"))], 0),
+        ([tensor(Datatype.BYTES, (b"a", b"b"))], [raw_texts(join_elements((b"a", b"b")))], 0),
+        ([tensor(Datatype.BYTES, (b"a", b"b"))], [raw_texts(b"\1\0\0\0a\2\0\0\0b")], 1),
+        ([deep("a")], [deep("a")], 0),
+        ([deep("a")], [deep("b")], 1),
     ],
 )
 def test_answers_differ_by_their_contents(
@@ -69,6 +84,19 @@ def test_a_large_answer_is_not_compared() -> None:
     large = answer(half, half, text_response("x"))
     assert large.differs(answer()) is None
     assert answer().differs(large) is None
+
+
+def test_views_are_compared_as_fast_as_bytes() -> None:
+    views = [memoryview(bytes(2 << 20)) for _ in range(2)]
+    one, other = (
+        answer(InferResponse(outputs=(Tensor("y", Datatype.UINT8, (2 << 20,), view),)))
+        for view in views
+    )
+    began = time.thread_time()
+    assert views[0] == views[1]
+    of_views = time.thread_time() - began
+    assert one.differs(other) is False
+    assert time.thread_time() - began - of_views < of_views / 3
 
 
 def test_memory_of_another_process_is_copied() -> None:

@@ -1,8 +1,9 @@
 """Shadow traffic: which requests are copied, when, and what becomes of the copies."""
 
 import mmap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from gateway.rollouts.guardrails import read_guardrails
 from gateway.rollouts.shadow import IN_FLIGHT, CopyOutcome, Shadow
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, Tensor
+from gateway.threads import LARGE_BYTES, Threads
 from tests.builders import (
     TEXT,
     ScriptedInstance,
@@ -42,7 +44,10 @@ class Pair:
         self.evidence = Evidence(
             read_guardrails({"errors": {}, "differs": {"max": 0.1}}, "guardrails")
         )
-        self.shadow = Shadow(self.stable, self.candidate, self.evidence, most_in_flight)
+        self.threads = Threads("comparisons", 1)
+        self.shadow = Shadow(
+            *(self.stable, self.candidate, self.evidence, self.threads, most_in_flight)
+        )
         self.shadow.share = 1.0
 
     def infer(self, request: InferRequest | None = None) -> ResponseStream:
@@ -64,8 +69,10 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(serve: Serve) -> Pair:
-    return Pair(serve)
+async def pair(serve: Serve) -> AsyncIterator[Pair]:
+    pair = Pair(serve)
+    yield pair
+    pair.threads.close()
 
 
 def counted(model: Model) -> tuple[int, ...]:
@@ -96,6 +103,37 @@ async def test_an_answer_of_the_candidate_is_compared_and_counts_in_no_statistic
     assert counted(pair.stable)[:4] == (1, 0, 1, 1)
     assert pair.instances[1].asked == ["hello"]
     assert pair.evidence.ended == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("copied", "breaches"), [("x", ["differs"]), ("y", [])])
+async def test_large_answers_are_compared_in_a_thread_and_their_block_waits_for_that(
+    serve: Serve, copied: str, breaches: list[str]
+) -> None:
+    pair, free = Pair(serve, most_in_flight=25), threading.Event()
+    blocker = pair.threads.start(free.wait)
+    for _ in range(25):
+        await pair.ask("y" * LARGE_BYTES, copied * LARGE_BYTES)
+    now = time.perf_counter_ns() + 2_000_000_000
+    assert (pair.shadow.outcomes, pair.evidence.judge(now)) == ({}, [])
+    free.set()
+    await soon(blocker)
+    await soon(pair.threads.run(int))
+    await settle()
+    outcome = CopyOutcome.DIFFERENT if breaches else CopyOutcome.EQUAL
+    assert pair.shadow.outcomes == {outcome: 25}
+    assert [each.guardrail for each in pair.evidence.judge(now)] == breaches
+    pair.threads.close()
+
+
+async def test_a_shadow_that_is_closed_drops_its_comparisons(pair: Pair) -> None:
+    free = threading.Event()
+    blocker = pair.threads.start(free.wait)
+    await pair.ask("y" * LARGE_BYTES, "y" * LARGE_BYTES)
+    pair.shadow.close()
+    free.set()
+    await soon(blocker)
+    await settle()
+    assert pair.shadow.outcomes == {CopyOutcome.CANCELLED: 1}
 
 
 async def test_a_client_s_request_to_the_candidate_counts_meanwhile(pair: Pair) -> None:
@@ -221,7 +259,7 @@ async def test_some_requests_are_never_copied(
 async def test_a_model_that_calls_others_is_copied_only_with_side_effects(pair: Pair) -> None:
     pair.stable.statistics.calls = 1
     assert pair.shadow.tap(text_request()) is None
-    effects = Shadow(pair.stable, pair.candidate, pair.evidence, side_effects=True)
+    effects = Shadow(*(pair.stable, pair.candidate, pair.evidence, pair.threads), side_effects=True)
     assert effects.tap(text_request()) is not None
 
 
