@@ -21,9 +21,13 @@ DIGEST_BYTES = 8
 WHOLE = float(1 << 8 * DIGEST_BYTES)
 
 
-def fraction(salt: bytes, key: bytes) -> float:
+def digest_of(salt: bytes, key: bytes) -> bytes:
+    """The digest of a key, which stands for it."""
+    return blake2b(salt + key, digest_size=DIGEST_BYTES).digest()
+
+
+def fraction(digest: bytes) -> float:
     """The place of a key from 0 to 1; the candidate gets it at every weight above."""
-    digest = blake2b(salt + key, digest_size=DIGEST_BYTES).digest()
     return int.from_bytes(digest, "big") / WHOLE
 
 
@@ -133,7 +137,7 @@ class VersionChoice:
         share = self.weight / ALL
         if request.chosen:
             return share > 0 and request.version == self.candidate.version
-        return share > 0 and (fraction(self._salt, key) if key else random.random()) < share
+        return share > 0 and (fraction(key) if key else random.random()) < share
 
     def _diverted(self, key: bytes) -> Model:
         """Stable in place of the candidate, unless it is not able either."""
@@ -160,14 +164,17 @@ class VersionChoice:
         return request.sequence is not None and self._conversations.has(model, request.sequence)
 
     def _key(self, request: InferRequest) -> bytes:
+        """The digest of a request's key, empty without one."""
         for kind, name in self.sources:
             places = request.parameters, name
             if kind != "parameter":
                 places = request.sticky or {}, f"{kind}:{name}"
             found = places[0].get(places[1])
             if found not in (None, ""):
-                return str(found).encode("utf-8", "surrogateescape")
-        return repr(request.sequence.key).encode() if request.sequence is not None else b""
+                return digest_of(self._salt, str(found).encode("utf-8", "surrogateescape"))
+        if request.sequence is None:
+            return b""
+        return digest_of(self._salt, repr(request.sequence.key).encode())
 
 
 def _has_room(model: Model) -> bool:

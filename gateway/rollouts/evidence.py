@@ -1,9 +1,10 @@
 """The evidence of a rollout: its requests in blocks, the test of each guardrail, breaches."""
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -23,12 +24,15 @@ MOST_OBSERVED, MOST_TOKENS = 250, 5000
 SHARE_OF_KEY = 0.2
 """The largest share of the candidate's events that one key may have; further ones do not count."""
 MOST_KEYS = 10_000
-"""Keys whose events are counted; then those with one event are forgotten."""
+"""Keys whose events are counted; then the half whose last events are older is forgotten."""
 WINDOW, LEAST_WINDOW = 1000, 50
 """Stable's latest requests, whose quantiles are limits, and the fewest for a limit."""
 LEAST_EVENTS = 3
 FIRST_FAILURES = 5
-"""The candidate is dead on arrival if that many requests fail before one succeeds."""
+"""The candidate is dead on arrival if that many requests fail before one succeeds.
+
+With that many since its last complete request it passes no step.
+"""
 GOLDEN_FAILURES = 2
 LOG_10 = math.log(10)
 
@@ -69,7 +73,7 @@ class Evidence:
     `alpha` is the probability that a candidate as good as stable ever breaches any guardrail. A
     request is observed if its stream's recorder is made by its `tap`. `on_dead_on_arrival` is
     called once the candidate's first requests have all failed by the server's fault; those of one
-    key count once.
+    key count once. Keys are digests: nothing of a client is kept.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class Evidence:
         """The `log_e` of a breach."""
         self.ended = [0] * len(Arm)
         """The observed requests of each arm that were answered, or failed by the server's fault."""
+        self.failures = 0
+        """Failed requests of the candidate, and copies, since its last complete one."""
         names = {each.name for each in guardrails.tested}
         self.reads_content, self.reads_numbers = EMPTY in names, NAN in names
         self._on_dead_on_arrival = on_dead_on_arrival
@@ -102,7 +108,7 @@ class Evidence:
         self._skipped, self._refused = [0] * len(Arm), [0] * len(Arm)
         self._strides = [1] * len(Arm)
         self._began_ns = -NS_PER_SEC
-        self._keys = [Counter[bytes]() for _ in self._tests]
+        self._keys: list[dict[bytes, int]] = [{} for _ in self._tests]
         self._candidate_events = [0] * len(self._tests)
         self._breached: set[str] = set()
         self._golden_failures = 0
@@ -162,6 +168,7 @@ class Evidence:
         self.ended[arm] += observation.complete or observation.failed
         self._tokens[arm] += observation.tokens
         if arm is not Arm.STABLE:
+            self.failures = 0 if observation.complete else self.failures + observation.failed
             if not self._has_arrived:
                 self._look_at_arrival(observation)
         elif observation.complete:
@@ -217,6 +224,7 @@ class Evidence:
             "tests": {name: test.dump() for name, test in zip(names, self._tests, strict=True)},
             "proofs": {name: test.dump() for name, test in self._proofs.items()},
             "ended": list(self.ended),
+            "failures": self.failures,
             "breached": sorted(self._breached),
             "golden_failures": self._golden_failures,
             "has_arrived": self._has_arrived,
@@ -231,6 +239,7 @@ class Evidence:
                 test.load(state["proofs"][name])
             stable, candidate, copies = map(int, state["ended"])
             self.ended = [stable, candidate, copies]
+            self.failures = int(state["failures"])
             self._breached = set(map(str, state["breached"]))
             self._golden_failures = int(state["golden_failures"])
             self._has_arrived = bool(state["has_arrived"])
@@ -310,12 +319,13 @@ class Evidence:
             return True
         keys = self._keys[at]
         if event.key:
-            of_key = keys[event.key]
-            if of_key >= max(1, SHARE_OF_KEY * self._candidate_events[at]):
-                return False
-            keys[event.key] = of_key + 1
+            of_key = keys.pop(event.key, 0)  # put back as the latest one
+            is_counted = of_key < max(1, SHARE_OF_KEY * self._candidate_events[at])
+            keys[event.key] = of_key + is_counted
             if len(keys) > MOST_KEYS:
-                self._keys[at] = Counter({key: count for key, count in keys.items() if count > 1})
+                self._keys[at] = dict(islice(keys.items(), MOST_KEYS // 2, None))
+            if not is_counted:
+                return False
         self._candidate_events[at] += 1
         return True
 
@@ -335,11 +345,11 @@ class Evidence:
         ):
             return None
         self._breached.add(guardrail.name)
-        stable = f"{_shown(test.reference)} of stable"
+        stable = f"{test.reference.shown} of stable"
         expected = stable if guardrail.most is None else f"at most {guardrail.most:.4%}"
         return Breach(
             guardrail.name,
-            f"{guardrail.name}: {_shown(test.tested)} of the candidate, {expected}; evidence "
+            f"{guardrail.name}: {test.tested.shown} of the candidate, {expected}; evidence "
             f"10^{test.log_e / LOG_10:.1f}, limit 10^{self.limit / LOG_10:.1f}",
         )
 
@@ -349,8 +359,8 @@ class Evidence:
             "evidence": test.log_e / LOG_10,
             "limit": self.limit / LOG_10,
             "p": math.exp(-max(0.0, test.log_e)),
-            "candidate": _described(test.tested),
-            "stable": _described(test.reference),
+            "candidate": test.tested.described(),
+            "stable": test.reference.described(),
             "shown_ratio": test.shown_ratio(self.limit),
             "breached": guardrail.name in self._breached,
         }
@@ -382,18 +392,3 @@ def _limit(guardrail: Guardrail, values: Mapping[Any, Sequence[float]]) -> float
     if not known:
         return math.nan
     return known[int(guardrail.kind.quantile * len(known))] * guardrail.factor
-
-
-def _shown(counts: Counts) -> str:
-    return f"{counts.events:g} of {counts.requests:g} requests ({counts.rate:.2%})"
-
-
-def _described(counts: Counts) -> dict[str, float]:
-    low, high = counts.interval()
-    return {
-        "requests": counts.requests,
-        "events": counts.events,
-        "rate": counts.rate,
-        "low": low,
-        "high": high,
-    }

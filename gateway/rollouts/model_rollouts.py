@@ -197,7 +197,7 @@ class ModelRollouts:
             rollout.breach(breach.guardrail, breach.reason)
         seen = evidence.ended[Arm.CANDIDATE] + evidence.ended[Arm.COPY]
         suspicious = bool(evidence.suspicious or evidence.unproven)
-        rollout.advance(secs, seen, suspicious=suspicious)
+        rollout.advance(secs, seen, suspicious=suspicious, failures=evidence.failures)
         self.changed()
 
     def changed(self) -> None:

@@ -46,9 +46,9 @@ class Observer(Protocol):
 class Observation:
     """Implements `StreamRecorder` around the one of the request, and `Tap`.
 
-    Times are of `time.perf_counter_ns`, 0 if the event has not happened. `key` is the part of the
-    request that its version sticks to, empty without one. `failed`: by the server's fault;
-    `complete`: without any error.
+    Times are of `time.perf_counter_ns`, 0 if the event has not happened. `key` is the digest of
+    the part of the request that its version sticks to, empty without one. `failed`: by the
+    server's fault; `complete`: without any error.
     """
 
     __slots__ = (

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import field
 
 from gateway.errors import Code, InferenceError
+from gateway.rollouts.evidence import FIRST_FAILURES
 from gateway.rollouts.plan import ALL, PlanStep, Reaction, RolloutPlan
 
 SERVER = "server"
@@ -127,11 +128,14 @@ class Rollout(msgspec.Struct, kw_only=True):
         """Enter the first step, once both versions are loaded."""
         self._enter_first(self.by, self.reason or f"version {self.candidate} is loaded")
 
-    def advance(self, secs: float, seen: int, *, suspicious: bool = False) -> None:
+    def advance(
+        self, secs: float, seen: int, *, suspicious: bool = False, failures: int = 0
+    ) -> None:
         """Pass `secs` of the present step.
 
-        `suspicious` evidence and a candidate without an able instance hold it back.
-        The candidate has ended `seen` requests, shadowed ones too, since the evidence began.
+        `suspicious` evidence and a candidate without an able instance hold it back. The candidate
+        has ended `seen` requests, shadowed ones too, since the evidence began, and failed
+        `failures` since its last complete one: all of them, or FIRST_FAILURES, pause it.
         """
         self.seen = seen
         if not self.running:
@@ -142,7 +146,10 @@ class Rollout(msgspec.Struct, kw_only=True):
         if self.spent_secs < step.secs:
             return
         has_passed = self.requests >= step.least_requests and self.candidate_able
-        if has_passed and not suspicious:
+        if has_passed and failures >= min(FIRST_FAILURES, seen or 1):
+            self.breached = True
+            self._pause(SERVER, f"the latest {failures} requests of the candidate have failed")
+        elif has_passed and not suspicious:
             self._pass(step)
         elif self.waited_secs >= self.plan.max_wait_secs:
             self._react(self.plan.on_silence, SERVER, self._lack(step))

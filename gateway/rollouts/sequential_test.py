@@ -36,6 +36,17 @@ class Counts(NamedTuple):
         spread = math.sqrt(self.rate * (1 - self.rate) * share + share**2 / 4) / (1 + share)
         return max(0.0, middle - spread), min(1.0, middle + spread)
 
+    @property
+    def shown(self) -> str:
+        """Both counts and the rate in words."""
+        return f"{self.events:g} of {self.requests:g} requests ({self.rate:.2%})"
+
+    def described(self) -> dict[str, float]:
+        """The counts, the rate and its interval as members of JSON."""
+        low, high = self.interval()
+        found = {"requests": self.requests, "events": self.events, "rate": self.rate}
+        return {**found, "low": low, "high": high}
+
 
 class SequentialTest:
     """Evidence that the events of the `tested` arm are more frequent than those of the reference.

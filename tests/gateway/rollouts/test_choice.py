@@ -11,10 +11,10 @@ from gateway.config.scheduling import SequenceBatching
 from gateway.dataplane import DataPlane
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
-from gateway.rollouts.choice import VersionChoice, fraction
+from gateway.rollouts.choice import VersionChoice, digest_of, fraction
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.guardrails import read_guardrails
-from gateway.rollouts.observation import Arm
+from gateway.rollouts.observation import Arm, Observation
 from gateway.rollouts.plan import KeyPlace
 from tests.builders import (
     TEXT,
@@ -77,7 +77,9 @@ async def test_a_higher_weight_only_adds_keys(serve: Serve) -> None:
 
 def test_the_salt_decides_which_keys_are_first() -> None:
     keys = [str(number).encode() for number in range(200)]
-    first, second = ({k for k in keys if fraction(salt, k) < 0.1} for salt in (b"a", b"b"))
+    first, second = (
+        {k for k in keys if fraction(digest_of(salt, k)) < 0.1} for salt in (b"a", b"b")
+    )
     assert 8 <= len(first) <= 35
     assert len(first & second) < len(first) / 2
 
@@ -199,6 +201,19 @@ async def test_an_able_candidate_answers_for_a_stable_that_has_died(serve: Serve
     pair.instances[1].die("it was told to")
     await settle()
     assert pair.of(text_request()) == "1"
+
+
+async def test_the_key_of_an_observed_request_is_a_digest(serve: Serve) -> None:
+    pair = Pair(serve, TEXT, KeyPlace("parameter", "user"))
+    observed(pair)
+    tag = SequenceTag(7, start=True)
+    for fields, key in (
+        ({"parameters": {"user": "ann"}}, b"ann"),
+        ({"sequence": tag}, repr(tag.key).encode()),
+    ):
+        _, tap = pair.choice.choose(text_request(**fields))
+        assert isinstance(tap, Observation)
+        assert tap.key == digest_of(b"salt", key)
 
 
 async def test_requests_are_observed_by_version_and_those_of_a_named_version_are_not(

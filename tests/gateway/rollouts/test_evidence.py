@@ -213,6 +213,59 @@ def test_a_client_that_repeats_a_broken_prompt_is_no_alarm() -> None:
     assert events <= 20 * 1.25 + 1, "one key has a fifth of the events"
 
 
+def test_a_repeated_prompt_has_its_share_among_more_keys_than_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.rollouts.evidence.MOST_KEYS", 20)
+    traffic = Traffic(Evidence(guardrails(errors={})))
+    for number in range(1000):
+        traffic.end(traffic.begin(Arm.CANDIDATE, b"%d" % number), BROKEN)
+        traffic.end(traffic.begin(Arm.CANDIDATE, b"broken"), BROKEN)
+    traffic.judge(1)
+    assert errors_shown(traffic.evidence)[3] <= 1000 * 1.25 + 1
+
+
+class Hashed(bytes):
+    """A key that counts the look-ups of all keys."""
+
+    count = 0
+
+    def __hash__(self) -> int:
+        Hashed.count += 1
+        return super().__hash__()
+
+
+def test_events_of_any_number_of_keys_take_equal_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.rollouts.evidence.MOST_KEYS", 100)
+    traffic = Traffic(Evidence(guardrails(errors={})))
+    keys = [Hashed(b"%d" % number) for number in range(500)]
+    for key in keys * 2:
+        for _ in range(2):
+            traffic.end(traffic.begin(Arm.CANDIDATE, key), BROKEN)
+    Hashed.count = 0
+    traffic.judge(1)
+    assert 1900 < errors_shown(traffic.evidence)[3] <= 2000
+    assert Hashed.count < 5 * 2000
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_failures_of_few_keys_are_known_until_a_request_is_complete(keys: int) -> None:
+    traffic = Traffic(Evidence(guardrails(errors={})))
+    for number in range(100):
+        traffic.end(traffic.begin())
+        arm = Arm.COPY if number % 10 == 0 else Arm.CANDIDATE
+        traffic.end(traffic.begin(arm, b"%d" % (number % keys)), BROKEN)
+    assert traffic.judge(1) == []
+    assert traffic.evidence.failures == 100
+    again = Evidence(guardrails(errors={}))
+    again.load(json.loads(json.dumps(traffic.evidence.dump())))
+    assert again.failures == 100
+    traffic.end(traffic.begin(Arm.CANDIDATE), InferenceError(Code.INVALID_ARG, "not ours"))
+    assert traffic.evidence.failures == 100
+    traffic.end(traffic.begin(Arm.CANDIDATE))
+    assert traffic.evidence.failures == 0
+
+
 def test_events_of_stable_count_for_any_key() -> None:
     evidence = Evidence(guardrails(errors={}))
     traffic = Traffic(evidence)

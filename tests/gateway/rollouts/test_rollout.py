@@ -74,6 +74,32 @@ def test_suspicious_evidence_holds_a_step_back_until_it_is_gone() -> None:
     assert found.step == 1
 
 
+@pytest.mark.parametrize(("requests", "failures"), [(3, 3), (50, 5), (1000, 6)])
+def test_a_candidate_whose_latest_requests_have_failed_passes_no_step(
+    requests: int, failures: int
+) -> None:
+    found = rollout()
+    found.advance(599, requests, failures=failures)
+    assert place(found) == (STEP, 0, 10)
+    found.advance(1, requests, failures=failures)
+    assert place(found) == (PAUSED, 0, 10)
+    assert last(found) == (
+        "server",
+        f"the latest {failures} requests of the candidate have failed",
+    )
+    found.resume("cli")
+    assert (place(found), found.requests, found.evidence_of) == ((STEP, 0, 10), 0, 1)
+    found.advance(1, 3)
+    assert found.step == 1
+
+
+@pytest.mark.parametrize(("requests", "failures"), [(3, 2), (50, 4)])
+def test_a_candidate_that_has_answered_lately_passes_its_step(requests: int, failures: int) -> None:
+    found = rollout()
+    found.advance(600, requests, failures=failures)
+    assert place(found) == (STEP, 1, 50)
+
+
 @pytest.mark.parametrize(
     ("reaction", "state"), [(Reaction.PAUSE, PAUSED), (Reaction.ROLL_BACK, ROLLED_BACK)]
 )

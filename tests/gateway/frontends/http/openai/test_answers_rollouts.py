@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from gateway.frontends.http.app import build_app
-from gateway.rollouts.choice import VersionChoice, fraction
+from gateway.rollouts.choice import VersionChoice, digest_of
 from gateway.rollouts.plan import KeyPlace
 from tests.builders import ScriptedInstance, soon
 from tests.conftest import Serve
@@ -16,7 +16,7 @@ from tests.gateway.frontends.http.openai.conftest import CHAT, body, chunk, data
 from tests.gateway.frontends.http.openai.conftest import SETTINGS as HTTP
 
 PATH = "/v1/chat/completions"
-FIRST, LAST = sorted(map(str, range(20)), key=lambda user: fraction(b"", user.encode()))[::19]
+FIRST, LAST = sorted(map(str, range(20)), key=lambda user: digest_of(b"", user.encode()))[::19]
 """The users that get the candidate at the lowest and at the highest weight."""
 
 
