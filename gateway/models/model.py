@@ -84,6 +84,9 @@ class VersionChooser(Protocol):
     def choose(self, request: InferRequest) -> tuple["Model", Tap | None]:
         """The version for a request, and its tap if it is observed."""
 
+    def pins(self, model: "Model") -> bool:
+        """Whether a version of the two stays in memory once it is awake."""
+
     def refused(self, request: InferRequest, model: "Model", error: InferenceError) -> None:
         """Note that the chosen version has refused a request."""
 

@@ -36,7 +36,11 @@ class InUse(Protocol):
 
     @property
     def present(self) -> bool:
-        """Whether it would be missed now: by requests, sequences, or ensembles that call it."""
+        """Whether it would be missed now: by requests, sequences, ensembles, or a rollout."""
+
+    @property
+    def pinned(self) -> str:
+        """The reason why it stays in memory now, such as a rollout; "" if it may sleep."""
 
 
 class Stage(StrEnum):
@@ -83,7 +87,7 @@ class Resident:
     @property
     def stays(self) -> bool:
         """Whether it never sleeps once it is awake."""
-        return self.rules.residency is not Residency.ON_DEMAND
+        return bool(self.usage.pinned) or self.rules.residency is not Residency.ON_DEMAND
 
     @property
     def retry_secs(self) -> int:
@@ -253,7 +257,7 @@ class Residence:
             yield at + RESERVE_SECS
             yield at + PATIENCE_SECS
         for each in self.residents:
-            if each.stage is not Stage.AWAKE or each.stays:
+            if each.stage is not Stage.AWAKE or each.rules.residency is not Residency.ON_DEMAND:
                 continue
             if wishes or self._beyond():
                 yield each.since + STAY_SECS
@@ -343,9 +347,8 @@ class Residence:
         return sorted(napping, key=lambda each: each.used_at) + idle + closed
 
     def _sleep(self, resident: Resident, why: str) -> Change:
-        verb = Verb.DROP if resident.naps else Verb.SLEEP
         resident.stage = Stage.FALLING
-        return Change(verb, resident, why)
+        return Change(Verb.DROP if resident.naps else Verb.SLEEP, resident, why)
 
     # Memory.
 
@@ -386,7 +389,7 @@ def _enough(chosen: Sequence[Resident], lacking: Memory) -> bool:
 def _row(resident: Resident) -> str:
     """A model in words, such as `a (12.1 GiB, 3 requests)`."""
     if resident.stays:
-        return f"{resident.name} ({resident.rules.residency})"
+        return f"{resident.name} ({resident.usage.pinned or resident.rules.residency})"
     sizes = [n for place, n in resident.memory.items() if place != MODELS]
     shown = [amount(HOST, sum(sizes))] if sizes else []
     return f"{resident.name} ({', '.join([*shown, f'{len(resident.usage)} requests'])})"

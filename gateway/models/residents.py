@@ -119,7 +119,7 @@ class Residents:
         needs = needs_of(model.config, rules, self._budget.gpus, size, measured)
         if refusal := self.residence.refusal_of_size(model.name, needs):
             raise InferenceError(Code.INVALID_ARG, refusal)
-        usage = VersionUsage(model.requests, model.scheduler)
+        usage = VersionUsage(model)
         resident = Resident(model.name, rules, needs, usage)
         if rules.sleep is SleepLevel.LEVEL_1:
             resident.rests = {HOST: size}
@@ -137,7 +137,7 @@ class Residents:
     def begin(self, model: Model) -> None:
         """Take a version into account that serves from now on."""
         if model.members:
-            usage = self._ensembles[model] = VersionUsage(model.requests, model.scheduler)
+            usage = self._ensembles[model] = VersionUsage(model)
             model.requests.on_idle = partial(self._ensemble_used, model)
             for by in self._users_of(model):
                 by.append(usage)

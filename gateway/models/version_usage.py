@@ -1,7 +1,6 @@
 """The use of loaded versions: their requests and sequences, and those of ensembles."""
 
-from gateway.observability.request_record import RequestsInFlight
-from gateway.schedulers.scheduler import Scheduler
+from gateway.models.model import Model
 
 
 class VersionUsage:
@@ -10,18 +9,26 @@ class VersionUsage:
     Implements `InUse`.
     """
 
-    def __init__(self, requests: RequestsInFlight, scheduler: Scheduler) -> None:
+    def __init__(self, model: Model) -> None:
         self.by: list[VersionUsage] = []
-        self._requests = requests
-        self._scheduler = scheduler
+        self._model = model
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._model.requests)
 
     @property
     def present(self) -> bool:
-        """Whether it has requests or open sequences, or an ensemble that calls it has."""
-        sequences = self._scheduler.sequences
-        if self._requests or (sequences is not None and sequences.are_open):
+        """Whether it is in a rollout, or it or an ensemble that calls it has requests or sequences.
+
+        Only open sequences count.
+        """
+        sequences = self._model.scheduler.sequences
+        if self.pinned or self._model.requests or (sequences is not None and sequences.are_open):
             return True
         return any(each.present for each in self.by)
+
+    @property
+    def pinned(self) -> str:
+        """The reason why it stays in memory: a rollout."""
+        chooser = self._model.chooser
+        return "in a rollout" if chooser is not None and chooser.pins(self._model) else ""

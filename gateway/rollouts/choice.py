@@ -78,6 +78,10 @@ class VersionChoice:
             return model, self._shadow.tap(request, key)
         return model, self._evidence.tap(self._arm(model), key)
 
+    def pins(self, model: Model) -> bool:
+        """Whether a version stays in memory; the candidate gives its room to stable."""
+        return model is self.stable or not self.stable.instances.asleep
+
     def refused(self, request: InferRequest, model: Model, error: InferenceError) -> None:
         """Note that the chosen version has refused a request."""
         if self._is_own(model):
@@ -178,6 +182,11 @@ class VersionChoice:
 
 
 def _has_room(model: Model) -> bool:
+    if model.instances.asleep and model.waking is not None:
+        try:
+            model.waking.check()
+        except InferenceError:
+            return False  # there is no memory for it
     return _is_able(model) and len(model.requests) < model.most_in_flight
 
 

@@ -19,9 +19,13 @@ from gateway.models.residence import (
 
 @dataclass(slots=True)
 class Requests:
-    """The requests of one model, in execution or waiting; `waiting` are the times of arrival."""
+    """The requests of one model, in execution or waiting; `waiting` are the times of arrival.
+
+    `pinned` is the reason why it stays in memory.
+    """
 
     executing: int = 0
+    pinned: str = ""
     waiting: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -29,7 +33,7 @@ class Requests:
 
     @property
     def present(self) -> bool:
-        return bool(len(self))
+        return bool(len(self) or self.pinned)
 
 
 class World:

@@ -142,6 +142,19 @@ def test_no_model_sleeps_for_one_that_would_still_have_no_room() -> None:
     assert at.models["a"].stage is Stage.AWAKE
 
 
+def test_a_version_in_a_rollout_stays_and_may_sleep_after_it() -> None:
+    at = World({"host": 10}, {"a": {"host": 9}, "b": {"host": 9}}, keep_alive_secs=5)
+    wake(at, "a")
+    at.requests["a"].pinned = "in a rollout"
+    at.pass_time(100)
+    assert at.models["a"].stage is Stage.AWAKE
+    assert not at.ask("b")
+    assert "no room: a (in a rollout)" in at.residence.no_room(at.models["b"]).message
+    at.requests["a"].pinned = ""
+    at.pass_time(5)
+    assert at.models["a"].stage is Stage.FALLING
+
+
 def test_only_as_many_models_sleep_as_are_needed() -> None:
     at = World({"host": 12}, {"a": {"host": 1}, "b": {"host": 9}, "c": {"host": 10}})
     for name in "ab":

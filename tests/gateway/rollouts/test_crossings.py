@@ -79,6 +79,31 @@ async def test_a_copy_wakes_a_candidate_that_is_asleep(starting: Starting) -> No
     assert server.place == ("step", 0)
 
 
+@pytest.mark.parametrize(("room", "answer"), [(2, "UNAVAILABLE"), (3, "1")])
+async def test_other_models_never_have_the_versions_of_a_rollout_sleep(
+    starting: Starting, tmp_path: Path, room: int, answer: str
+) -> None:
+    write(tmp_path / "models", "other", 1)
+    server = await starting(memory=ModelMemory(on_demand=True, models=room))
+    await server.publish(2, **HALF)
+    assert await server.asked(60) == {"1", "2"}
+    assert await server.ask(model="other") == answer
+    assert not any(server.model(each).instances.asleep for each in "12")
+
+
+async def test_stable_answers_for_a_candidate_without_memory_which_passes_no_step(
+    starting: Starting,
+) -> None:
+    server = await starting(memory=ModelMemory(on_demand=True, models=1))
+    await server.publish(2, **HALF)
+    assert await server.asked(300) <= {"1", "2"}
+    assert await server.asked(60) == {"1"}
+    server.tick()
+    server.tick(600)
+    has_answered_once = ("paused", 50)
+    assert server.place in (has_answered_once, ("rolled_back", 0))
+
+
 @pytest.mark.parametrize("policy", ["", ALL_VERSIONS])
 async def test_an_ensemble_calls_stable_until_the_promotion(
     starting: Starting, tmp_path: Path, policy: str
