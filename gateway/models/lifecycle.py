@@ -297,9 +297,7 @@ class Lifecycle:
         try:
             async with asyncio.timeout(None) as known.loading:
                 kept = known.unchanged_versions(source, frozenset(bound.values()))
-                return await self._loader.load_versions(
-                    source, numbers, kept, bound, may_begin_asleep=not known.models
-                )
+                return await self._loader.load_versions(source, numbers, kept, bound, known.models)
         except TimeoutError:
             return dict.fromkeys(numbers, INTERRUPTED)
         finally:

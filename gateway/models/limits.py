@@ -185,3 +185,8 @@ def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:
 def drops_weights(config: ModelConfig) -> bool:
     """Whether its instances load their weights again at a wake without being loaded anew."""
     return config.parameters.get("sleep") == SleepLevel.LEVEL_2
+
+
+def is_cached(config: ModelConfig) -> bool:
+    """Whether the responses of a model are cached on a server with a response cache."""
+    return config.response_cache is not None and config.response_cache.enable

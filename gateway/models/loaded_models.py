@@ -90,6 +90,8 @@ class LoadedModels:
     def retire(self, model: Model, ended: Callable[[], None]) -> None:
         """End a model after its last request; no request may be submitted any more."""
         model.retired = True
+        if model.waking is not None:
+            self.residents.retire(model)
         life = self._lives[model]
         life.ended.append(ended)
         life.retired.set()

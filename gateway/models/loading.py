@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from gateway.models.instance_groups import (
     register_slots,
 )
 from gateway.models.kept_facts import VersionFiles
-from gateway.models.limits import drops_weights, shares_memory
+from gateway.models.limits import drops_weights, is_cached, shares_memory
 from gateway.models.load_identity import private_load, rescanned, shared_load
 from gateway.models.model import Model, import_scheduler
 from gateway.models.model_folder import files_folder, read_labels
@@ -83,7 +82,8 @@ class SharedParts:
 class ModelLoader:
     """Loads versions, at most `load_thread_count` concurrently in the whole server.
 
-    A failed load of a version is repeated up to `load_retry_count` times.
+    A wait for files or for room in memory takes no place among them. A failed load of a version is
+    repeated up to `load_retry_count` times.
     """
 
     def __init__(
@@ -109,28 +109,31 @@ class ModelLoader:
         source: LoadSource,
         versions: Sequence[int],
         kept: Mapping[int, Model],
-        members: LoadedMembers = NO_MEMBERS,
-        *,
-        may_begin_asleep: bool,
+        members: LoadedMembers,
+        served: Collection[Model],
     ) -> Mapping[int, Loaded | InferenceError]:
         """Each version, or its error. If cancelled, nothing stays loaded.
 
-        The versions in `kept` only get the instance groups of the source. `members` are the models
-        that an ensemble calls; a failed load with members is not retried. `may_begin_asleep` is as
-        for `load`.
+        Of the versions `served` before, those in `kept` only get the instance groups of the source.
+        `members` are the models that an ensemble calls; a failed load with members is not retried.
         """
         outcomes: dict[int, Loaded | InferenceError] = {}
+        stay = {n: kept[n] for n in versions if n in kept and not _must_reload(kept[n], source)}
+        replaced = [each for each in served if each not in stay.values()]
 
         async def load_one(version: int) -> None:
-            old = kept.get(version)
             begin: Callable[[], Awaitable[Loaded]]
-            if old is not None and not _must_reload(old, source):
-                begin = partial(self.update, old, source, members)
+            if version in stay:
+                begin = partial(self.update, stay[version], source, members)
             else:
-                load = partial(self.load, members=members, may_begin_asleep=may_begin_asleep)
+                load = partial(
+                    self.load, members=members, replaced=replaced, may_begin_asleep=not served
+                )
                 begin = partial(self._load_fetched, source, version, load)
-            attempt = partial(_loaded_or_error, begin, source.config.name, version)
-            outcomes[version] = await self._with_retries(attempt, 0 if members else self._retries)
+            for _ in range(1 if members else 1 + self._retries):
+                outcomes[version] = await _loaded_or_error(begin, source.config.name, version)
+                if not isinstance(outcomes[version], InferenceError):
+                    break
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -150,25 +153,14 @@ class ModelLoader:
                 if isinstance(each, Model):
                     self._residents.end(each)
 
-    async def _with_retries(
-        self, load: Callable[[], Awaitable[Loaded | InferenceError]], retries: int
-    ) -> Loaded | InferenceError:
-        outcome = await load()
-        for _ in range(retries):
-            if not isinstance(outcome, InferenceError):
-                break
-            outcome = await load()
-        return outcome
-
     async def _load_fetched(
         self, source: LoadSource, version: int, load: Callable[[LoadSource, int], Awaitable[Model]]
     ) -> Model:
-        """Load a version; if it is in object storage, fetch it outside of the places of loads."""
+        """Load a version; if it is in object storage, fetch it first."""
         log.info("loading model", extra={"model": source.config.name, "version": version})
         if isinstance(source.entry.files, Path):
-            async with self._at_once:
-                return await load(source, version)
-        async with self._fetches.fetch(source, version) as fetched, self._at_once:
+            return await load(source, version)
+        async with self._fetches.fetch(source, version) as fetched:
             return await load(fetched, version)
 
     async def load(
@@ -176,62 +168,73 @@ class ModelLoader:
         source: LoadSource,
         version: int,
         members: LoadedMembers = NO_MEMBERS,
+        replaced: Collection[Model] = (),
         *,
         may_begin_asleep: bool = True,
     ) -> Model:
         """A version of the source: its instances loaded, warm, and known to its scheduler.
 
-        `members` are the models that an ensemble calls; the caller holds them meanwhile. A version
-        that may sleep has no instances yet if it has no golden requests and `may_begin_asleep`.
-        Raises InferenceError with the reason; nothing stays loaded then.
+        `members` are the models that an ensemble calls; the caller holds them meanwhile. `replaced`
+        are the versions that end once it serves. A version that may sleep has no instances yet if
+        it has no golden requests and `may_begin_asleep`. Raises InferenceError with the reason;
+        nothing stays loaded then.
         """
-        began = time.monotonic()
         about = {"model": source.config.name, "version": version}
-        if source.tree is None and self._shares_responses(source.config):
-            # The scan of a poll may be older than the files that this load reads.
-            source = await self._threads.run(rescanned, source)
-        folder = await self._threads.run(self._folder, source, version)
-        with logged_stage(log, "backend imported", **about):
-            backend = await self._backend(source.config, members)
-        config = _with_runtime(source.config, backend)
-        with logged_stage(log, "environment prepared", **about):
-            await backend.prepare(config, folder)
-        config = await self._threads.run(self._complete, backend, config, folder)
-        golden = await self._threads.run(self._golden, config, source, version)
-        await self._threads.run(import_scheduler, config)
-        own_labels = await self._threads.run(read_labels, config, source.folder)
-        labels = {**labels_of_members(config, members), **own_labels}
-        statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
-        slots = self._slots(backend, config, folder, statistics)
-        model = Model(config, version, statistics, slots, labels, source.folder)
-        model.members = tuple(dict.fromkeys(members.values()))
-        model.tree = source.tree
-        if source.tree is not None:
-            model.when_closed(source.tree.release)
-        await self._use_cache(model, source, folder)
-        files = VersionFiles(folder, partial(shared_load, source, config, version, folder))
-        sleeps = shares_memory(config, self._settings.memory) and (
-            await self._residents.admit(model, files)
-        )
-        register_slots(slots, None if members else self._limiter)
-        model.instances.side_by_side = backend.loads_side_by_side
-        if sleeps and may_begin_asleep and golden is None:
+        async with self._at_once:
+            began = time.monotonic()
+            if source.tree is None and self._shares_responses(source.config):
+                # The scan of a poll may be older than the files that this load reads.
+                source = await self._threads.run(rescanned, source)
+            folder = await self._threads.run(self._folder, source, version)
+            with logged_stage(log, "backend imported", **about):
+                backend = await self._backend(source.config, members)
+            config = _with_runtime(source.config, backend)
+            with logged_stage(log, "environment prepared", **about):
+                await backend.prepare(config, folder)
+            config = await self._threads.run(self._complete, backend, config, folder)
+            golden = await self._threads.run(self._golden, config, source, version)
+            await self._threads.run(import_scheduler, config)
+            labels = {
+                **labels_of_members(config, members),
+                **await self._threads.run(read_labels, config, source.folder),
+            }
+            statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
+            slots = self._slots(backend, config, folder, statistics)
+            model = Model(config, version, statistics, slots, labels, source.folder)
+            model.members = tuple(dict.fromkeys(members.values()))
+            model.tree = source.tree
+            if source.tree is not None:
+                model.when_closed(source.tree.release)
+            await self._use_cache(model, source, folder)
+            model.instances.side_by_side = backend.loads_side_by_side
+            if golden is not None and drops_weights(config):
+                for slot in slots:
+                    if not slot.passive:
+                        slot.check_woken = partial(golden.check_woken, slot)
+            files = VersionFiles(folder, partial(shared_load, source, config, version, folder))
+            may_sleep = shares_memory(config, self._settings.memory) and (
+                await self._residents.admit(model, files, replaced)
+            )
+            secs = time.monotonic() - began
+        limiter = None if members else self._limiter
+        if may_sleep and may_begin_asleep and golden is None:
+            register_slots(slots, limiter)
             model.instances.begin_asleep()
             model.loaded_at = time.time()
             return model
-        if golden is not None and drops_weights(config):
-            for slot in slots:
-                if not slot.passive:
-                    slot.check_woken = partial(golden.check_woken, slot)
-        room = self._residents.room(model) if sleeps else nullcontext()
+        waits = model.waking is not None
+        room = self._residents.room(model, self._at_once) if waits else self._at_once
         async with room, closed_on_error(slots):
+            began = time.monotonic()
+            register_slots(slots, limiter)
             with logged_stage(log, "instances loaded", **about, count=len(slots)):
                 await load_slots(slots, side_by_side=backend.loads_side_by_side)
             with logged_stage(log, "instances warmed up", **about):
                 await _prepare(model, slots, golden)
-            if sleeps:
+            if may_sleep:
                 await self._residents.filled(model)
-        model.load_secs = model.load_secs if sleeps else time.monotonic() - began
+            else:
+                model.load_secs = secs + time.monotonic() - began
         model.loaded_at = time.time()
         return model
 
@@ -361,11 +364,6 @@ def _must_reload(kept: Model, source: LoadSource) -> bool:
     """Whether a version that sleeps has other instance groups: a load may be under way."""
     changed = kept.config.instance_group != source.config.instance_group
     return changed and kept.waking is not None
-
-
-def is_cached(config: ModelConfig) -> bool:
-    """Whether the responses of a model are cached on a server with a response cache."""
-    return config.response_cache is not None and config.response_cache.enable
 
 
 async def close_all(outcomes: Iterable[Loaded | InferenceError]) -> None:

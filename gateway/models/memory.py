@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -16,6 +17,8 @@ from gateway.models.limits import ResidenceRules, SleepLevel
 from gateway.models.model_folder import take_snapshot
 from gateway.models.residence import HOST, MODELS, Memory
 from gateway.threads import Threads
+
+log = logging.getLogger("sluice.residence")
 
 KIB = 1024
 PARENT_FIELD = 1
@@ -50,15 +53,15 @@ def needs_of(
 ) -> Memory:
     """The memory of a version that is awake, whose files have that size.
 
-    `gpus` are those with a budget. Weights that stay on the host for a nap take memory always.
+    `gpus` are those with a budget. A place that was not measured has its estimate. Weights that
+    stay on the host for a nap take memory always.
     """
     counts = _counts(config, gpus)
     if rules.memory is not None:
         needs = dict.fromkeys(counts, rules.memory)
-    elif measured:
-        needs = dict(measured)
     else:
-        needs = {place: int(ESTIMATE * size * count) for place, count in counts.items()}
+        estimates = {place: int(ESTIMATE * size * count) for place, count in counts.items()}
+        needs = {**estimates, **measured}
     if rules.sleep is SleepLevel.LEVEL_1:
         needs[HOST] = needs.get(HOST, 0) + size
     return needs | {MODELS: 1}
@@ -109,12 +112,14 @@ class LoadStart:
 class LoadMeasures:
     """Measures the memory of loads, as far as no other change of memory is under way meanwhile.
 
-    Memory is read in `threads`, on this host and on those GPUs.
+    Memory is read in `threads`, on this host and on those GPUs. The log names each GPU once whose
+    memory cannot be read.
     """
 
     def __init__(self, threads: Threads, gpus: Collection[int]) -> None:
         self._read = partial(threads.run, memory_in_use, os.getpid(), gpus)
         self._under_way = self._begun = 0
+        self._believed = set(gpus)
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -130,7 +135,11 @@ class LoadMeasures:
         """The begin of a load; it is a `change`."""
         at, number = asyncio.get_running_loop().time(), self._begun
         is_alone = self._under_way == 1
-        return LoadStart(at, number, await self._read(), is_alone)
+        found = await self._read()
+        for gpu in [each for each in self._believed if gpu_place(each) not in found]:
+            self._believed.remove(gpu)
+            log.warning("memory of a GPU with a budget not read", extra={"gpu": gpu})
+        return LoadStart(at, number, found, is_alone)
 
     async def end(self, began: LoadStart) -> Memory:
         """The memory that a load has taken; empty if it is not known."""
@@ -146,7 +155,7 @@ def _below(own: int, proc: Path) -> Iterator[int]:
     children: dict[int, list[int]] = defaultdict(list)
     for stat in proc.glob("[0-9]*/stat"):
         try:
-            behind = stat.read_text().rpartition(")")[2].split()
+            behind = stat.read_bytes().rpartition(b")")[2].split()
         except OSError:  # it has ended
             continue
         children[int(behind[PARENT_FIELD])].append(int(stat.parent.name))

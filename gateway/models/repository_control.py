@@ -17,8 +17,9 @@ from gateway.models.ensemble_members import poll_failed
 from gateway.models.index import IndexRow, index_rows
 from gateway.models.kept_facts import FactsFolder
 from gateway.models.lifecycle import Lifecycle
+from gateway.models.limits import is_cached
 from gateway.models.loaded_models import LoadedModels
-from gateway.models.loading import Infer, ModelLoader, SharedParts, is_cached
+from gateway.models.loading import Infer, ModelLoader, SharedParts
 from gateway.models.model import Model
 from gateway.models.model_folder import Override, Snapshot
 from gateway.models.model_names import check_name, check_new_name

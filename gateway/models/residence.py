@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from operator import itemgetter
@@ -57,8 +57,8 @@ class Resident:
     """A version in a `Residence`, which alone changes its stage.
 
     It `needs` memory while it is not asleep, and `rests` while it `naps`. `load_secs` is the
-    duration of its last load, 0 if it is not known. It `is_new` from its wish for room to load
-    until it serves.
+    duration of its last load, 0 if it is not known. It `is_new` until it serves; one that
+    `is_retired` ends with its last request.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Resident:
     stage: Stage = Stage.ASLEEP
     naps: bool = False
     is_new: bool = False
+    is_retired: bool = False
     since: float = 0.0
     used_at: float = 0.0
     wished_at: float | None = None
@@ -137,16 +138,17 @@ class Residence:
 
     # Residents.
 
-    def refusal_of_size(self, name: str, needs: Memory) -> str:
-        """The reason why a model could never be in memory; "" if it could."""
+    def refusal_of_size(self, name: str, needs: Memory, replaced: Collection[Resident]) -> str:
+        """The reason why a version could never be in memory in place of those, or ""."""
+        leaving = {*replaced, *(each for each in self.residents if each.is_retired)}
         for place, most in self.budget.items():
             taken = sum(
                 each.needs.get(place, 0)
                 for each in self.residents
-                if each.rules.residency is Residency.ALWAYS and each.name != name
+                if each.rules.residency is Residency.ALWAYS and each not in leaving
             )
             if needs.get(place, 0) > most - taken:
-                always = f", of which other models always need {amount(place, taken)}"
+                always = f", of which other versions always need {amount(place, taken)}"
                 return (
                     f"model '{name}' needs {amount(place, needs[place])} of {place} memory, the "
                     f"budget is {amount(place, most)}{always if taken else ''}; enlarge the "
@@ -353,8 +355,9 @@ class Residence:
     # Memory.
 
     def _is_possible(self, resident: Resident) -> bool:
-        """Whether there is room once every model sleeps that may."""
-        stay = [each for each in self.residents if each.stays and each is not resident]
+        """Whether there is room once every model sleeps that may; only those that serve count."""
+        serving = [each for each in self.residents if not (each.is_new or each.is_retired)]
+        stay = [each for each in serving if each.stays and each is not resident]
         return all(
             resident.needs.get(place, 0) <= most - sum(each.memory.get(place, 0) for each in stay)
             for place, most in self.budget.items()

@@ -5,10 +5,9 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 from gateway.errors import Code, InferenceError, RetryLater
 from gateway.memory_settings import ModelMemory
@@ -18,61 +17,12 @@ from gateway.models.memory import LoadMeasures, LoadStart, budget_of, file_bytes
 from gateway.models.model import Model
 from gateway.models.residence import HOST, Change, Residence, Resident, Stage, Verb
 from gateway.models.version_usage import VersionUsage
-from gateway.stream import ResponseStream
+from gateway.models.waker import ReadFiles, Waker, end_waiting
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.residence")
 
 NS_PER_SEC = 1_000_000_000
-
-
-class Waker:
-    """A version in memory, or asleep. Implements `Waking`.
-
-    `size` is that of its files, `measured` the most memory that was measured. A load under way is
-    expected to end at `expected_at`; `began` is the begin of its first one. The future `end` is
-    that of its next wake, or of its wait for room: None, or the error.
-    """
-
-    def __init__(
-        self, residents: "Residents", resident: Resident, folder: Path, load: str, size: int
-    ) -> None:
-        self.resident = resident
-        self.folder = folder
-        self.load = load
-        self.size = size
-        self.measured: dict[str, int] = {}
-        self.began: LoadStart | None = None
-        self.expected_at: float | None = None
-        self.end: asyncio.Future[InferenceError | None] | None = None
-        self._residents = residents
-
-    def check(self) -> None:
-        refusal = self._residents.residence.refusal(self.resident)
-        if refusal is not None:
-            raise refusal
-
-    def wish(self, stream: ResponseStream) -> None:
-        secs = self.resident.load_secs or math.inf
-        stream.model_at = self.expected_at or asyncio.get_running_loop().time() + secs
-        self._residents.wish(self.resident)
-
-    def report(self, error: InferenceError | None) -> None:
-        """End the waits for its wake."""
-        end, self.end = self.end, None
-        if end is not None:
-            end.set_result(error)
-
-    def late(self) -> RetryLater:
-        """The error of a request that has waited for as long as it may."""
-        resident = self.resident
-        if resident.stage is not Stage.WAKING:
-            return self._residents.residence.no_room(resident)
-        text = (
-            f"model '{resident.name}' is being loaded into memory, and a request waits for "
-            f"{resident.rules.wake_secs} s at most ('wake_secs')"
-        )
-        return RetryLater(text, resident.retry_secs)
 
 
 class Residents:
@@ -105,34 +55,39 @@ class Residents:
 
     # Versions.
 
-    async def admit(self, model: Model, files: VersionFiles) -> bool:
+    async def admit(
+        self, model: Model, files: VersionFiles, replaced: Collection[Model] = ()
+    ) -> bool:
         """Read the rules of a version that is about to be loaded; whether it may sleep.
 
-        Raises INVALID_ARG if they are wrong, or if it is larger than the budget.
+        Unless it may, it takes its memory from now on. `replaced` are the versions that end once it
+        serves. Raises INVALID_ARG if the rules are wrong, or if it is larger than the budget.
         """
         rules = ResidenceRules.read(model.config, on_demand=self._budget.on_demand)
         sleeps = rules.residency is not Residency.ALWAYS
         if not (sleeps or self.residence.budget):
             return False
-        load, facts, size = await self._threads.run(self._read, files)
-        measured = {} if facts is None else facts.memory
-        needs = needs_of(model.config, rules, self._budget.gpus, size, measured)
-        if refusal := self.residence.refusal_of_size(model.name, needs):
+        read = await self._threads.run(self._read, files)
+        measured = {} if read.facts is None else read.facts.memory
+        needs = needs_of(model.config, rules, self._budget.gpus, read.size, measured)
+        before = [resident for resident, (each, _) in self.models.items() if each in replaced]
+        if refusal := self.residence.refusal_of_size(model.name, needs, before):
             raise InferenceError(Code.INVALID_ARG, refusal)
         usage = VersionUsage(model)
-        resident = Resident(model.name, rules, needs, usage)
+        resident = Resident(model.name, rules, needs, usage, is_new=True)
         if rules.sleep is SleepLevel.LEVEL_1:
-            resident.rests = {HOST: size}
-        model.waking = waker = Waker(self, resident, files.folder, load, size)
-        waker.measured = dict(measured)
-        if facts is not None and sleeps:
-            resident.load_secs = model.load_secs = facts.load_secs
-            model.describe(facts.adapters, facts.max_model_len)
+            resident.rests = {HOST: read.size}
+        model.waking = waker = Waker(self.residence, self.wish, resident, read)
+        if read.facts is not None and sleeps:
+            resident.load_secs = model.load_secs = read.facts.load_secs
+            model.describe(read.facts.adapters, read.facts.max_model_len)
+        if not sleeps:
+            self._add(model, waker, awake=True)
         return sleeps
 
-    def _read(self, files: VersionFiles) -> tuple[str, KeptFacts | None, int]:
-        load = files.identify().hex()
-        return load, self._facts.read(files.folder, load), file_bytes(files.folder)
+    def _read(self, files: VersionFiles) -> ReadFiles:
+        folder, load = files.folder, files.identify().hex()
+        return ReadFiles(folder, load, self._facts.read(folder, load), file_bytes(folder))
 
     def begin(self, model: Model) -> None:
         """Take a version into account that serves from now on."""
@@ -143,30 +98,31 @@ class Residents:
                 by.append(usage)
         waker = model.waking
         if isinstance(waker, Waker):
-            if waker.resident.is_new:
-                waker.resident.is_new = False
-            else:
-                self._add(model, waker, awake=not model.instances.asleep)
+            waker.resident.is_new = False
+            if waker.resident not in self.models:
+                self._add(model, waker, awake=False)
             if waker.resident.rules.residency is not Residency.ALWAYS:
                 model.requests.on_idle = partial(self._used, waker)
             self._changed.set()
 
     @asynccontextmanager
-    async def room(self, model: Model) -> AsyncIterator[None]:
-        """Room for the instances of a version that may sleep, made as for a wake.
+    async def room(self, model: Model, place: asyncio.Semaphore) -> AsyncIterator[None]:
+        """Room for the instances of an admitted version, then a place among the loads.
 
-        Call `filled` inside the block, and `begin` or `end` after it. Raises RetryLater if there is
-        no room in time. The exit never waits.
+        For one that may sleep, room is made as for a wake; call `filled` inside the block. Call
+        `begin` or `end` after it. Raises RetryLater if there is no room in time. The exit never
+        waits.
         """
         waker = model.waking
         assert isinstance(waker, Waker)  # noqa: S101 - it has been admitted
-        waker.resident.is_new = True
-        self._add(model, waker, awake=False)
         try:
-            await self._awaken(waker)
-            with self._measures.change():
-                waker.began = await self._measures.begin()
-                yield
+            if waker.resident not in self.models:
+                self._add(model, waker, awake=False)
+                await self._awaken(waker)
+            async with place:
+                with self._measures.change():
+                    waker.began = await self._measures.begin()
+                    yield
         except BaseException:
             self.end(model)
             raise
@@ -184,6 +140,11 @@ class Residents:
     def _add(self, model: Model, waker: Waker, *, awake: bool) -> None:
         self.models[waker.resident] = (model, waker)
         self.residence.add(waker.resident, awake=awake)
+
+    def retire(self, model: Model) -> None:
+        """Note that a version ends with its last request."""
+        if isinstance(waker := model.waking, Waker):
+            waker.resident.is_retired = True
 
     def end(self, model: Model) -> None:
         """Forget a version that has been closed."""
@@ -263,7 +224,7 @@ class Residents:
             if resident.stage is Stage.AWAKE:
                 continue
             most_ns = resident.rules.wake_secs * NS_PER_SEC
-            _end_waiting(model, waker.late, now_ns - most_ns)
+            end_waiting(model, waker.late, now_ns - most_ns)
             waiting = (each for each in model.requests if not each.has_begun)
             if (oldest := next(waiting, None)) is not None:
                 left_ns = oldest.submitted_ns + most_ns - now_ns
@@ -296,7 +257,7 @@ class Residents:
 
     def _refuse(self, model: Model, waker: Waker) -> None:
         no_room = partial(self.residence.no_room, waker.resident)
-        _end_waiting(model, no_room)
+        end_waiting(model, no_room)
         waker.report(no_room())
 
     async def _make(self, change: Change, model: Model, waker: Waker) -> None:
@@ -309,9 +270,22 @@ class Residents:
                     await self._sleep(model, waker, change)
         except InferenceError as error:  # the version is being closed
             log.debug("change ended", extra={"model": model.name, "reason": error.reason})
+        except Exception:
+            # Around one change: it must not end those of other models.
+            log.exception("change failed", extra={"model": model.name})
+            self._settle(model, waker)
         finally:
             self._changed.set()
             self._on_change()
+
+    def _settle(self, model: Model, waker: Waker) -> None:
+        """Take a version as its instances are, after a change with an unforeseen end."""
+        if model.instances.asleep:
+            text = "an unforeseen error; the server's log has it"
+            self._note_failure(model, waker, InferenceError(Code.INTERNAL, text))
+        else:
+            self.residence.woken(waker.resident, waker.resident.needs)
+            waker.report(None)
 
     async def _sleep(self, model: Model, waker: Waker, change: Change) -> None:
         resident, naps = waker.resident, False
@@ -359,14 +333,14 @@ class Residents:
         for place, size in grown.items():
             waker.measured[place] = max(size, waker.measured.get(place, 0))
         gpus, measured = self._budget.gpus, waker.measured
-        needs = needs_of(model.config, resident.rules, gpus, waker.size, measured)
+        needs = needs_of(model.config, resident.rules, gpus, waker.files.size, measured)
         self.residence.woken(resident, needs)
 
     async def _keep(self, model: Model, waker: Waker) -> None:
         adapters = dict.fromkeys(name for each in model.instances for name in each.adapters)
         measured, secs = dict(waker.measured), model.load_secs
-        facts = KeptFacts(waker.load, measured, secs, tuple(adapters), model.max_model_len)
-        await self._threads.run(self._facts.write, waker.folder, facts)
+        facts = KeptFacts(waker.files.load, measured, secs, tuple(adapters), model.max_model_len)
+        await self._threads.run(self._facts.write, waker.files.folder, facts)
 
     def _note_failure(self, model: Model, waker: Waker, error: InferenceError) -> None:
         self.failed += 1
@@ -377,14 +351,5 @@ class Residents:
             text = f"model '{model.name}' could not be loaded into memory: {error.message}"
             return RetryLater(text, waker.resident.retry_secs)
 
-        _end_waiting(model, failure)
+        end_waiting(model, failure)
         waker.report(failure())
-
-
-def _end_waiting(
-    model: Model, error: Callable[[], InferenceError], before_ns: float = math.inf
-) -> None:
-    """End the requests that no instance has, of those submitted before."""
-    for record, stream in tuple(model.requests.items()):
-        if not record.has_begun and record.submitted_ns <= before_ns:
-            stream.abandon(error())

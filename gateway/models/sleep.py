@@ -40,7 +40,7 @@ async def load_spares(
 ) -> Sequence[InstanceSlot]:
     """Slots with an instance for each of the slots; those that nap wake.
 
-    After an error none stays loaded, and the error is raised.
+    After an error none stays loaded or naps, and the error is raised.
     """
 
     def spare_of(slot: InstanceSlot) -> InstanceSlot:
@@ -50,7 +50,11 @@ async def load_spares(
         return InstanceSlot(load, slot.placement, closings=slot.closings)
 
     spares = [spare_of(slot) for slot in slots]
-    await load_slots(spares, side_by_side=side_by_side)
+    try:
+        await load_slots(spares, side_by_side=side_by_side)
+    except BaseException:
+        await drop_naps(slots)
+        raise
     return spares
 
 

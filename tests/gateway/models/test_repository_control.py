@@ -8,6 +8,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.models.repository_control import RepositoryControl
 from tests.builders import read_all, soon, text_request
+from tests.gateway.models.sleeping import eventually
 from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, write
 
 
@@ -69,6 +70,7 @@ async def test_a_model_serves_while_others_still_load(
     first = (await soon(backend.loading.get())).split()[0]
     backend.gate.release()
     second = (await soon(backend.loading.get())).split()[0]
+    await eventually(lambda: [each.name for each in control.registry.models()] == [first])
     with control.registry.find(first, "").submit(text_request()) as stream:
         (await backend.instances[f"{first} 1"][0].begun()).finish("early")
         assert await soon(read_all(stream)) == ["early"]

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.memory_settings import ModelMemory
+from gateway.models import residence
 from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ControlMode
-from tests.builders import ScriptedInstance, read_all, soon
+from tests.builders import ScriptedInstance, read_all, settle, soon
 from tests.gateway.models.golden.files import CAPITAL, write_golden
 from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, refusal, states
 from tests.gateway.models.sleeping import (
@@ -22,6 +24,9 @@ from tests.gateway.models.sleeping import (
 from tests.gateway.models.test_residents import ONE
 from tests.registries import ALL_VERSIONS, ScriptedBackend, Start, write
 
+HOST = ModelMemory(host=1000 << 20)
+"""Room for one model with LARGE."""
+LARGE = {"memory_mb": 600}
 ASLEEP = [("a", "1", "READY", "asleep"), ("a", "2", "UNAVAILABLE", "Internal: no weights")]
 
 
@@ -140,3 +145,79 @@ async def test_a_version_that_loads_with_a_broken_one_gives_its_room_back(
     assert "version 3 is at UNAVAILABLE state: Internal: no weights" in await refusal(control, "a")
     assert model_of(control, "a").version == "1"
     await still_answers(backend, control, nth=0)
+
+
+async def test_models_that_are_always_in_memory_and_load_together_keep_within_the_budget(
+    tmp_path: Path, backend: ScriptedBackend, start: Start
+) -> None:
+    for name in "ab":
+        write(tmp_path, name, 1, more=given(**LARGE))
+    control = await start(memory=HOST)
+    (found,) = backend.instances
+    assert list(stages(control)) == [found.removesuffix(" 1")]
+    (refused,) = [row[3] for row in await states(control) if row[3]]
+    assert "budget is 1.0 GiB, of which other versions always need 0.6 GiB" in refused
+
+
+async def test_versions_that_are_always_in_memory_load_within_the_budget_or_none_does(
+    tmp_path: Path, backend: ScriptedBackend, start: Start
+) -> None:
+    write(tmp_path, "a", 1, 2, more=given(**LARGE) + ALL_VERSIONS)
+    control = await start(memory=HOST)
+    assert [row[2] for row in await states(control)] == ["UNAVAILABLE", "UNAVAILABLE"]
+    assert not control.residents.models
+
+
+async def test_a_version_may_need_the_memory_of_the_one_that_it_replaces(
+    tmp_path: Path, backend: ScriptedBackend, start: Start
+) -> None:
+    write(tmp_path, "a", 1, more=given(**LARGE))
+    write(tmp_path, "b", 1, more=given(memory_mb=300, residency="on_demand"))
+    control = await start(memory=HOST, startup=("a", "b"), **EXPLICIT)
+    backend.gate = asyncio.Semaphore(0)
+    write(tmp_path, "a", 2, more=given(**LARGE))
+    load = asyncio.create_task(control.load("a"))
+    await eventually(lambda: backend.loading.qsize() == 2)
+    waiting = ask(control, "b")
+    await settle()
+    backend.gate.release()
+    await soon(load)
+    assert model_of(control, "a").version == "2"
+    backend.gate.release()
+    (await (await loaded(backend, "b")).begun()).finish("b")
+    assert await soon(read_all(waiting)) == ["b"], "it has waited for the room of version 1"
+
+
+async def test_a_version_that_did_not_load_gives_its_memory_back(
+    tmp_path: Path, backend: ScriptedBackend, start: Start
+) -> None:
+    for name in "ab":
+        write(tmp_path, name, 1, more=given(**LARGE))
+    backend.errors["a 1"] = NO_WEIGHTS
+    control = await start(memory=HOST, **EXPLICIT)
+    assert "no weights" in await refusal(control, "a")
+    assert not control.residents.models
+    await soon(control.load("b"))
+    assert "of which other versions always need 0.6 GiB" in await refusal(control, "a")
+
+
+async def test_a_load_that_waits_for_room_keeps_no_other_model_from_loading(
+    tmp_path: Path, backend: ScriptedBackend, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residence, "STAY_SECS", 0.0)
+    for name in "ap":
+        write(tmp_path, name, 1, more=given(residency="on_demand", **LARGE))
+    settings = {"memory": HOST, "load_thread_count": 1, **EXPLICIT}
+    control = await start(startup=("a", "p"), **settings)
+    stream = ask(control, "p")
+    execution = await (await loaded(backend, "p")).begun()
+    write(tmp_path, "a", 2, more=given(residency="on_demand", **LARGE))
+    load = asyncio.create_task(control.load("a"))
+    await eventually(lambda: len(control.residents.models) == 3)
+    write(tmp_path, "x", 1)
+    await soon(control.load("x"))
+    assert not load.done()
+    execution.finish("p")
+    assert await soon(read_all(stream)) == ["p"]
+    await soon(load)
+    assert model_of(control, "a").version == "2"

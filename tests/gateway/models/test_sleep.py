@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import read_all, soon
+from gateway.backend import Instance
+from gateway.errors import InferenceError
+from gateway.models.instance_groups import InstanceSlot
+from gateway.models.sleep import load_spares
+from tests.builders import ScriptedInstance, read_all, soon
 from tests.gateway.models.golden.files import CAPITAL, write_golden
+from tests.gateway.models.lifecycles import NO_WEIGHTS
 from tests.gateway.models.sleeping import answered, ask, eventually, given, loaded, stages
 from tests.registries import ScriptedBackend, Start, write
 
@@ -53,6 +58,20 @@ async def test_an_instance_that_can_nap_is_closed_only_if_it_fails_to(
     stream = ask(control, "b")
     (await backend.instances["b 1"][0].begun()).finish("b")
     assert await soon(read_all(stream)) == ["b"]
+
+
+async def test_once_a_wake_has_failed_no_instance_of_the_model_naps() -> None:
+    async def load() -> Instance:
+        raise NO_WEIGHTS
+
+    instances = [ScriptedInstance(), ScriptedInstance()]
+    slots = [InstanceSlot(load, napping=each) for each in instances]
+    for each, nap in zip(instances, (Nap("wake"), Nap()), strict=True):
+        each.sleeper = nap
+    with pytest.raises(InferenceError, match="no weights"):
+        await soon(load_spares(slots, side_by_side=False))
+    assert [slot.napping for slot in slots] == [None, None]
+    assert [each.closes for each in instances] == [1, 1]
 
 
 @pytest.mark.parametrize("text", ["Paris", "Lyon"])
