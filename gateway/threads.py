@@ -16,6 +16,9 @@ LARGE_BYTES = 64 * 1024
 MOST_REQUEST_THREADS = 4
 """Decoding threads share the interpreter lock with the event loop; more of them would delay it."""
 
+LISTINGS = 8
+"""Listings of repositories at once, for polls and load requests."""
+
 IMPORTING = threading.Lock()
 """Held while a runtime is imported.
 
@@ -72,8 +75,13 @@ def request_threads() -> Threads:
     return Threads("requests", max(2, min(MOST_REQUEST_THREADS, os.cpu_count() or 1)))
 
 
+def listing_threads() -> Threads:
+    """The pool that lists repositories: a storage that stalls delays no load."""
+    return Threads("listings", LISTINGS)
+
+
 def load_threads(count: int) -> Threads:
-    """The pool that reads repositories and loads models."""
+    """The pool that reads files of repositories and loads models."""
     return Threads("loads", count)
 
 

@@ -5,7 +5,13 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from gateway.storage.remote.objects import ObjectChanged, RemoteError, RemoteListing, RemoteObject
+from gateway.storage.remote.objects import (
+    ObjectChanged,
+    Patience,
+    RemoteError,
+    RemoteListing,
+    RemoteObject,
+)
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 NS = 10**9
@@ -14,7 +20,8 @@ NS = 10**9
 class MemoryStore:
     """Objects of one prefix; `put` and `delete` are those of other programs.
 
-    `down` makes every request fail. `before_read` is called in each read, and may raise.
+    `down` makes every request fail. `patience` is that of the last listing. `before_read` is
+    called in each read, and may raise.
     """
 
     def __init__(self, origin: str = "s3://bucket/models") -> None:
@@ -23,6 +30,7 @@ class MemoryStore:
         self.down = False
         self.lists: list[str] = []
         self.reads: list[str] = []
+        self.patience: Patience | None = None
         self.before_read: Callable[[RemoteObject, int], None] = lambda each, start: None
         self._contents: dict[str, bytes] = {}
         self._listed: dict[str, RemoteObject] = {}
@@ -45,8 +53,9 @@ class MemoryStore:
         for key in [key for key in self._contents if key == under or key.startswith(f"{under}/")]:
             del self._contents[key], self._listed[key]
 
-    def list(self, under: str = "") -> RemoteListing:
+    def list(self, under: str = "", patience: Patience | None = None) -> RemoteListing:
         self.lists.append(under)
+        self.patience = patience
         self._require_up()
         start = f"{under}/" if under else ""
         found = [each for key, each in sorted(self._listed.items()) if key.startswith(start)]

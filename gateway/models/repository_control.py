@@ -31,7 +31,7 @@ from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.storage.store import KEPT
-from gateway.threads import Threads, load_threads, request_threads
+from gateway.threads import Threads, listing_threads, load_threads, request_threads
 
 log = logging.getLogger("sluice.lifecycle")
 
@@ -41,7 +41,6 @@ FACTS = "residence"
 NOT_EXPLICIT = InferenceError(
     Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled"
 )
-
 
 UNREACHABLE_SECS = 30.0
 """Interval of listings of a remote repository that could not be listed, without polls."""
@@ -82,7 +81,7 @@ def compare(
 class RepositoryControl:
     """Loads the models of a repository into the registry. One task runs it.
 
-    Files are read and models loaded in its own threads; `threads` are the threads of requests.
+    Repositories are listed and models loaded in its own threads; `threads` are those of requests.
     """
 
     def __init__(
@@ -97,6 +96,7 @@ class RepositoryControl:
         self.registry = ModelRegistry()
         self._request_threads = threads or request_threads()
         self._threads = load_threads(settings.load_thread_count)
+        self._listings = listing_threads()
         self._repository = repository
         self.remote = repository.remote
         self._settings = settings
@@ -130,7 +130,7 @@ class RepositoryControl:
         """
         self._require_explicit()
         check_name(name)
-        on_disk = await self._threads.run(self._named, name)
+        on_disk = await self._listings.run(self._named, name)
         if not on_disk and not (override and override.files):
             raise poll_failed(name, f"model '{name}' is not in any repository")
         if not on_disk:
@@ -187,7 +187,7 @@ class RepositoryControl:
     async def poll(self) -> None:
         """Load new and changed models, unload removed models; returns when all are done."""
         try:
-            now = await self._threads.run(self._repository.snapshots)
+            now = await self._listings.run(self._repository.snapshots)
         except InferenceError as error:
             log.error("repository poll failed", extra={"reason": error.reason})
             return
@@ -323,6 +323,7 @@ class RepositoryControl:
             async with self.loaded.open():
                 await self._operate()
         finally:
+            self._listings.close()
             self._threads.close()
 
     async def _operate(self) -> None:
@@ -334,7 +335,7 @@ class RepositoryControl:
                     await self.poll()
                 while self.remote:
                     await asyncio.sleep(UNREACHABLE_SECS)
-                    await self._threads.run(self.remote.poll_unreachable)
+                    await self._listings.run(self.remote.poll_unreachable)
                 await asyncio.Event().wait()
             finally:
                 self._tasks = None

@@ -59,7 +59,8 @@ def look_after(parsed: argparse.Namespace, console: Console) -> bool:
     else:
         damaged = [file for cache in caches for file in cache.damaged()]
         for file in damaged:
-            console.print(f"damaged, deleted: {file}", soft_wrap=True, markup=False)
+            state = "in use" if file.in_use else "deleted"
+            console.print(f"damaged, {state}: {file.address}", soft_wrap=True, markup=False)
         console.print(f"{len(damaged)} damaged files")
         return not damaged
     return True

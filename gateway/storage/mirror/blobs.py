@@ -89,7 +89,11 @@ class Blobs:
 
     def sizes(self) -> dict[str, int]:
         """The size of each whole blob."""
-        return {each.name: each.stat().st_size for each in _entries(self._whole, "*/*")}
+        found = {}
+        for each in _entries(self._whole, "*/*"):
+            with suppress(FileNotFoundError):
+                found[each.name] = each.stat().st_size
+        return found
 
     def partials(self) -> dict[str, int]:
         """The size on disk of each partial blob, which is that of its whole content."""

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gateway.storage.mirror.blobs import GIB, Blobs
 from gateway.storage.mirror.errors import MirrorError, disk_error
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.settings import DEFAULT_BOUND, CacheBound
-from gateway.storage.mirror.trees import Manifest, RemoteTree, Trees, delete_tree
+from gateway.storage.mirror.trees import Manifest, RemoteTree, Trees, delete_folder
 
 log = logging.getLogger("sluice.remote")
 
@@ -27,6 +27,14 @@ class CachedTree:
     used_at: float
     in_use: bool
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file with another content than the downloaded one; kept while a server uses its model."""
+
+    address: str
+    in_use: bool
 
 
 class RemoteCache:
@@ -89,7 +97,8 @@ class RemoteCache:
         """Evict everything that is not in use; returns its size."""
         if not self.root.exists():
             return 0
-        with self._evicting() as lock, _Eviction(self, lock) as eviction:
+        with self._evicting() as lock:
+            eviction = _Eviction(self, lock, {})
             before = eviction.size
             eviction.evict(before)
             return before - eviction.size
@@ -98,87 +107,85 @@ class RemoteCache:
         """All trees, the least recently used first."""
         return [_shown(path, manifest) for path, manifest in self.trees.manifests()]
 
-    def damaged(self) -> Iterator[str]:
-        """The address of each file with another content than the downloaded one.
+    def damaged(self) -> Iterator[DamagedFile]:
+        """The files with another content than the downloaded one.
 
-        Its blob is deleted, and the trees with it that no server uses.
+        Their blobs are deleted, and the trees with them, unless a server uses one of the trees.
         """
-        manifests = list(self.trees.manifests())
         for key in sorted(self.blobs.sizes()):
-            if not self.blobs.is_damaged(key):
-                continue
-            self.blobs.delete(key)
-            for path, manifest in manifests:
-                names = [name for name, blob in manifest.files.items() if blob == key]
-                yield from (f"{manifest.address}/{name}" for name in names)
-                lock = CacheLock.attempt(path) if names else None
-                if lock is not None:
-                    delete_tree(lock)
+            if self.blobs.is_damaged(key):
+                yield from self._delete_damaged(key)
+
+    def _delete_damaged(self, key: str) -> tuple[DamagedFile, ...]:
+        with self._evicting(), ExitStack() as locks:
+            users = [each for each in self.trees.manifests() if key in each[1].files.values()]
+            free: list[CacheLock] = []
+            for path, _ in users:
+                if (lock := CacheLock.attempt(path)) is not None:
+                    free.append(locks.enter_context(closing(lock)))
+            in_use = len(free) < len(users)
+            if not in_use:
+                # Locked to the end: a load must not build a tree from the blob meanwhile.
+                for each in free:
+                    delete_folder(each)
+                self.blobs.delete(key)
+                for each in free:
+                    each.delete()
+        return tuple(
+            DamagedFile(f"{manifest.address}/{name}", in_use)
+            for _, manifest in users
+            for name, blob in manifest.files.items()
+            if blob == key
+        )
 
     @contextmanager
     def _evicting(self) -> Iterator[CacheLock]:
         """The lock of evictions; MirrorError if the cache cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            lock = CacheLock.exclusive(self.root / "eviction.lock")
-            try:
+            with closing(CacheLock.exclusive(self.root / "eviction.lock")) as lock:
                 yield lock
-            finally:
-                lock.close()
         except OSError as error:
             raise disk_error(error) from None
 
     def _evict(self, lock: CacheLock, wanted: Mapping[str, int], what: str) -> None:
-        with _Eviction(self, lock, wanted) as eviction:
-            if not eviction.needed:
-                return
-            bound = self._bound.bytes_of(self.root)
-            free = shutil.disk_usage(self.root).free
-            excess = eviction.promised - min(free, bound - eviction.size)
-            if bound and excess > eviction.evictable:
-                raise _too_small(what, bound, eviction)
-            eviction.evict(excess)
+        eviction = _Eviction(self, lock, wanted)
+        if not eviction.needed:
+            return
+        bound = self._bound.bytes_of(self.root)
+        free = shutil.disk_usage(self.root).free
+        excess = eviction.promised - min(free, bound - eviction.size)
+        if bound and excess > eviction.evictable:
+            raise _too_small(what, bound, eviction)
+        eviction.evict(excess)
 
 
 class _Eviction:
-    """One eviction: what there is, and locks on all that no process uses or wants.
+    """One eviction, under its lock: what there is, and what no process uses or wants.
 
     `promised` are the bytes that blobs of loads lack, `needed` those of the `wanted` ones.
     """
 
-    def __init__(
-        self, cache: RemoteCache, lock: CacheLock, wanted: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, cache: RemoteCache, lock: CacheLock, wanted: Mapping[str, int]) -> None:
         self._cache = cache
-        self._lock = lock
-        self._wanted = wanted or {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "_Eviction":
-        os.utime(self._lock.path)
-        self._cache.trees.delete_stale(self._lock.path.stat().st_mtime)
+        os.utime(lock.path)
+        cache.trees.delete_stale(lock.path.stat().st_mtime)
         # Blobs first: a download adds its manifest before its blobs.
-        self._sizes = self._cache.blobs.sizes()
-        self._partials = self._cache.blobs.partials()
+        self._sizes = cache.blobs.sizes()
+        self._partials = cache.blobs.partials()
         self.size = sum(self._sizes.values()) + sum(self._partials.values())
-        self._uses = Counter(self._wanted.keys())
-        self._free: list[tuple[CacheLock, Manifest]] = []
-        held = dict(self._wanted)
-        for path, manifest in self._cache.trees.manifests():
+        self._uses = Counter(wanted.keys())
+        self._free: list[tuple[Path, Manifest]] = []
+        held = dict(wanted)
+        for path, manifest in cache.trees.manifests():
             self._uses.update(set(manifest.files.values()))
-            lock_of_tree = CacheLock.attempt(path)
-            if lock_of_tree is None:
-                held.update(manifest.sizes)
+            if CacheLock.is_free(path):
+                self._free.append((path, manifest))
             else:
-                self._stack.callback(lock_of_tree.close)
-                self._free.append((lock_of_tree, manifest))
+                held.update(manifest.sizes)
         self.in_use = sum(map(self._known, held))
-        self.needed = self._lacking(self._wanted)
+        self.needed = self._lacking(wanted)
         self.promised = self._lacking(held)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     @property
     def evictable(self) -> int:
@@ -192,10 +199,14 @@ class _Eviction:
             if self.size <= until:
                 return
             self._drop(key)
-        for lock, manifest in self._free:
+        for path, manifest in self._free:
             if self.size <= until:
                 return
-            delete_tree(lock)
+            if (lock := CacheLock.attempt(path)) is None:  # in use since the scan
+                continue
+            with closing(lock):
+                delete_folder(lock)
+                lock.delete()
             log.info("cached model evicted", extra={"address": manifest.address})
             for key in set(manifest.files.values()):
                 self._uses[key] -= 1
@@ -220,14 +231,11 @@ class _Eviction:
 
 
 def _shown(path: Path, manifest: Manifest) -> CachedTree:
-    lock = CacheLock.attempt(path)
-    if lock is not None:
-        lock.close()
     return CachedTree(
         address=manifest.address,
         size=sum(manifest.sizes.values()),
         used_at=os.stat(path).st_mtime,
-        in_use=lock is None,
+        in_use=not CacheLock.is_free(path),
         whole=path.with_suffix("").is_dir(),
     )
 

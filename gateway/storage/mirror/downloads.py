@@ -1,6 +1,7 @@
 """Downloads of blobs: in parts, concurrent, resumed, and shared with other processes."""
 
 import errno
+import math
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from gateway.storage.mirror.blobs import GIB, PART_BYTES, Blob, Blobs, PartialBlob
 from gateway.storage.mirror.errors import DownloadStopped, disk_error
-from gateway.storage.remote.objects import Bytes, RemoteError, RemoteListing, RemoteObject
+from gateway.storage.remote.objects import Bytes, Patience, RemoteError, RemoteListing, RemoteObject
 
 UNITS = 32
 """The units of all requests in flight: a part takes two, a small object one."""
@@ -33,8 +34,8 @@ class RemoteStore(Protocol):
 
     origin: str
 
-    def list(self, under: str = "") -> RemoteListing:
-        """All objects below a folder."""
+    def list(self, under: str = "", patience: Patience | None = None) -> RemoteListing:
+        """All objects below a folder; `patience` replaces the store's own."""
 
     def read(self, object: RemoteObject, start: int, length: int) -> Bytes:
         """Bytes of an object; ObjectChanged if it is another version now."""
@@ -43,7 +44,8 @@ class RemoteStore(Protocol):
 class Transfers:
     """The bound of all downloads of a server, and counts of their requests and bytes.
 
-    If the storage asks for fewer requests the bound is halved; it grows by a part in 30 s.
+    If the storage asks for fewer requests the bound is halved, once for all requests that were in
+    flight then; it grows by a part in 30 s.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Transfers:
         self._clock = clock
         self._pause_secs = pause_secs
         self._changed = threading.Condition()
-        self._halved, self._halved_at = UNITS, clock()
+        self._halved, self._halved_at, self._halvings = UNITS, clock(), 0
         self._in_flight = 0
         self.bytes = 0
         self.requests = 0
@@ -71,9 +73,9 @@ class Transfers:
         stopped: threading.Event,
     ) -> None:
         """Read and write bytes of that size; repeat the read while the storage is overloaded."""
-        pause, deadline = self._pause_secs, self._clock() + SLOW_SECS
+        pause, deadline = self._pause_secs, math.inf
         while True:
-            with self._slot(1 if size <= SMALL_BYTES else 2):
+            with self._slot(1 if size <= SMALL_BYTES else 2) as halvings:
                 if stopped.is_set():
                     raise DownloadStopped("the download was stopped")
                 try:
@@ -81,7 +83,8 @@ class Transfers:
                 except RemoteError as error:
                     if not error.is_slow_down or self._clock() > deadline:
                         raise
-                    self._slow_down()
+                    deadline = min(deadline, self._clock() + SLOW_SECS)
+                    self._slow_down(halvings)
                     self.count()
                 else:
                     write(content)
@@ -90,12 +93,14 @@ class Transfers:
             pause = min(2 * pause, LONGEST_PAUSE_SECS)
 
     @contextmanager
-    def _slot(self, units: int) -> Iterator[None]:
+    def _slot(self, units: int) -> Iterator[int]:
+        """Units of the bound; gives the number of halvings before."""
         with self._changed:
             self._changed.wait_for(lambda: self._in_flight + units <= self.bound)
             self._in_flight += units
+            halvings = self._halvings
         try:
-            yield
+            yield halvings
         finally:
             with self._changed:
                 self._in_flight -= units
@@ -107,9 +112,11 @@ class Transfers:
             self.requests += 1
             self.bytes += size
 
-    def _slow_down(self) -> None:
+    def _slow_down(self, halvings: int) -> None:
         with self._changed:
-            self._halved, self._halved_at = max(2, self.bound // 2), self._clock()
+            if halvings == self._halvings:
+                self._halved, self._halved_at = max(2, self.bound // 2), self._clock()
+                self._halvings += 1
 
 
 @dataclass(slots=True)

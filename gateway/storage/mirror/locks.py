@@ -37,6 +37,14 @@ class CacheLock:
             return None
         return cls(path, found)
 
+    @classmethod
+    def is_free(cls, path: Path) -> bool:
+        """Whether a file is there that no process has locked."""
+        if (found := cls.attempt(path)) is None:
+            return False
+        found.close()
+        return True
+
     def close(self) -> None:
         """Free the lock; idempotent."""
         if self._descriptor >= 0:

@@ -30,7 +30,14 @@ from gateway.storage.mirror.downloads import (
 from gateway.storage.mirror.errors import MirrorError, ModelUploading
 from gateway.storage.mirror.saved_listing import SavedListing
 from gateway.storage.mirror.trees import Manifest, RemoteTree
-from gateway.storage.remote.objects import ObjectChanged, RemoteError, RemoteListing, RemoteObject
+from gateway.storage.remote.objects import (
+    FIRST,
+    ObjectChanged,
+    Patience,
+    RemoteError,
+    RemoteListing,
+    RemoteObject,
+)
 
 log = logging.getLogger("sluice.remote")
 
@@ -84,8 +91,9 @@ class Mirror:
     def open(self) -> None:
         """Read the first listing; a storage that is down is replaced by what the cache has.
 
-        It decides whether the repository is the folder of one model. A model that is being uploaded
-        is served as it was before. Raises MirrorError if there is no listing at all.
+        The storage has less time for its answer if the cache has models. The listing decides
+        whether the repository is the folder of one model. A model that is being uploaded is served
+        as it was before. Raises MirrorError if there is no listing at all.
         """
         self.cache.measure()
         known = self._saved.cached()
@@ -95,7 +103,7 @@ class Mirror:
             self._show_cached(known)
             return
         try:
-            listing = self._list("")
+            listing = self._list("", FIRST if known else None)
         except MirrorError as error:
             if known is None:
                 raise
@@ -159,10 +167,10 @@ class Mirror:
         self._before = now
         self._serve(found)
 
-    def _list(self, under: str) -> RemoteListing:
+    def _list(self, under: str, patience: Patience | None = None) -> RemoteListing:
         self.transfers.count()
         try:
-            listing = self._store.list(under)
+            listing = self._store.list(under, patience)
         except RemoteError as error:
             self.up = False
             raise MirrorError(str(error)) from None

@@ -1,6 +1,7 @@
 """Mirrors of the repositories of a server, which share the bound of downloads."""
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gateway.storage.mirror.cache import RemoteCache
@@ -18,12 +19,15 @@ def open_places(
 ) -> list[Path | Mirror]:
     """The places, with a mirror for each remote repository, after its first listing; blocks.
 
-    Raises MirrorError.
+    The repositories are listed concurrently. Raises MirrorError.
     """
-    transfers = Transfers()
-    return [
-        each if isinstance(each, Path) else _open(each, environment, transfers) for each in places
-    ]
+    transfers, found = Transfers(), list(places)
+
+    def opened(place: Path | RemoteRepository) -> Path | Mirror:
+        return place if isinstance(place, Path) else _open(place, environment, transfers)
+
+    with ThreadPoolExecutor(max(1, len(found)), "opening") as threads:
+        return list(threads.map(opened, found))
 
 
 def _open(of: RemoteRepository, environment: Mapping[str, str], transfers: Transfers) -> Mirror:

@@ -106,7 +106,10 @@ class Trees:
 
     def manifests(self) -> Iterator[tuple[Path, Manifest]]:
         """The file and the content of every manifest, the least recently used first."""
-        found = [(each.stat().st_mtime, each) for each in self._root.glob("*/*/*.json")]
+        found = []
+        for each in self._root.glob("*/*/*.json"):
+            with suppress(FileNotFoundError):
+                found.append((each.stat().st_mtime, each))
         for _, path in sorted(found):
             if manifest := Manifest.read(path):
                 yield path, manifest
@@ -126,15 +129,14 @@ class Trees:
         return self._root / repository / (model or ONE_MODEL) / digest.hexdigest()
 
 
-def delete_tree(lock: CacheLock) -> None:
-    """Delete the tree whose manifest is locked."""
+def delete_folder(manifest: CacheLock) -> None:
+    """Delete the folder of the tree whose manifest is locked."""
     # Renamed first: a process that dies in between must not leave half a tree.
-    doomed = lock.path.parent / BUILDING / secrets.token_hex(8)
+    doomed = manifest.path.parent / BUILDING / secrets.token_hex(8)
     doomed.parent.mkdir(exist_ok=True)
     with suppress(FileNotFoundError):
-        lock.path.with_suffix("").rename(doomed)
+        manifest.path.with_suffix("").rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-    lock.delete()
 
 
 def _publish(staging: Path, path: Path) -> None:

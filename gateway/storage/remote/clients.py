@@ -6,6 +6,7 @@ argument here.
 
 import base64
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from gateway.storage.remote.addresses import Address, parse_address
 from gateway.storage.remote.credentials import FILE, VARIABLES, CredentialError, read_credential
+from gateway.storage.remote.failures import words_of
 from gateway.storage.remote.objects import LISTED, READ, Connection, ObjectStore, Patience
 
 INSTANCE = "SLUICE_INSTANCE_CREDENTIALS"
@@ -25,7 +27,10 @@ POD_VARIABLES = (
 )
 """Set by EKS and ECS in a container with a role."""
 GOOGLE = "https://storage.googleapis.com"
+GOOGLE_FILE = VARIABLES["gs"]["path"]
 AUTH_TYPES = ("key", "managed_identity", "default")
+
+log = logging.getLogger("sluice.remote")
 
 Environment = Mapping[str, str]
 Credential = Mapping[str, str]
@@ -45,7 +50,9 @@ def open_store(
 ) -> ObjectStore:
     """The objects at an address; AddressError or CredentialError. Nothing is asked yet."""
     address = parse_address(text)
+    _log_file(FILE, environment.get(FILE))
     found = read_credential(address, environment)
+    _log_file(_google_variable(environment), found.get("path"))
     endpoint = _endpoint(address, found, environment)
     if set("@?#") & set(endpoint):
         raise CredentialError(
@@ -103,6 +110,7 @@ def _s3(address: Address, found: Credential, environment: Environment) -> Argume
         provider, its_region = _profile(profile, environment)
         return _s3_signed(address, region or its_region, credential_provider=provider)
     if any(environment.get(name) for name in POD_VARIABLES) or _may_ask(environment):
+        _refuse_replaced("AWS_ACCESS_KEY_ID", environment)
         return _s3_signed(address, region)
     tried = (*VARIABLES["s3"].values(), *POD_VARIABLES)
     signed = _s3_signed(address, region)
@@ -131,15 +139,18 @@ def _profile(name: str, environment: Environment) -> tuple[Callable[[], Any], st
             session.get_component("credential_provider").remove("iam-role")
         return Boto3CredentialProvider(session), session.get_config_variable("region") or ""
     except (BotoCoreError, ValueError) as error:
-        raise CredentialError(f"profile '{name}' of AWS has no credentials: {error}") from None
+        raise CredentialError(
+            f"profile '{name}' of AWS has no credentials: {words_of(error)}"
+        ) from None
 
 
 def _gs(address: Address, found: Credential, environment: Environment) -> Arguments:
     url = address.endpoint or GOOGLE
     path = found.get("path")
     if path and not address.endpoint:
-        return Arguments(url, _google_file(path))
+        return Arguments(url, _google_file(path, _google_variable(environment)))
     if not address.endpoint and _may_ask(environment):
+        _refuse_replaced(GOOGLE_FILE, environment)
         return Arguments(url, {})
     # With `skip_signature` the metadata service is asked all the same.
     nameless = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
@@ -148,14 +159,28 @@ def _gs(address: Address, found: Credential, environment: Environment) -> Argume
     return Arguments(url, {"service_account_key": json.dumps(account)}, unsigned)
 
 
-def _google_file(path: str) -> dict[str, Any]:
+def _google_variable(environment: Environment) -> str:
+    """The variable by which the file of an account of Google is found."""
+    return FILE if environment.get(FILE) else GOOGLE_FILE
+
+
+def _log_file(variable: str, path: str | None) -> None:
+    """Log the path of a file of credentials: errors, which reach clients, name the variable."""
+    if path:
+        log.info("credential file named", extra={"variable": variable, "path": path})
+
+
+def _google_file(path: str, variable: str) -> dict[str, Any]:
     try:
         kind = json.loads(Path(path).read_bytes())["type"]
     except OSError as error:
-        raise CredentialError(f"cannot read '{path}': {error.strerror}") from None
+        raise CredentialError(
+            f"cannot read the file that {variable} names: {error.strerror}"
+        ) from None
     except (ValueError, KeyError, TypeError):
         raise CredentialError(
-            f"'{path}' is no credential file of Google: expected JSON with a type"
+            f"the file that {variable} names is no credential file of Google: expected JSON with a "
+            "type"
         ) from None
     if kind == "service_account":
         return {"service_account": path}
@@ -165,7 +190,9 @@ def _google_file(path: str) -> dict[str, Any]:
         import google.auth
         from obstore.auth.google import GoogleCredentialProvider
     except ImportError:
-        raise CredentialError(f"'{path}' has type {kind}, which needs google-auth") from None
+        raise CredentialError(
+            f"the file that {variable} names has type {kind}, which needs google-auth"
+        ) from None
     scopes = ["https://www.googleapis.com/auth/devstorage.read_only"]
     credentials, _ = google.auth.load_credentials_from_file(path, scopes=scopes)
     return {"credential_provider": GoogleCredentialProvider(credentials)}
@@ -217,7 +244,16 @@ def _may_ask(environment: Environment) -> bool:
     return environment.get(INSTANCE, "").lower() in ("1", "true")
 
 
+def _refuse_replaced(variable: str, environment: Environment) -> None:
+    """Refuse a variable that a credential file replaces: obstore prefers it to a role."""
+    if environment.get(FILE) and environment.get(variable):
+        raise CredentialError(
+            f"the file of {FILE} has no keys for this address, and {variable} is set: unset it, or "
+            "add keys to the file"
+        )
+
+
 def _unsigned(tried: Any, environment: Environment) -> str:
-    if path := environment.get(FILE):
-        return f"'{path}' ({FILE}) has no keys for this address"
+    if environment.get(FILE):
+        return f"the file of {FILE} has no keys for this address"
     return f"none of {', '.join(tried)} is enough, and {INSTANCE} is not true"

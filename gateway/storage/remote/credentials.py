@@ -27,7 +27,7 @@ VARIABLES = {
 
 
 class CredentialError(Exception):
-    """Credentials that cannot be read or used; the text names the cause and never a secret."""
+    """Credentials that cannot be read or used; the text names the cause, no secret and no path."""
 
 
 def read_credential(address: Address, environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -43,38 +43,38 @@ def read_credential(address: Address, environment: Mapping[str, str]) -> Mapping
 
 def _from_file(path: str, address: Address) -> Mapping[str, str]:
     """The credential of the longest prefix of the address."""
-    credentials = _object(_parsed(path).get(address.scheme, {}), path)
+    credentials = _object(_parsed(path).get(address.scheme, {}))
     matching = [prefix for prefix in credentials if address.text.startswith(prefix)]
     if not matching:
         # Triton's words, with its two blanks.
         raise CredentialError(
-            f"Cannot match credential for path  {address.text}: '{path}' ({FILE}) has no prefix "
-            f'of it in "{address.scheme}"; add one, or "" for all'
+            f"Cannot match credential for path  {address.text}: the file of {FILE} has no "
+            f'prefix of it in "{address.scheme}"; add one, or "" for all'
         )
     prefix = max(matching, key=len)
     found = credentials[prefix]
-    members = {"path": found} if address.scheme == "gs" else _object(found, path)
+    members = {"path": found} if address.scheme == "gs" else _object(found)
     known = {name: value for name, value in members.items() if name in VARIABLES[address.scheme]}
     if not all(isinstance(value, str) for value in known.values()):
-        raise CredentialError(f"'{path}' ({FILE}) has a value that is no string: correct it")
+        raise CredentialError(f"the file of {FILE} has a value that is no string: correct it")
     return {name: value for name, value in known.items() if value}
 
 
 def _parsed(path: str) -> Mapping[str, Any]:
     try:
         with open(path, "rb") as file:
-            return _object(json.load(file), path)
+            return _object(json.load(file))
     except OSError as error:
-        raise CredentialError(f"cannot read '{path}' ({FILE}): {error.strerror}") from None
+        raise CredentialError(f"cannot read the file of {FILE}: {error.strerror}") from None
     except ValueError as error:
         place = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise CredentialError(f"'{path}' ({FILE}) is no JSON{place}: correct it") from None
+        raise CredentialError(f"the file of {FILE} is no JSON{place}: correct it") from None
 
 
-def _object(value: Any, path: str) -> Mapping[str, Any]:
+def _object(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise CredentialError(
-            f"'{path}' ({FILE}) has {type(value).__name__} for an object of JSON, expected "
+            f"the file of {FILE} has {type(value).__name__} for an object of JSON, expected "
             '{"s3": {"PREFIX": {"key_id": ...}}}'
         )
     return value

@@ -61,7 +61,7 @@ CODE = re.compile(r"<Code>([^<]*)</Code>")
 MESSAGE = re.compile(r"<Message>([^<\n]*)")
 KIND = re.compile(r"kind: (Connect|Timeout|Request|Interrupted|Decode|Body)\b")
 CODES = {"Connect": "CannotConnect", "Timeout": "Timeout"}
-VALUE = re.compile(r"""https?://\S+|"[^"\n]*"|'[^'\n]*'""")
+VALUE = re.compile(r"""https?://\S+|"[^"\n]*"|'[^'\n]*'|(?<!\S)/\S+""")
 BAD_KEY = re.compile(r'(?:path: |Path )("(?:[^"\\]|\\.)*")')
 
 

@@ -101,6 +101,8 @@ class Patience:
 
 
 LISTED = Patience(retries=10, within_s=180)
+FIRST = Patience(retries=1, within_s=3, connect_s=2, silence_s=3, whole_s=10)
+"""Patience of the listing at a start that can do without it."""
 READ = Patience(retries=2, within_s=30)
 """A read fails soon, so that its caller makes fewer of them at once and reads again."""
 
@@ -132,13 +134,15 @@ class ObjectStore:
     ) -> None:
         self.origin = address.origin
         self._address = address
+        self._connect = connect
         self._listing = _Client(connect, listed)
         self._reading = _Client(connect, read)
         self._clock = StorageClock()
 
-    def list(self, under: str = "") -> RemoteListing:
+    def list(self, under: str = "", patience: Patience | None = None) -> RemoteListing:
         """All objects below the folder `under`; their keys are relative to the prefix all the same.
 
+        `patience` replaces the store's own for this listing.
         A bucket without such objects gives an empty listing, a missing bucket RemoteError.
         """
         prefix = "/".join(part for part in (self._address.prefix, under) if part)
@@ -151,7 +155,8 @@ class ObjectStore:
             return self._clock.now(connection.url), entries
 
         try:
-            at, entries = self._listing.call(listed, f"list '{self._named(under)}'")
+            client = _Client(self._connect, patience) if patience else self._listing
+            at, entries = client.call(listed, f"list '{self._named(under)}'")
         except ObjectChanged as error:
             raise self._unusable(error) from None
         except RemoteError as error:

@@ -12,7 +12,7 @@ from gateway.models import fetching
 from gateway.models.repository import LoadSource, ModelId, ModelRepository
 from gateway.observability.remote_metrics import remote_families
 from gateway.storage.mirror.cache import RemoteCache
-from gateway.storage.remote.objects import RemoteObject
+from gateway.storage.remote.objects import Patience, RemoteListing, RemoteObject
 from tests.builders import soon
 from tests.gateway.models.mirrored import EXPLICIT, SOON_SECS, Open, config, versions
 from tests.registries import ScriptedBackend, Start, write
@@ -59,6 +59,29 @@ async def test_a_storage_that_is_down_fails_no_load_of_a_folder(
     assert versions(control.registry, "local") == ["1"]
     with pytest.raises(InferenceError, match=r"'unknown'.*CannotConnect"):
         await soon(control.load("unknown"))
+
+
+async def test_a_listing_that_stalls_takes_no_thread_of_loads(
+    store: MemoryStore, mirror_of: Open, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = await start(mirror_of(store), **EXPLICIT, load_thread_count=1)
+    reached, held = threading.Event(), threading.Event()
+
+    def stall(under: str, patience: Patience | None) -> RemoteListing:
+        if under == "m":
+            reached.set()
+            held.wait(SOON_SECS)
+        return MemoryStore.list(store, under, patience)
+
+    monkeypatch.setattr(store, "list", stall)
+    load = asyncio.create_task(control.load("m"))
+    try:
+        assert await asyncio.to_thread(reached.wait, SOON_SECS)
+        await soon(control.load("n"))
+        assert not load.done()
+    finally:
+        held.set()
+        await soon(load)
 
 
 async def test_a_download_shows_its_progress_and_an_unload_ends_it(

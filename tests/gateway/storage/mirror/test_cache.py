@@ -1,9 +1,7 @@
 """The cache has a bound; what a process uses is never evicted, and each file can be verified."""
 
+import errno
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from gateway.storage.mirror import downloads
-from gateway.storage.mirror.blobs import Blob, Blobs
-from gateway.storage.mirror.cache import RemoteCache
-from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfers, rarely
+from gateway.storage.mirror.blobs import Blobs
+from gateway.storage.mirror.cache import DamagedFile, RemoteCache
+from gateway.storage.mirror.downloads import DownloadProgress
 from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import CacheBound
-from gateway.storage.mirror.trees import STALE_SECS, RemoteTree
+from gateway.storage.mirror.trees import STALE_SECS, RemoteTree, delete_folder
 from gateway.storage.remote.objects import RemoteError, RemoteObject
 from tests.gateway.storage.mirror.conftest import Open
-from tests.remote_stores import MemoryStore, slow_down
+from tests.remote_stores import MemoryStore
 
 SOON_SECS = 30
+DAMAGED = "s3://bucket/models/a/1/weights"
 
 
 @pytest.fixture
@@ -227,9 +225,89 @@ def test_a_damaged_file_is_found_and_downloaded_again(
     file.chmod(0o644)
     file.write_bytes(b"x" * 400)
     damaged.release()
-    assert list(RemoteCache(root).damaged()) == ["s3://bucket/models/a/1/weights"]
+    assert list(RemoteCache(root).damaged()) == [DamagedFile(DAMAGED, in_use=False)]
     assert list(RemoteCache(root).damaged()) == []
     assert (mirror.folder("a").fetch().path / "1/weights").read_bytes() == b"a" * 400
+
+
+def test_a_damaged_file_of_a_model_in_use_is_reported_until_it_is_free(
+    store: MemoryStore, mirror_of: Open, root: Path
+) -> None:
+    mirror = mirror_of(store)
+    used = mirror.folder("a").fetch()
+    file = used.path / "1/weights"
+    file.chmod(0o644)
+    file.write_bytes(b"x" * 400)
+    for _ in range(2):
+        assert list(RemoteCache(root).damaged()) == [DamagedFile(DAMAGED, in_use=True)]
+    assert file.exists()
+    used.release()
+    assert list(RemoteCache(root).damaged()) == [DamagedFile(DAMAGED, in_use=False)]
+    assert (mirror.folder("a").fetch().path / "1/weights").read_bytes() == b"a" * 400
+
+
+def test_a_failed_eviction_delays_no_other(
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, cache = mirror_of(store), RemoteCache(root)
+    use(mirror, "a")
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.blobs, "partials", fail)
+        with pytest.raises(MirrorError, match="the cache cannot be used"):
+            cache.make_room({"key": 1}, "a model")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert CacheLock.is_free(root / "eviction.lock")
+
+
+def test_an_eviction_holds_the_lock_of_one_model_at_once(
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        use(mirror_of(store), name)
+    held: list[int] = []
+    before = len(os.listdir("/proc/self/fd"))
+
+    def delete(manifest: CacheLock) -> None:
+        held.append(len(os.listdir("/proc/self/fd")) - before)
+        delete_folder(manifest)
+
+    monkeypatch.setattr("gateway.storage.mirror.cache.delete_folder", delete)
+    assert RemoteCache(root).clean() == 1200
+    assert held == [2, 2, 2]  # that of the eviction, too
+
+
+def test_a_model_that_is_used_since_the_scan_is_not_evicted(
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = mirror_of(store)
+    for name in ("a", "b"):
+        use(mirror, name)
+    used: list[RemoteTree] = []
+
+    def delete(manifest: CacheLock) -> None:
+        if not used:
+            used.append(mirror.folder("b").fetch())
+        delete_folder(manifest)
+
+    monkeypatch.setattr("gateway.storage.mirror.cache.delete_folder", delete)
+    RemoteCache(root).clean()
+    assert addresses(root) == ["b"]
+
+
+def test_files_that_disappear_during_a_scan_are_none(
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(mirror_of(store), "a")
+    for pattern, name in (("trees/*/a", "gone.json"), ("blobs/*", "gone")):
+        (next(root.glob(pattern)) / name).symlink_to(root / "none")
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    assert addresses(root) == ["a"]
+    assert list(Blobs(root).sizes().values()) == [400]
 
 
 def test_an_eviction_during_a_load_is_repaired(
@@ -247,142 +325,3 @@ def test_an_eviction_during_a_load_is_repaired(
     assert evicted
     assert (tree.path / "1/weights").read_bytes() == b"a" * 400
     assert len(store.reads) == 2 * 7
-
-
-# Downloads.
-
-
-def test_the_bound_of_downloads_is_halved_and_grows_again() -> None:
-    now = [0.0]
-    transfers = Transfers(clock=lambda: now[0], pause_secs=0)
-    refusals = iter([True, True, True])
-
-    def read() -> bytes:
-        if next(refusals, False):
-            slow_down(RemoteObject("k", "e", 1, 0), 0)
-        return b""
-
-    transfers.copy(read, lambda content: None, 1, threading.Event())
-    assert transfers.bound == 32 // 8
-    now[0] += 30
-    assert transfers.bound == 32 // 8 + 2
-    now[0] += 3600
-    assert transfers.bound == 32
-
-
-def test_an_overload_without_end_is_an_error() -> None:
-    now = [0.0]
-
-    def read() -> bytes:
-        now[0] += 100
-        slow_down(RemoteObject("k", "e", 1, 0), 0)
-        return b""
-
-    transfers = Transfers(clock=lambda: now[0], pause_secs=0)
-    with pytest.raises(RemoteError, match="SlowDown"):
-        transfers.copy(read, lambda content: None, 1, threading.Event())
-    assert now[0] == 200
-
-
-def test_at_most_16_parts_are_in_flight(
-    store: MemoryStore, mirror_of: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.put("a/1/weights", b"a" * 64 * 100)
-    lock, running, most = threading.Lock(), [0], [0]
-    full = threading.Event()
-
-    def count(each: RemoteObject, start: int) -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-            if running[0] == 16:
-                full.set()
-        full.wait(SOON_SECS)
-        time.sleep(0)
-        with lock:
-            running[0] -= 1
-
-    mirror = mirror_of(store)
-    store.before_read = count
-    mirror.folder("a").fetch()
-    assert most[0] == 16
-
-
-@pytest.mark.parametrize(("secs", "lines"), [(0, 2), (3600, 0)])
-def test_progress_is_reported_after_some_time(
-    monkeypatch: pytest.MonkeyPatch, secs: float, lines: int
-) -> None:
-    monkeypatch.setattr(downloads, "REPORT_SECS", secs)
-    seen: list[DownloadProgress] = []
-    report = rarely(seen.append)
-    for _ in range(2):
-        report(DownloadProgress())
-    assert len(seen) == lines
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from gateway.storage.mirror import blobs, downloads
-from gateway.storage.mirror.blobs import Blob, Blobs
-from gateway.storage.remote.objects import RemoteObject
-
-blobs.PART_BYTES = 64
-partial = Blobs(Path(sys.argv[1])).open_partial(Blob.of("s3://b", RemoteObject("k", "e", 640, 0)))
-for part in range(5):
-    partial.write(part, b"x" * 64)
-sys.stdout.write("half\\n")
-sys.stdout.flush()
-sys.stdin.readline()
-"""
-
-
-def test_a_download_of_a_process_that_is_killed_is_continued_by_another(root: Path) -> None:
-    store = MemoryStore("s3://b")
-    store.put("k", b"x" * 640)
-    object = store.list().objects[0]
-    blob = Blob.of("s3://b", RemoteObject("k", "e", 640, 0))
-    command = [sys.executable, "-W", "error", "-c", CHILD, str(root)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "half\n"
-            seen: list[int] = []
-
-            def report(progress: DownloadProgress) -> None:
-                seen.append(progress.done)
-                if len(seen) == 3:
-                    process.send_signal(signal.SIGKILL)
-
-            starts: list[int] = []
-            store.before_read = lambda each, start: starts.append(start)
-            wanted = [Blob(blob.key, object)]
-            Download(store, Blobs(root), Transfers()).run(wanted, report)
-        finally:
-            process.kill()
-    assert seen[:3] == [320, 320, 320]
-    assert seen[-1] == 640
-    assert sorted(starts) == [320, 384, 448, 512, 576]
-    assert Blobs(root).path(blob.key).read_bytes() == b"x" * 640
-    assert not Blobs(root).is_damaged(blob.key)
-    assert list((root / "partial").iterdir()) == []
-
-
-def test_the_parts_of_another_start_of_the_machine_are_not_trusted(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = Blob.of("s3://b", RemoteObject("k", "e", 640, 0))
-    first = Blobs(root).open_partial(blob)
-    assert first is not None
-    first.write(0, b"x" * 64)
-    first.close()
-    again = Blobs(root).open_partial(blob)
-    assert again is not None
-    assert again.missing == list(range(1, 10))
-    again.close()
-    monkeypatch.setattr("gateway.storage.mirror.blobs.BOOT_ID", root / "another")
-    last = Blobs(root).open_partial(blob)
-    assert last is not None
-    assert last.missing == list(range(10))
-    last.discard()

@@ -1,12 +1,20 @@
 """Listings change the models that a mirror shows only if they are complete, equal and settled."""
 
+import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from gateway.storage.mirror import opening
 from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.mirror import Mirror
+from gateway.storage.mirror.settings import RemoteRepository
+from gateway.storage.remote.objects import FIRST, Patience, RemoteListing
 from tests.gateway.storage.mirror.conftest import Open
 from tests.remote_stores import MemoryStore
+
+SOON_SECS = 30
 
 
 def test_a_change_is_shown_after_two_equal_listings(store: MemoryStore, mirror_of: Open) -> None:
@@ -156,6 +164,40 @@ def test_a_start_without_the_storage_serves_what_is_whole(
     mirror.poll()
     mirror.poll()
     assert mirror.files.content("") == ["m/", "n/"]
+
+
+def test_a_start_waits_long_for_the_storage_only_if_the_cache_has_nothing(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror = mirror_of(store)
+    assert store.patience is None
+    mirror_of(store)  # the listing is saved, and no file
+    assert store.patience is None
+    mirror.folder("n").fetch()
+    mirror_of(store)
+    assert store.patience == FIRST
+    mirror.poll()
+    assert store.patience is None
+
+
+def test_repositories_are_listed_at_once_at_the_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(2)
+
+    class Together(MemoryStore):
+        """Answers once both are asked."""
+
+        def list(self, under: str = "", patience: Patience | None = None) -> RemoteListing:
+            together.wait(SOON_SECS)
+            return super().list(under, patience)
+
+    monkeypatch.setattr(opening, "open_store", lambda address, _: Together(address))
+    addresses = ["s3://a", "s3://b"]
+    remote = [RemoteRepository(address=each, root=root) for each in addresses]
+    first, local, second = opening.open_places([remote[0], root, remote[1]], {})
+    assert local == root
+    assert [each.address for each in (first, second) if isinstance(each, Mirror)] == addresses
 
 
 def test_a_start_without_storage_and_cache_fails(store: MemoryStore, mirror_of: Open) -> None:

@@ -7,15 +7,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from gateway.storage.remote.addresses import parse_address
-from gateway.storage.remote.clients import INSTANCE, connect, open_store
-from gateway.storage.remote.credentials import CredentialError
-from gateway.storage.remote.objects import Patience, RemoteError
+from gateway.storage.remote.clients import GOOGLE_FILE, INSTANCE, connect, open_store
+from gateway.storage.remote.credentials import FILE, CredentialError
+from gateway.storage.remote.objects import FIRST, Connection, ObjectStore, Patience, RemoteError
 
 SOON = Patience(retries=0, within_s=5)
 KEYS = {"AWS_ACCESS_KEY_ID": "OURS", "AWS_SECRET_ACCESS_KEY": "SECRET"}
@@ -170,11 +171,35 @@ def test_keys_in_a_credential_file_are_missing_by_its_name(
 ) -> None:
     path = tmp_path / "credentials.json"
     path.write_text('{"s3": {"": {"region": "eu-1"}}}')
-    environment = {**KEYS, "TRITON_CLOUD_CREDENTIAL_PATH": str(path)}
-    assert f"'{path}' (TRITON_CLOUD_CREDENTIAL_PATH) has no keys" in refusal(
-        f"s3://{recorder.url}/b", environment
-    )
+    text = refusal(f"s3://{recorder.url}/b", {**KEYS, FILE: str(path)})
+    assert f"the file of {FILE} has no keys" in text
+    assert str(path) not in text
     assert {key for _, key, _ in recorder.asked} == {""}
+
+
+@pytest.mark.parametrize(
+    ("address", "entry", "replaced"),
+    [("s3://b", {"region": "eu-1"}, KEYS), ("gs://b", "", {GOOGLE_FILE: "/key.json"})],
+)
+def test_keys_of_the_environment_are_not_sent_for_a_role_in_a_credential_file(
+    address: str, entry: Any, replaced: Mapping[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials.json"
+    path.write_text(json.dumps({address[:2]: {"": entry}}))
+    role = {INSTANCE: "true", FILE: str(path)}
+    variable = next(iter(replaced))
+    assert f"and {variable} is set: unset it" in refusal(address, {**role, **replaced})
+    assert connect(parse_address(address), role, SOON).unsigned == ""
+
+
+def test_the_path_of_a_credential_file_is_logged_once(
+    recorder: Recorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "credentials.json"
+    path.write_text('{"s3": {"": {}}}')
+    with caplog.at_level("INFO", "sluice.remote"):
+        refusal(f"s3://{recorder.url}/b", {FILE: str(path)})
+    assert [(each.variable, each.path) for each in caplog.records] == [(FILE, str(path))]  # type: ignore[attr-defined]
 
 
 def test_a_profile_signs_by_its_keys(
@@ -227,7 +252,8 @@ def test_a_credential_file_of_google_that_cannot_be_used_is_named(
     path.write_text(content)
     text = refusal("gs://b", {"GOOGLE_APPLICATION_CREDENTIALS": str(path)})
     assert error in text
-    assert str(path) in text
+    assert GOOGLE_FILE in text
+    assert str(path) not in text
     assert "SECRET" not in text
 
 
@@ -282,6 +308,31 @@ def test_a_kind_of_credential_of_azure_that_cannot_be_used_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     assert error in refusal("as://account/b", {"AZURE_STORAGE_AUTH_TYPE": kind})
+
+
+def test_a_configuration_of_aws_that_is_damaged_is_not_named_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config"
+    file.write_text("[profile")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    text = refusal("s3://b", {"AWS_PROFILE": "team"})
+    assert "profile 'team' of AWS has no credentials: Unable to parse config file" in text
+    assert str(tmp_path) not in text
+
+
+def test_a_listing_may_have_less_patience_than_its_store() -> None:
+    asked: list[Patience] = []
+
+    def refuse(patience: Patience) -> Connection:
+        asked.append(patience)
+        raise CredentialError("none")
+
+    store = ObjectStore(parse_address("s3://b"), refuse, SOON, SOON)
+    for patience in (None, FIRST):
+        with pytest.raises(RemoteError):
+            store.list(patience=patience)
+    assert asked == [SOON, FIRST]
 
 
 def test_a_damaged_credential_file_ends_the_opening(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ STATUS = f"{REQUEST} - Server returned non-2xx status code: "
             "Generic",
             "Generic: invalid type: string ..., expected ... at ... for a map",
         ),
+        (
+            "Unable to open file /home/SECRET/key.json: no such file",
+            "Generic",
+            "Generic: Unable to open file ... no such file",
+        ),
     ],
 )
 def test_a_failure_has_status_code_message_and_fix_but_no_url_and_no_value(
