@@ -149,11 +149,10 @@ class Residence:
             )
             if needs.get(place, 0) > most - taken:
                 always = f", of which other versions always need {amount(place, taken)}"
-                return (
-                    f"model '{name}' needs {amount(place, needs[place])} of {place} memory, the "
-                    f"budget is {amount(place, most)}{always if taken else ''}; enlarge the "
-                    "budget, or correct the model's parameter 'memory_mb'"
-                )
+                text = f"model '{name}' needs {amount(place, needs[place])} of {place} memory"
+                budget = f"the budget is {amount(place, most)}{always if taken else ''}"
+                fix = "enlarge the budget, or correct the model's parameter 'memory_mb'"
+                return f"{text}, {budget}; {fix}"
         return ""
 
     def add(self, resident: Resident, *, awake: bool) -> None:
@@ -173,11 +172,9 @@ class Residence:
         """The error of requests that cannot wait for a model that is asleep."""
         now = self._now()
         if now < resident.refused_until:
-            text = (
-                f"model '{resident.name}' could not be loaded into memory {MOST_FAILURES} times: "
-                f"{resident.reason}"
-            )
-            return RetryLater(text, math.ceil(resident.refused_until - now))
+            text = f"model '{resident.name}' could not be loaded into memory {MOST_FAILURES} times"
+            wait_secs = math.ceil(resident.refused_until - now)
+            return RetryLater(f"{text}: {resident.reason}", wait_secs)
         return None if self._is_possible(resident) else self.no_room(resident)
 
     def no_room(self, resident: Resident) -> RetryLater:
@@ -394,8 +391,8 @@ def _row(resident: Resident) -> str:
     if resident.stays:
         return f"{resident.name} ({resident.usage.pinned or resident.rules.residency})"
     sizes = [n for place, n in resident.memory.items() if place != MODELS]
-    shown = [amount(HOST, sum(sizes))] if sizes else []
-    return f"{resident.name} ({', '.join([*shown, f'{len(resident.usage)} requests'])})"
+    size = f"{amount(HOST, sum(sizes))}, " if sizes else ""
+    return f"{resident.name} ({size}{len(resident.usage)} requests)"
 
 
 def amount(place: str, count: int) -> str:
