@@ -79,7 +79,12 @@ class Waking(Protocol):
 
 
 class VersionChooser(Protocol):
-    """Shares the requests of a model without a version among two of its versions."""
+    """Shares the requests of a model without a version among two of its versions.
+
+    `has_keys`: headers, or members of OpenAI's, may decide the version.
+    """
+
+    has_keys: bool
 
     def choose(self, request: InferRequest) -> tuple["Model", Tap | None]:
         """The version for a request, and its tap if it is observed."""

@@ -65,6 +65,7 @@ class VersionChoice:
         self._shadow: Shadow | None = None
         self._conversations = conversations
         self.sources = sources
+        self.has_keys = any(kind != "parameter" for kind, _ in sources)
         self._salt = salt
         self._draining = draining
 

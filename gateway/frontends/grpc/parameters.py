@@ -58,6 +58,8 @@ class HasMetadata(Protocol):
 
 def keyed(request: InferRequest, chooser: VersionChooser, rpc: HasMetadata) -> InferRequest:
     """The request with the metadata that a rollout uses as key; their names are in lower case."""
+    if not chooser.has_keys:
+        return request
     texts = {name: value for name, value in rpc.metadata if isinstance(value, str)}
     return chooser.keyed(request, lambda name: texts.get(name.lower()))
 

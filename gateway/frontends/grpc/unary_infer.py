@@ -83,8 +83,9 @@ class UnaryInferRpcs:
 
         The meaning of a label may change.
         """
-        has_label = request.version and not request.version.isdigit()
-        if incoming.known is None and not self._forwarding.enabled and not has_label:
+        if incoming.known is not None or self._forwarding.enabled:
+            return
+        if not request.version or request.version.isdigit():
             self._known.add(incoming, request)
 
     def _encoder(self, request: InferRequest, model: Model) -> InferResponseEncoder:

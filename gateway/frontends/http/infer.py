@@ -162,11 +162,12 @@ class InferRoute:
         scope: Any = cycle.scope
         receive: Any = cycle.receive
         state: RequestState = scope["state"]
-        head: _Head | None = state.get(KNOWN_HEAD) or self._head_without_task(scope)
+        known: _Head | None = state.get(KNOWN_HEAD)
+        head = known or self._head_without_task(scope)
         if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
-        if "@" not in scope["path"]:  # else a model of the whole name may be loaded later
-            state[KNOWN_HEAD] = head
+        if known is None and "@" not in scope["path"]:
+            state[KNOWN_HEAD] = head  # with "@" a model of the whole name may be loaded later
         if self._guard is not None and (refusal := self._guard.refusal(scope)) is not None:
             answer_soon(cycle, start, refused_response(refusal))
             return True

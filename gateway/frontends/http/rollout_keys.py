@@ -19,6 +19,8 @@ def keyed(
     members: Mapping[str, Any] = NO_PARAMETERS,
 ) -> InferRequest:
     """The request with the headers and members that a rollout uses as key."""
+    if not chooser.has_keys:
+        return request
     return chooser.keyed(request, Headers(scope=scope).get, members)
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from gateway.frontends.http.rollout_keys import keyed
 from gateway.config import ModelConfig
 from gateway.config.scheduling import SequenceBatching
 from gateway.dataplane import DataPlane
@@ -99,6 +100,14 @@ async def test_the_first_key_that_a_request_has_decides(serve: Serve) -> None:
     assert {pair.of(by_header) for _ in range(20)} == {pair.of(with_both)}
     assert pair.choice.keyed(text_request(), {}.get) == text_request()
     assert not pair.choice.keyed(text_request(), {}.get, {"user": 5}).sticky
+
+
+async def test_headers_are_read_only_for_a_key_among_them(serve: Serve) -> None:
+    request, scope = text_request(), {"headers": [(b"x-user", b"a")]}
+    by_parameter = Pair(serve, TEXT, KeyPlace("parameter", "user")).choice
+    assert keyed(request, by_parameter, {}) is request
+    by_header = Pair(serve, TEXT, KeyPlace("header", "x-user")).choice
+    assert keyed(request, by_header, scope).sticky == {"header:x-user": "a"}
 
 
 async def test_a_sequence_stays_where_it_began(serve: Serve) -> None:
