@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.frontends.http.rollout_keys import keyed
 from gateway.config import ModelConfig
 from gateway.config.scheduling import SequenceBatching
 from gateway.dataplane import DataPlane
+from gateway.frontends.http.rollout_keys import keyed
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
 from gateway.rollouts.choice import VersionChoice, digest_of, fraction
