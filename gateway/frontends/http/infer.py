@@ -140,7 +140,10 @@ class InferRoute:
     ) -> None:
         received_ns = time.perf_counter_ns()
         caller = caller_in(scope)
-        address = path_address(self._dataplane, *found.groups(""), caller=caller)
+        model, version = found.groups("")
+        address: tuple[str, str] | None = model, version
+        if version or "@" in model:
+            address = path_address(self._dataplane, model, version, caller=caller)
         answer: ASGIApp
         if address is None:
             answer = plain_error(404, "Not Found")

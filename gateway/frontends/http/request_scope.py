@@ -250,8 +250,6 @@ def path_address(
 
     A number may have more digits than any integer type; its look-up refuses that.
     """
-    if not version and "@" not in name:
-        return name, version
     found = name, version = dataplane.address(name, version, caller)
     is_number = not version or (version.isascii() and version.isdigit())
     return found if is_number or dataplane.has_label(name, version, caller) else None
