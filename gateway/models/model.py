@@ -131,14 +131,12 @@ class Model:
         labels: Labels = NO_PARAMETERS,
         folder: Path = Path(),
     ) -> None:
-        self.name = config.name
-        self.config = config
+        self.name, self.config = config.name, config
         self.version = str(version)
         self.decoupled = config.decoupled
         self.statistics = statistics
         self.labels = labels
-        self.load_secs = 0.0
-        self.loaded_at = 0.0
+        self.load_secs = self.loaded_at = 0.0
         self.golden: Sequence[GoldenResult] = ()
         self.recorder: Tapper | None = None
         self.further_names = further_names(config)
