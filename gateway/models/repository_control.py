@@ -96,7 +96,7 @@ class RepositoryControl:
         self.registry = ModelRegistry()
         self._request_threads = threads or request_threads()
         self._threads = load_threads(settings.load_thread_count)
-        self._listings = listing_threads()
+        self._listings = listing_threads() if repository.remote else self._threads
         self._repository = repository
         self.remote = repository.remote
         self._settings = settings

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+import httpx
+
 
 def filled(path: str) -> str:
     """A path of that route."""
@@ -25,3 +27,13 @@ def spellings(path: str) -> Mapping[str, str]:
         "the absolute form of another path": f"http://a/v2/health/live?@/v2/{rest}",
         "an authority": f"@localhost/v2/{rest}",
     }
+
+
+def answer_of(
+    http: httpx.Client, method: str, path: str, headers: Mapping[str, str]
+) -> httpx.Response:
+    """The answer to a request; of an endless stream of events only the head is read."""
+    with http.stream(method, path, headers=headers) as answer:
+        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+            answer.read()
+    return answer

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.policy.areas import GRPC, HTTP, RESTRICTABLE, Area
 from tests.conformance.clients import tensor
 from tests.conformance.keys import ECHO, message_of, status_of
-from tests.conformance.spellings import filled, spellings
+from tests.conformance.spellings import answer_of, filled, spellings
 from tests.raw import Connection, post
 from tests.serving import Serving
 
@@ -49,7 +49,7 @@ def test_a_route_needs_the_header_of_its_area(http: httpx.Client, area: Area, pa
             if method != "HEAD":
                 text = f"This API is restricted, expecting header 'X-{area}'"
                 assert message_of(refused) == text
-        allowed = http.request(method, filled(path), headers=headers(area))
+        allowed = answer_of(http, method, filled(path), headers(area))
         assert allowed.status_code != 403, method
 
 

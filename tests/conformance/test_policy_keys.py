@@ -25,7 +25,7 @@ from gateway.policy.credentials import MAY_CHANGE, MAY_READ
 from gateway.policy.keys import Role, new_key
 from tests.conformance.clients import tensor
 from tests.conformance.keys import ECHO, INFER, bearer, message_of, status_of, stored, write
-from tests.conformance.spellings import filled, spellings
+from tests.conformance.spellings import answer_of, filled, spellings
 from tests.raw import Connection, post
 from tests.serving import WAIT_SECS, Serving, serving
 
@@ -102,7 +102,7 @@ def check_route(http: httpx.Client, method: str, path: str, roles: frozenset[Rol
             assert message_of(answer) == text
             assert answer.headers["www-authenticate"] == 'Bearer realm="sluice"'
     for role, (key, key_id, _) in KEYS.items():
-        answer = http.request(method, path, headers=bearer(key))
+        answer = answer_of(http, method, path, bearer(key))
         if roles is None or role in roles:
             assert answer.status_code not in (401, 403), (method, path, role)
         else:
