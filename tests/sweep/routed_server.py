@@ -7,12 +7,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from gateway.fleet.announcer import LOAD_SECS
 from gateway.fleet.replica import FleetPort
 from gateway.in_process.server_loop import ServerLoop
 from gateway.models import model as loaded
 from gateway.settings import ControlMode, FleetSettings, Settings
 from tests.sweep.server import STOP_SECS, Server
-from tests.sweep.steps import soon
+from tests.sweep.steps import soon, until
 
 
 class RoutedServer(Server):
@@ -51,6 +52,15 @@ class RoutedServer(Server):
         assert isinstance(port, FleetPort)
         for link in port.links:
             link.channel.abort()
+
+    async def recovered(self) -> None:
+        """The router has also heard of what the replica announces late, up to LOAD_SECS."""
+        await super().recovered()
+        time = asyncio.get_running_loop().time
+        heard_at = time() + 2 * LOAD_SECS
+        await until(
+            lambda: time() > heard_at and self.ready, lambda: "the router knows the new instances"
+        )
 
     async def ended(self) -> None:
         try:

@@ -141,6 +141,7 @@ def busy_server(second: int) -> dict[str, Any]:
         "server": {"name": "triton", "version": "1.0", "ready": True, "explicit": True},
         "models": [{**ready, **totals, **times, **tokens, **llama}, {**ready, **encoder}, lost],
         "machine": {"cpu": 0.2 + 0.3 * wave, **memory, "gpus": [gpu]},
+        "rollouts": [],
     }
 
 
