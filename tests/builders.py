@@ -13,13 +13,18 @@ from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
+from gateway.memory_settings import ModelMemory
 from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.models.kept_facts import FactsFolder
+from gateway.models.mirrors import RemoteRepositories
 from gateway.models.model import Model
+from gateway.models.residents import Residents
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.execution import Entry
 from gateway.stream import ResponseStream
 from gateway.tensor import text_tensor
+from gateway.threads import load_threads
 
 T = TypeVar("T")
 
@@ -256,6 +261,9 @@ class LoadedModels:
         self.trouble: Mapping[str, str] = {}
         self._models = self._running = models
         self.registry = self.loaded = self
+        self.remote = RemoteRepositories({})
+        facts = FactsFolder(None)
+        self.residents = Residents(ModelMemory(), load_threads(1), facts, lambda: None)
 
     def find(self, name: str, version: str) -> Model:
         """The named version, or the highest."""

@@ -11,7 +11,7 @@ from gateway.models.model_folder import FILE_PREFIX, VERSIONS, Override, read_ve
 from gateway.settings import Settings
 from gateway.storage.store import StoreError
 
-SWITCHES = frozenset({"disable_auto_complete_config", "public", "behind_proxy"})
+SWITCHES = frozenset({"disable_auto_complete_config", "public", "behind_proxy", "on_demand"})
 """Options without a value on the command line; here they are true or false."""
 PROTOCOLS = ("http", "grpc", "metrics")
 LOG_PREFIX = "log_"

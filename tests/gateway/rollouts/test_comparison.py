@@ -2,6 +2,7 @@
 
 import struct
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -92,11 +93,18 @@ def test_views_are_compared_as_fast_as_bytes() -> None:
         answer(InferResponse(outputs=(Tensor("y", Datatype.UINT8, (2 << 20,), view),)))
         for view in views
     )
-    began = time.thread_time()
-    assert views[0] == views[1]
-    of_views = time.thread_time() - began
-    assert one.differs(other) is False
-    assert time.thread_time() - began - of_views < of_views / 3
+
+    def least(compare: Callable[[], object], wanted: bool) -> float:
+        """The least processor time of some comparisons."""
+        found = []
+        for _ in range(5):
+            began = time.thread_time()
+            assert compare() is wanted
+            found.append(time.thread_time() - began)
+        return min(found)
+
+    of_views = least(lambda: views[0] == views[1], True)
+    assert least(lambda: one.differs(other), False) < of_views / 3
 
 
 def test_memory_of_another_process_is_copied() -> None:
