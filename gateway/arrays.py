@@ -9,9 +9,16 @@ import numpy.typing as npt
 from gateway.config import ModelInput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
-from gateway.tensor import BF16_BITS, NUMPY_TYPES, Datatype, Tensor, array_tensor
+from gateway.tensor import (
+    BF16_BITS,
+    BF16_SHIFT,
+    NUMPY_TYPES,
+    Datatype,
+    Tensor,
+    array_tensor,
+    bf16_floats,
+)
 
-BF16_SHIFT = 16
 TEXT_KINDS = "SUO"
 DATATYPES: Mapping[tuple[str, int], Datatype] = {
     (dtype.kind, dtype.itemsize): datatype for datatype, dtype in NUMPY_TYPES.items()
@@ -79,7 +86,7 @@ def to_array(tensor: Tensor) -> npt.NDArray[Any]:
     """
     array = tensor.array()
     if tensor.datatype is Datatype.BF16:
-        array = (array.astype("<u4") << BF16_SHIFT).view("<f4")
+        array = bf16_floats(array)
     array.flags.writeable = False
     return array
 

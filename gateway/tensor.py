@@ -84,6 +84,7 @@ NUMPY_TYPES: dict[Datatype, Any] = {
 """Datatypes that numpy knows. BYTES is an object; BF16 has no native type and travels as bits."""
 
 BF16_BITS = np.dtype("<u2")
+BF16_SHIFT = 16
 
 CONVERTED = (tuple, DeviceMemory)
 """The types of data that `Tensor.raw` converts; it returns other data as it is."""
@@ -169,6 +170,12 @@ def unicode_strings(tensor: Tensor, model: str, whose: str) -> npt.NDArray[Any]:
             f"({error.reason} at byte {error.start}), which strings of {whose} are",
         ) from None
     return strings.reshape(tensor.shape)
+
+
+def bf16_floats(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The float32 of each BF16, given by its bits; exact."""
+    widened: npt.NDArray[Any] = (bits.astype("<u4") << BF16_SHIFT).view("<f4")
+    return widened
 
 
 def array_tensor(name: str, datatype: Datatype, array: npt.NDArray[Any]) -> Tensor:

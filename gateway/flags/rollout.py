@@ -2,9 +2,7 @@
 
 import argparse
 
-from gateway.flags.values import API_KEY, natural, url
-
-DEFAULT_URL = "http://localhost:8000"
+from gateway.flags.values import API_KEY, DEFAULT_URL, natural, url
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

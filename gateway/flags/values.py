@@ -17,6 +17,7 @@ TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
 ZERO = frozenset({"0", "0.0"})
 API_KEY = "SLUICE_API_KEY"
+DEFAULT_URL = "http://localhost:8000"
 """Environment variable with the API key of the commands for a running server."""
 
 
@@ -138,7 +139,7 @@ def add_url(parser: argparse.ArgumentParser, remark: str = OF_KEY) -> None:
     parser.add_argument(
         "--url",
         type=url,
-        default="http://localhost:8000",
+        default=DEFAULT_URL,
         metavar="URL",
         help=f"the HTTP port of a running server (default: %(default)s){remark}",
     )

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.tensor import Datatype, Tensor
+from gateway.tensor import Datatype, Tensor, bf16_floats
 
 TIMESTAMPS = "TIMESTAMPS"
 TENSORS = "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 
-BF16_SHIFT = 16
 TRACE_ID_BYTES = 16
 """Bytes of a trace id (W3C Trace Context, 3.2.2.3)."""
 NO_NUMBERS: Iterator[int] = iter(())
@@ -164,7 +163,7 @@ def _data(tensor: Tensor) -> str:
         return ",".join(json.dumps(text, ensure_ascii=False) for text in texts)
     array = tensor.array().reshape(-1)
     if tensor.datatype is Datatype.BF16:
-        array = (array.astype("<u4") << BF16_SHIFT).view("<f4")
+        array = bf16_floats(array)
     if array.dtype.kind == "f":
         return ",".join(f"{value:g}" for value in array.tolist())
     return ",".join(str(int(value)) for value in array.tolist())

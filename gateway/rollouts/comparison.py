@@ -12,7 +12,7 @@ from gateway.messages import InferResponse
 from gateway.models.golden.tensor_checks import TOLERANCES
 from gateway.openai_contract import RESPONSE
 from gateway.rollouts.observation import MOST_ELEMENTS
-from gateway.tensor import BF16_BITS, NUMPY_TYPES, Buffer, Datatype, Tensor
+from gateway.tensor import BF16_BITS, NUMPY_TYPES, Buffer, Datatype, Tensor, bf16_floats
 
 MOST_BYTES = 16 << 20
 """The size of an answer that is compared, and of a request that is copied."""
@@ -127,7 +127,7 @@ def _sample(tensor: Tensor) -> Any:
     values = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
     values = values[:: -(-values.size // MOST_ELEMENTS) or 1]
     if tensor.datatype is Datatype.BF16:
-        values = (values.astype(np.uint32) << 16).view(np.float32)
+        values = bf16_floats(values)
     return values.astype(np.float64)
 
 

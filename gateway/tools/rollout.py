@@ -17,8 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from gateway.errors import Code, InferenceError
-from gateway.flags.rollout import DEFAULT_URL
-from gateway.flags.values import url
+from gateway.flags.values import DEFAULT_URL, url
 from gateway.rollouts.guardrails import read_duration
 from gateway.rollouts.plan import read_step
 from gateway.rollouts.rollout import OPEN, RolloutState
