@@ -1,16 +1,15 @@
 """The data plane: the entry of every request."""
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
-from gateway.errors import Code, InferenceError, exiting, no_longer_valid
+from gateway.errors import InferenceError, exiting, no_longer_valid
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.index import IndexRow
 from gateway.models.labels import labels_of, set_labels
@@ -24,18 +23,17 @@ from gateway.observability.remote_metrics import remote_families
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
-from gateway.policy.caller import Caller, tenant_of
-from gateway.request_name import Interruptible, RequestName
+from gateway.policy.caller import Caller
+from gateway.request_name import RequestName
 from gateway.rollouts.readings import rollout_families
 from gateway.rollouts.rollouts import Rollouts
 from gateway.rollouts.state import StateDirectory
+from gateway.running_requests import RunningRequests
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
 
 T = TypeVar("T")
-
-log = logging.getLogger("sluice.server")
 
 
 def _note_refusal(
@@ -85,6 +83,7 @@ class DataPlane:
         self._exiting = False
         self._ending_sequences = False
         self.conversations = Conversations()
+        self.running = RunningRequests(control.loaded, control.registry)
         self.rollouts = Rollouts(
             *(control, self.conversations, StateDirectory(state_directory), self.threads),
             audit=audit,
@@ -133,36 +132,6 @@ class DataPlane:
             raise
         stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream
-
-    def cancel(
-        self,
-        name: RequestName,
-        own: Collection[Interruptible] = (),
-        caller: Caller | None = None,
-        *,
-        only_own: bool = False,
-    ) -> None:
-        """Cancel the requests of that name; their readers get a last response that says so.
-
-        If the RPC has streams of that name, `own`, only those are cancelled; with `only_own`
-        no others ever are. Raises INVALID_ARG for a name without an id, NOT_FOUND if no such
-        request runs, or the model does not exist for the caller.
-        """
-        if caller is not None and not caller.sees(name.model):
-            raise self._registry.absent(name.model)
-        if not name.id:
-            raise InferenceError(
-                Code.INVALID_ARG, "what is to be cancelled must be named: the id is missing"
-            )
-        chosen: Collection[Interruptible] = own
-        if not (own or only_own):
-            chosen = tuple(self._named(name))
-        interrupted = [stream.interrupt() for stream in chosen]
-        if not any(interrupted):
-            self.model(name.model, name.version)
-            raise InferenceError(
-                Code.NOT_FOUND, f"model '{name.model}' runs no request with the id '{name.id}'"
-            )
 
     def numbered(self, name: RequestName, caller: Caller | None = None) -> RequestName:
         """The name with the number of a version that has been named by its label."""
@@ -332,23 +301,6 @@ class DataPlane:
     def abandon(self, error: InferenceError) -> None:
         """End every request in flight with an error."""
         self._control.loaded.abandon(error)
-
-    def abandon_invalid(self) -> None:
-        """End the requests in flight whose caller is no longer valid."""
-        for _, stream in self._control.loaded.requests():
-            if stream.caller is None or stream.caller.valid:
-                continue
-            try:
-                stream.abandon(no_longer_valid())
-            except Exception:  # around one request: the others end, and the server continues
-                log.exception("request not ended")
-
-    def _named(self, name: RequestName) -> Iterator[ResponseStream]:
-        """The requests in flight of that name, which reads every request."""
-        for model, stream in self._control.loaded.requests():
-            tenant = tenant_of(stream.caller)
-            if name.means(RequestName(model.name, model.version, stream.request_id, tenant)):
-                yield stream
 
     def _refuse_if_exiting(self) -> None:
         if self._exiting:

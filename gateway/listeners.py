@@ -112,7 +112,7 @@ class BoundListeners(Listeners):
 
     def _end_invalid(self) -> None:
         """End the requests and the readers of streams whose caller is no longer valid."""
-        self._server.dataplane.abandon_invalid()
+        self._server.dataplane.running.abandon_invalid()
         self._server.recordings.end_invalid()
 
     def stop_accepting(self, tasks: asyncio.TaskGroup, grace_secs: float) -> None:

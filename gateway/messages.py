@@ -258,13 +258,28 @@ class Phases:
     output_ns: int = 0
 
 
+@value
+class EngineStamps:
+    """Times at which an engine that batches in flight took up a request, of `time.monotonic_ns`.
+
+    0 if the engine does not say. `preemptions` are the times that it was put back.
+    """
+
+    queued_ns: int = 0
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    preemptions: int = 0
+
+
 @keyword_value
 class InferResponse:
     """One response; `final` marks the last one of its request.
 
     A final response without outputs is only the flag (Triton's empty final response). `phases`
-    are those of its execution, if the backend measures them. A response with an `error` has no
-    outputs, and more may follow: an error that ends its request is raised instead.
+    are those of its execution, if the backend measures them, `engine` those of its engine, in the
+    last response. A response with an `error` has no outputs, and more may follow: an error that
+    ends its request is raised instead.
     `shared_bytes` is the size of its outputs in another process's memory; streams hold few such
     responses.
     """
@@ -274,6 +289,7 @@ class InferResponse:
     final: bool = False
     usage: Usage | None = None
     phases: Phases | None = None
+    engine: EngineStamps | None = None
     shared_bytes: int = 0
     error: InferenceError | None = None
 

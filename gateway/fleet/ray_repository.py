@@ -30,6 +30,8 @@ class _Parsed(NamedTuple):
 class Repository:
     """The rules of every model of the repositories, read again at each call.
 
+    Changed rules hold once two readings in a row have them: a file may be read half written.
+
     The description of a model is a digest of its configuration, without the parameters that only
     the controller reads, of the versions that its policy selects, and of the arguments of their
     engines; that of an ensemble is also one of its members. Times and sizes of files are not part
@@ -39,12 +41,19 @@ class Repository:
     def __init__(self, paths: Iterable[str], config_name: str) -> None:
         self._repository = ModelRepository([Path(each) for each in paths], config_name)
         self._parsed: dict[str, _Parsed] = {}
+        self._read_before: Mapping[str, ReplicaRules | str] = {}
+        self._settled: Mapping[str, ReplicaRules | str] = {}
 
     def rules(self) -> Mapping[str, ReplicaRules | str]:
         """The rules of each model with its description, or the reason why they cannot be read."""
         names = self._repository.names()
         self._parsed = {name: self._parsed[name] for name in names if name in self._parsed}
-        return {name: self._rules(name) for name in names}
+        before, self._read_before = self._read_before, {name: self._rules(name) for name in names}
+        self._settled = {
+            name: found if before.get(name, found) == found else self._settled[name]
+            for name, found in self._read_before.items()
+        }
+        return self._settled
 
     def _rules(self, name: str) -> ReplicaRules | str:
         try:

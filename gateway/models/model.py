@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, no_instance
-from gateway.messages import NO_PARAMETERS, Checked, InferRequest, StreamRecorder
+from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.golden_results import GoldenResult
 from gateway.models.instance_groups import InstanceSlot
@@ -19,7 +19,7 @@ from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
-from gateway.models.taps import Tap, Tapper
+from gateway.models.taps import Interceptor, Tap, Tapper, Waking
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
@@ -56,26 +56,6 @@ def build_scheduler(
 
 
 log = logging.getLogger("sluice.model")
-
-
-class Interceptor(Protocol):
-    """Decides when an accepted request enters the scheduler."""
-
-    def recorder(self, record: Record) -> StreamRecorder:
-        """The recorder of the request's stream; it passes every event on to the record."""
-
-    def submit(self, entry: Entry, scheduler: Scheduler) -> None:
-        """Submit the request now or later, or end its stream. Must not raise."""
-
-
-class Waking(Protocol):
-    """Wakes a version that is asleep."""
-
-    def check(self) -> None:
-        """Raise RetryLater if a request cannot wait for it."""
-
-    def wish(self, stream: ResponseStream) -> None:
-        """Wake it for a request that has been queued."""
 
 
 class VersionChooser(Protocol):

@@ -1,9 +1,12 @@
-"""Observers of single requests: each has a tap on the stream of a request."""
+"""The parts of others in single requests: taps on their streams, interceptors, wakers."""
 
 from typing import Protocol
 
 from gateway.messages import InferRequest, StreamRecorder
 from gateway.observability.request_record import Record
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.scheduler import Scheduler
+from gateway.stream import ResponseStream
 
 
 class Tap(Protocol):
@@ -24,3 +27,23 @@ class Tapper(Protocol):
 
     def end(self, reason: str) -> None:
         """End the observation: the model gets no more requests. Idempotent."""
+
+
+class Interceptor(Protocol):
+    """Decides when an accepted request enters the scheduler."""
+
+    def recorder(self, record: Record) -> StreamRecorder:
+        """The recorder of the request's stream; it passes every event on to the record."""
+
+    def submit(self, entry: Entry, scheduler: Scheduler) -> None:
+        """Submit the request now or later, or end its stream. Must not raise."""
+
+
+class Waking(Protocol):
+    """Wakes a version that is asleep."""
+
+    def check(self) -> None:
+        """Raise RetryLater if a request cannot wait for it."""
+
+    def wish(self, stream: ResponseStream) -> None:
+        """Wake it for a request that has been queued."""

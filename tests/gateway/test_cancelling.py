@@ -80,7 +80,7 @@ async def test_an_executing_request_stops_and_its_reader_gets_a_last_response(
         execution = await instance.begun()
         execution.answer(text_response("partial"))
         await settle()
-        dataplane.cancel(named("a"))
+        dataplane.running.cancel(named("a"))
         await soon(execution.stopped.wait())
         assert await soon(read_all(stream)) == ["partial", ""]
     assert (len(model.requests), model.statistics.pending, canceled(model)) == (0, 0, 1)
@@ -97,7 +97,7 @@ async def test_a_queued_request_never_executes_and_the_others_do(
         for number, request_id in enumerate("abc", 1)
     ]
     first = await instance.begun()
-    dataplane.cancel(named("b"))
+    dataplane.running.cancel(named("b"))
     assert await soon(streams[1].batch()) == [INTERRUPTED]
     first.finish("done a")
     (await instance.begun()).finish("done c")
@@ -114,7 +114,7 @@ async def test_one_request_of_a_batch_is_cancelled_and_the_others_complete(serve
     streams = [dataplane.infer(request_for(config, request_id)) for request_id in "ab"]
     execution = await instance.begun()
     assert len(execution.requests) == 2
-    dataplane.cancel(named("a"))
+    dataplane.running.cancel(named("a"))
     for index in range(2):
         execution.answer(text_response("done", final=True), index)
     execution.end()
@@ -143,7 +143,7 @@ async def test_what_names_nothing_that_runs_is_refused_and_stops_nothing(
     with dataplane.infer(text_request(id="a")) as stream:
         execution = await instance.begun()
         with pytest.raises(InferenceError, match=message) as caught:
-            dataplane.cancel(name)
+            dataplane.running.cancel(name)
         assert caught.value.code is code
         execution.finish("done")
         assert await soon(read_all(stream)) == ["done"]
@@ -153,16 +153,16 @@ async def test_a_version_may_be_named(serve: Serve) -> None:
     instance = ScriptedInstance()
     dataplane = dataplane_of(serve(instance))
     with dataplane.infer(text_request(id="a")) as stream:
-        dataplane.cancel(named("a", version="1"))
+        dataplane.running.cancel(named("a", version="1"))
         assert await soon(stream.batch()) == [INTERRUPTED]
 
 
 async def test_a_request_is_cancelled_only_once(serve: Serve) -> None:
     dataplane = dataplane_of(serve(ScriptedInstance()))
     with dataplane.infer(text_request(id="a")) as stream:
-        dataplane.cancel(named("a"))
+        dataplane.running.cancel(named("a"))
         with pytest.raises(InferenceError) as caught:
-            dataplane.cancel(named("a"))
+            dataplane.running.cancel(named("a"))
         assert caught.value.code is Code.NOT_FOUND
         assert await soon(stream.batch()) == [INTERRUPTED]
 
@@ -170,7 +170,7 @@ async def test_a_request_is_cancelled_only_once(serve: Serve) -> None:
 async def test_all_requests_of_an_id_are_cancelled(serve: Serve) -> None:
     dataplane = dataplane_of(serve(ScriptedInstance()))
     streams = [dataplane.infer(text_request(id=request_id)) for request_id in "aab"]
-    dataplane.cancel(named("a"))
+    dataplane.running.cancel(named("a"))
     assert [stream.done for stream in streams] == [True, True, False]
     streams[2].cancel()
 
@@ -178,14 +178,14 @@ async def test_all_requests_of_an_id_are_cancelled(serve: Serve) -> None:
 async def test_of_several_with_one_id_the_callers_own_are_meant(serve: Serve) -> None:
     dataplane = dataplane_of(serve(ScriptedInstance()))
     mine, others = (dataplane.infer(text_request(id="a")) for _ in range(2))
-    dataplane.cancel(named("a"), {mine})
+    dataplane.running.cancel(named("a"), {mine})
     assert (mine.done, others.done) == (True, False)
     with pytest.raises(InferenceError):
-        dataplane.cancel(named("a"), {mine})
+        dataplane.running.cancel(named("a"), {mine})
     with pytest.raises(InferenceError):
-        dataplane.cancel(named("a"), only_own=True)
+        dataplane.running.cancel(named("a"), only_own=True)
     assert not others.done
-    dataplane.cancel(named("a"))
+    dataplane.running.cancel(named("a"))
     assert others.done
 
 
@@ -193,7 +193,7 @@ async def test_a_request_without_an_id_cannot_be_named(serve: Serve) -> None:
     dataplane = dataplane_of(serve(ScriptedInstance()))
     with dataplane.infer(text_request()) as stream:
         with pytest.raises(InferenceError):
-            dataplane.cancel(named(""))
+            dataplane.running.cancel(named(""))
         assert not stream.done
 
 
@@ -203,7 +203,7 @@ async def test_a_request_of_a_model_that_is_being_unloaded_can_be_cancelled(serv
     dataplane = DataPlane(models)  # type: ignore[arg-type]
     with dataplane.infer(text_request(id="a")) as stream:
         models.forget()
-        dataplane.cancel(named("a"))
+        dataplane.running.cancel(named("a"))
         assert await soon(stream.batch()) == [INTERRUPTED]
 
 
@@ -240,6 +240,6 @@ async def test_requests_of_revoked_keys_end_although_the_end_of_one_fails(
         dataplane.infer(text_request(caller=Caller(tenant="b"))),
     ):
         caller.valid = False
-        dataplane.abandon_invalid()
+        dataplane.running.abandon_invalid()
     assert ended == [Code.CANCELLED] * 2
     assert caplog.messages == ["request not ended"]

@@ -160,7 +160,7 @@ class CancelRoutes:
         request_id, tenant = request.path_params["request_id"], tenant_in(request.scope)
         caller = caller_in(request.scope)
         name = RequestName(*addressed(request, self._dataplane), request_id, tenant)
-        self._dataplane.cancel(self._dataplane.numbered(name, caller), caller=caller)
+        self._dataplane.running.cancel(self._dataplane.numbered(name, caller), caller=caller)
         return Response(b"{}", media_type=JSON)
 
 

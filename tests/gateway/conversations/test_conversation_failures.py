@@ -38,7 +38,7 @@ async def test_a_cancelled_turn_keeps_its_answer_so_far(
     with dataplane.infer(turn("one", start=True, request_id="a")) as stream:
         execution = await instance.begun()
         await interrupted(stream, execution, "ei")
-        dataplane.cancel(RequestName("chat", "", "a"))
+        dataplane.running.cancel(RequestName("chat", "", "a"))
         assert await soon(read_all(stream)) == [""]
     await soon(execution.stopped.wait())
     assert await talk.say("two", "zwei") == [user("one"), assistant("ei"), user("two")]
@@ -70,7 +70,7 @@ async def test_a_turn_that_is_cancelled_while_it_waits_was_never_asked(
     waiting = dataplane.infer(turn("two", request_id="b"))
     execution = await instance.begun()
     if by_id:
-        dataplane.cancel(RequestName("chat", "", "b"))
+        dataplane.running.cancel(RequestName("chat", "", "b"))
     else:
         waiting.cancel()
     assert dataplane.in_flight == 1
@@ -85,7 +85,7 @@ async def test_interrupting_lets_the_next_turn_begin(
     first = dataplane.infer(turn("one", start=True, request_id="a"))
     second = dataplane.infer(turn("two", request_id="b"))
     await interrupted(first, await instance.begun(), "ei")
-    dataplane.cancel(RequestName("chat", "", "a"))
+    dataplane.running.cancel(RequestName("chat", "", "a"))
     execution = await instance.begun()
     assert told(execution) == [user("one"), assistant("ei"), user("two")]
     execution.finish("zwei")

@@ -290,6 +290,12 @@ def test_a_replica_without_places_for_its_workers_has_the_reason() -> None:
     assert cluster.troubles == {"a": "the nodes do not have 2 x (1 GPU) free with zone=a"}
 
 
+def settled(repository: Repository) -> Mapping[str, ReplicaRules | str]:
+    """The rules after a change: they hold once they have been read twice."""
+    repository.rules()
+    return repository.rules()
+
+
 def test_rules_follow_the_engine_in_the_files_of_a_model(tmp_path: Path) -> None:
     file = add_model(tmp_path, "m", 'backend: "vllm"') / "1" / "model.json"
     repository = Repository([str(tmp_path)], "")
@@ -297,7 +303,7 @@ def test_rules_follow_the_engine_in_the_files_of_a_model(tmp_path: Path) -> None
         file.write_text(
             f'{{"tensor_parallel_size": {size}, "distributed_executor_backend": "ray"}}'
         )
-        found = repository.rules()["m"]
+        found = settled(repository)["m"]
         assert isinstance(found, ReplicaRules)
         assert found.bundles == ({"GPU": 1, "CPU": 1},) * size
         assert found.resources == {}
@@ -316,6 +322,20 @@ def test_rules_are_read_again_from_the_repository(tmp_path: Path) -> None:
     )
     config = "parameters { key: 'replicas' value { string_value: '2' } }"
     (tmp_path / "m" / "config.pbtxt").write_text(config)
-    again = repository.rules()["m"]
+    again = settled(repository)["m"]
     assert isinstance(again, ReplicaRules)
     assert again.most == 2
+
+
+def test_a_config_that_is_half_written_changes_no_rules(tmp_path: Path) -> None:
+    config = "parameters { key: 'replicas' value { string_value: '%d' } }"
+    file = add_model(tmp_path, "m", config % 2) / "config.pbtxt"
+    repository = Repository([str(tmp_path)], "")
+    before = repository.rules()
+    file.write_text("")
+    assert repository.rules() == before
+    file.write_text(config % 3)
+    assert repository.rules() == before
+    again = repository.rules()["m"]
+    assert isinstance(again, ReplicaRules)
+    assert again.most == 3
