@@ -247,9 +247,9 @@ profile: $(READY)
 	@$(BIN)/sluice fetch
 	@$(BIN)/python -m loadtests profile $(ARGS)
 
-# Random clients: make soak ARGS='--minutes 10 --seed 7'
+# Random clients: make soak ARGS='--minutes 10 --seed 7', or make soak SECS=120
 soak: $(READY)
-	@$(BIN)/python -m loadtests soak $(ARGS)
+	@$(BIN)/python -m loadtests soak $(if $(SECS),--secs $(SECS)) $(ARGS)
 
 # A rollout to watch, of about a minute: a version that errs is taken back, a good one promoted.
 demo-rollout: $(READY)

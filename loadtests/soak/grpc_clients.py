@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from loadtests.grpc_soak import ABUSES, INFER, UNLIMITED
 from loadtests.soak import requests
+from loadtests.soak.keys import Keys
 from loadtests.soak.requests import Question, Refused, Tally, Wrong
 from loadtests.support.stream_client import METHOD
 
@@ -23,6 +24,7 @@ EMPTY = "triton_enable_empty_final_response"
 ENDED_ALREADY = "runs no request with the id"
 """The answer to a cancel after the end of its request."""
 
+UNAUTHENTICATED = ("UNAUTHENTICATED", "INVALID_ARGUMENT")
 CLIENTS_CODES = frozenset({"CANCELLED", "DEADLINE_EXCEEDED"})
 """Codes of RPCs that the client itself ends."""
 
@@ -39,13 +41,18 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class GrpcClients:
-    """Acts of gRPC, with a channel; an act returns once its RPC has ended."""
+    """Acts of gRPC, with a channel; an act returns once its RPC has ended.
+
+    Their requests have the key of the tenant of the `client`.
+    """
 
     channel: Any
     port: int
     tally: Tally
     random: random.Random
     questions: Callable[[], Question] = field(repr=False)
+    keys: Keys
+    client: int
 
     async def whole(self, question: Question) -> None:
         """ModelInfer."""
@@ -113,12 +120,25 @@ class GrpcClients:
     async def close_channel(self, question: Question) -> None:
         """Close the connection under RPCs."""
         async with connect(self.port) as channel:
-            mine = GrpcClients(channel, self.port, self.tally, self.random, self.questions)
+            own = (self.port, self.tally, self.random, self.questions, self.keys, self.client)
+            mine = GrpcClients(channel, *own)
             calls = [mine._infer(question), mine._open()]
             await mine._write(calls[1], Awaited(question))
             await self._soon()
         for call in calls:
             call.cancel()
+
+    async def wrong_key(self, question: Question) -> None:
+        """ModelInfer with a credential that is none."""
+        call = self.channel.unary_unary(INFER)
+        wrong = self.keys.wrong(self.random).replace("\x7f", "~")  # gRPC's client refuses others
+        try:
+            await call(b"", metadata=[("authorization", wrong)])
+        except grpc.aio.AioRpcError as error:
+            if error.code().name in UNAUTHENTICATED:
+                return
+            raise
+        self.tally.surprise("a wrong key was accepted by ModelInfer")
 
     async def garbage(self, _: Question) -> None:
         """Frames that no client may send; the server closes the connection."""
@@ -140,7 +160,7 @@ class GrpcClients:
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelInferResponse.FromString,
         )
-        return call(requests.message(question), timeout=within)
+        return call(requests.message(question), timeout=within, metadata=self._metadata)
 
     async def _unary(self, question: Question, within: float | None = None) -> None:
         try:
@@ -160,7 +180,11 @@ class GrpcClients:
             METHOD,
             request_serializer=pb.ModelInferRequest.SerializeToString,
             response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )()
+        )(metadata=self._metadata)
+
+    @property
+    def _metadata(self) -> Sequence[tuple[str, str]]:
+        return [("authorization", self.keys.of(self.client))]
 
     def _awaited(self, question: Question) -> dict[str, Awaited]:
         more = (self.questions() for _ in range(self.random.randrange(6)))
@@ -241,6 +265,7 @@ ACTS: Mapping[str, tuple[float, Act]] = {
     "gRPC slow stream": (1, GrpcClients.slow_stream),
     "gRPC close channel": (0.5, GrpcClients.close_channel),
     "gRPC garbage": (0.5, GrpcClients.garbage),
+    "gRPC wrong key": (1, GrpcClients.wrong_key),
 }
 """Each act with its weight."""
 

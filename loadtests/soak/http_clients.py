@@ -13,6 +13,7 @@ from typing import Any, Self
 import orjson
 
 from loadtests.soak import requests
+from loadtests.soak.keys import Keys
 from loadtests.soak.requests import Question, Refused, Route, Tally, Wrong
 from loadtests.support.http_client import HEAD_END, Chunks
 
@@ -137,7 +138,15 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
+def header(credential: str) -> str:
+    """The header with a credential."""
+    return f"authorization: {credential}"
+
+
 LEAVE_SECS = 0.004
+BURST = 24
+FEW_AT_ONCE = ("large", "py_large")
+UNAUTHORIZED = (400, 401)
 SILENCE_SECS = 1.0
 SLOW_BYTES = 4096
 AHEAD = 4
@@ -147,12 +156,16 @@ GARBAGE = (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"POST /v
 
 @dataclass(frozen=True, slots=True)
 class HttpClients:
-    """Acts of HTTP; an act returns once its client has disconnected."""
+    """Acts of HTTP; an act returns once its client has disconnected.
+
+    Their requests have the key of the tenant of the `client`.
+    """
 
     port: int
     tally: Tally
     random: random.Random
-    frontends_end: bool = False
+    keys: Keys
+    client: int
 
     async def whole(self, question: Question) -> None:
         """Send a request, and read the whole answer."""
@@ -246,20 +259,57 @@ class HttpClients:
         asked = orjson.loads(requests.body(question, Route.STREAM)) | {"resumable": True}
         self.tally.ask(question)
         async with Connection(self.port) as connection:
-            await connection.send(post(path, orjson.dumps(asked)))
+            await connection.send(post(path, orjson.dumps(asked), self._key))
             token = _token(await connection.read())
         if not token:
             return None
         answer = await self._post(path, b"", f"{LAST_EVENT}: {token}.0")
         return self._judge(answer, question, Route.STREAM)
 
+    async def burst(self, question: Question) -> None:
+        """Send a request many times at once, each on a connection of its own."""
+        if question.parameters or question.model.name in FEW_AT_ONCE:
+            return await self.whole(question)
+        found = await asyncio.gather(
+            *(self.whole(question) for _ in range(BURST)), return_exceptions=True
+        )
+        for error in filter(None, found):
+            raise error
+        return None
+
+    async def wrong_key(self, question: Question) -> None:
+        """Send a request with a credential that is none."""
+        path = requests.path(question, self._route(question))
+        async with Connection(self.port) as connection:
+            await connection.send(post(path, b"{}", header(self.keys.wrong(self.random))))
+            answer = await connection.answer()
+        if answer.status not in UNAUTHORIZED:
+            self.tally.surprise(f"a wrong key: {answer.status} {answer.body[:120]!r}")
+
+    async def guest(self, question: Question) -> None:
+        """Send a request with the key of a guest, which may be revoked meanwhile."""
+        if question.parameters:
+            return await self.wrong_key(question)
+        found = requests.path(question, self._route(question))
+        self.tally.ask(question)
+        async with Connection(self.port) as connection:
+            data = requests.body(question, self._route(question))
+            with suppress(Closed):
+                await connection.send(post(found, data, header(self.keys.guest)))
+                await connection.answer()
+        return None
+
     def _route(self, question: Question) -> Route:
         found = requests.routes(question.model)
         return found[question.number % len(found)]
 
-    @staticmethod
-    def _bytes(question: Question, route: Route, *headers: str) -> bytes:
-        return post(requests.path(question, route), requests.body(question, route), *headers)
+    @property
+    def _key(self) -> str:
+        return header(self.keys.of(self.client))
+
+    def _bytes(self, question: Question, route: Route, *headers: str) -> bytes:
+        found = requests.path(question, route), requests.body(question, route)
+        return post(*found, self._key, *headers)
 
     async def _send(self, connection: Connection, question: Question, route: Route) -> None:
         self.tally.ask(question)
@@ -270,7 +320,7 @@ class HttpClients:
 
     async def _post(self, path: str, body: bytes, *headers: str) -> Answer:
         async with Connection(self.port) as connection:
-            await connection.send(post(path, body, *headers))
+            await connection.send(post(path, body, self._key, *headers))
             return await connection.answer()
 
     async def _settle(
@@ -340,6 +390,9 @@ ACTS: Mapping[str, tuple[float, Act]] = {
     "HTTP cancel by id": (2, HttpClients.cancel),
     "HTTP several ahead": (1, HttpClients.ahead),
     "HTTP resume": (1, HttpClients.resume),
+    "HTTP burst": (0.3, HttpClients.burst),
+    "HTTP wrong key": (1, HttpClients.wrong_key),
+    "HTTP guest": (1, HttpClients.guest),
 }
 """Each act with its weight."""
 

@@ -109,7 +109,7 @@ class Replicas:
         temporary = self._folder / f"temporary-{port}"
         temporary.mkdir(exist_ok=True)
         command = [
-            *(sys.executable, "-m", "loadtests.soak.server", str(self.dump(port))),
+            *(sys.executable, "-m", "loadtests.soak.inside", str(self.dump(port))),
             *("replica", "*", *FLAGS),
             *(f"--model-repository={self._repository}", f"--fleet-port={port}"),
         ]

@@ -1,14 +1,6 @@
-"""The server under soak: its repository, process and log, and a census of its contents.
+"""The server under soak: its repository, process and log, and a census of its contents."""
 
-`python -m loadtests.soak.server FILE serve ...` is `sluice` with a dump: SIGUSR1 writes every task
-of the event loop, with the lines in which it waits, to FILE, and the stack of every thread to
-FILE.threads.
-"""
-
-import asyncio
-import faulthandler
-import gc
-import inspect
+import json
 import os
 import re
 import resource
@@ -22,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from gateway.cli import main
+from loadtests.soak.keys import Keys
 from loadtests.soak.models import FLAGS, MODELS, Form, Model, Trouble
 from loadtests.soak.replicas import Replicas
+from loadtests.soak.slopes import DESCRIPTORS, MEMORY, TASKS, THREADS
 from loadtests.support.servers import (
     PROC,
     ServerFailed,
@@ -63,9 +55,6 @@ WORKER = b"backends/python/worker"
 FRONTEND = b"gateway.processes"
 POOLED = {"/memfd": 64}
 """Descriptors that a server keeps for reuse: a worker's pool has at most 64 segments."""
-
-FOLLOWING = {"cr": "cr_await", "ag": "ag_await", "gi": "gi_yieldfrom"}
-"""The attribute with the awaited object, by the prefix of the attributes of its kind."""
 
 AT_REPLICA = " at replica "
 
@@ -119,6 +108,7 @@ class SoakServer:
 
     folder: Path
     process: subprocess.Popen[bytes]
+    keys: Keys
     flags: Sequence[str] = ()
     replicas: Replicas | None = None
     ports: dict[str, int] = field(default_factory=dict)
@@ -163,6 +153,25 @@ class SoakServer:
                 found[key] = found.get(key, 0.0) + float(match[3])
         return found
 
+    def read(self, *, collected: bool = False) -> Mapping[str, float]:
+        """Its memory, descriptors, threads and tasks, and the lengths of its tables.
+
+        Those of garbage are not there if it is `collected` before.
+        """
+        if collected:
+            self.process.send_signal(signal.SIGUSR2)
+            self.dump()  # after it the signal has been handled, too
+        tasks = len(self.dump())
+        tables = json.loads((self.folder / "dump.tables").read_text())
+        process = PROC / str(self.pid)
+        return {
+            **tables,
+            MEMORY: resident_bytes(self.pid),
+            DESCRIPTORS: len(os.listdir(process / "fd")),
+            THREADS: len(os.listdir(process / "task")),
+            TASKS: tasks,
+        }
+
     def dump(self) -> Sequence[str]:
         """A line for each task of its event loop; none if the loop is blocked."""
         return _dump(self.process, self.folder / "dump")
@@ -205,6 +214,7 @@ def serving(
     for name in ("models", "temporary", "empty"):
         (folder / name).mkdir()
     write_repository(folder / "models")
+    keys = Keys(folder)
     with ExitStack() as owner:
         replicas = None
         if is_router:
@@ -212,19 +222,22 @@ def serving(
             owner.callback(replicas.kill)
             replicas.wait_ready()
             flags = (*flags, *replicas.flags)
-        server = _started(folder, flags, replicas)
+        server = _started(folder, keys, flags, replicas)
         owner.callback(_end, server)
         _wait(server, lambda: READY.search(server.log) is not None)
         server.ports.update({name: int(port) for name, port in LISTENING.findall(server.log)})
         yield server
 
 
-def _started(folder: Path, flags: Sequence[str], replicas: Replicas | None) -> SoakServer:
+def _started(
+    folder: Path, keys: Keys, flags: Sequence[str], replicas: Replicas | None
+) -> SoakServer:
     repository = folder / ("empty" if replicas else "models")
     command = [
-        *(sys.executable, "-m", "loadtests.soak.server", str(folder / "dump"), "serve"),
+        *(sys.executable, "-m", "loadtests.soak.inside", str(folder / "dump"), "serve"),
         *(f"--model-repository={repository}", "--http-address=127.0.0.1"),
         *("--grpc-address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0"),
+        *(f"--api-keys={keys.file}", "--metrics-open=true"),
         *(*FLAGS, *flags),
     ]
     with (folder / "log").open("wb") as log:
@@ -238,7 +251,7 @@ def _started(folder: Path, flags: Sequence[str], replicas: Replicas | None) -> S
             start_new_session=True,
         )
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (OPEN_FILES, OPEN_FILES))
-    return SoakServer(folder, process, flags, replicas)
+    return SoakServer(folder, process, keys, flags, replicas)
 
 
 def _dump(process: subprocess.Popen[bytes], path: Path) -> Sequence[str]:
@@ -349,46 +362,3 @@ def _descriptors(pid: int) -> Mapping[str, int]:
             with suppress(OSError):
                 found[os.readlink(each).partition(":")[0]] += 1
     return found
-
-
-def install(path: Path) -> None:
-    """Write a dump at SIGUSR1; the file appears whole."""
-    threads = path.with_name(f"{path.name}.threads").open("w")
-
-    def dump(*_: object) -> None:
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(_tasks())
-        partial.rename(path)
-
-    signal.signal(signal.SIGUSR1, dump)
-    faulthandler.register(signal.SIGUSR1, threads, all_threads=True, chain=True)
-
-
-def _tasks() -> str:
-    found = (_task(task) for task in asyncio.all_tasks())
-    return "\n".join(sorted(found)) + "\n"
-
-
-def _task(task: asyncio.Task[Any]) -> str:
-    coroutine = task.get_coro()
-    name = getattr(coroutine, "__qualname__", type(coroutine).__name__)
-    return " < ".join((name, *_waits(coroutine)))
-
-
-def _waits(awaited: Any) -> Iterator[str]:
-    """The lines in which a coroutine, and all that it awaits, stand still."""
-    while awaited is not None:
-        kind = next((each for each in FOLLOWING if hasattr(awaited, f"{each}_frame")), "")
-        if not kind:
-            # The step of an async generator does not name it, but refers to it.
-            referents = gc.get_referents(awaited) if inspect.isawaitable(awaited) else ()
-            awaited = next((each for each in referents if inspect.isasyncgen(each)), None)
-            continue
-        if (frame := getattr(awaited, f"{kind}_frame")) is not None:
-            yield f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-        awaited = getattr(awaited, FOLLOWING[kind])
-
-
-if __name__ == "__main__":
-    install(Path(sys.argv[1]))
-    main(sys.argv[2:])

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import uvloop
@@ -20,8 +21,10 @@ from loadtests.soak.models import MODELS, Trouble
 from loadtests.soak.probe import Probes, Sample, probing
 from loadtests.soak.requests import Tally
 from loadtests.soak.server import Census, SoakServer
+from loadtests.soak.slopes import Reading, growing, panels, rows
 from loadtests.soak.storm import Storm, ask_each
 from loadtests.support import rounds
+from loadtests.support.curves import draw
 from loadtests.support.servers import resident_bytes
 
 RECOVER_SECS = 30.0
@@ -38,6 +41,8 @@ PENDING = "nv_inference_pending_request_count"
 SUCCESS = "nv_inference_request_success"
 FAILURE = "nv_inference_request_failure"
 SHOWN_TASKS = 25
+LEAST_READ_SECS, READ_SECS, READINGS = 1.0, 10.0, 12
+"""The bounds of the interval of readings, and their number in a short run."""
 PLACES = 6
 MIB = 2**20
 
@@ -63,6 +68,7 @@ class Report:
     options: Options
     tally: Tally
     probes: Probes = field(default_factory=lambda: Probes([]))
+    readings: list[Reading] = field(default_factory=list)
     hung: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -116,11 +122,13 @@ async def _run(server: SoakServer, report: Report, progress: OnStage) -> Census:
         return before
     with probing(server.ports["http"], server.pid) as probes:
         shown = asyncio.create_task(_show(server, report, progress))
+        reading = asyncio.create_task(_read(server, report))
         try:
             storm = Storm(server, report.tally, report.options.seed)
             await storm.run(report.options.secs)
         finally:
             shown.cancel()
+            reading.cancel()
     report.probes = probes[0]
     progress("settling", report.tally)
     report.hung += _counted(report.tally.hung)
@@ -131,6 +139,7 @@ async def _run(server: SoakServer, report: Report, progress: OnStage) -> Census:
     report.wrong += accounts(report.tally, metrics, await _settled(server, report))
     report.hung += await ask_each(server, patience)
     after = await _leaks(server, before, report)
+    report.leaked += growing(report.readings, await asyncio.to_thread(server.read, collected=True))
     report.memory_bytes |= {"before": before.memory_bytes, "after": after.memory_bytes}
     progress("stopping", report.tally)
     report.hung += await _stop(server, report.options.seed)
@@ -155,6 +164,16 @@ async def _show(server: SoakServer, report: Report, progress: OnStage) -> None:
             report.memory_bytes["half-way"] = resident_bytes(server.pid)
         progress(f"storm, {left:.0f} s left", report.tally)
         await asyncio.sleep(POLL_SECS)
+
+
+async def _read(server: SoakServer, report: Report) -> None:
+    """Read the server every ten seconds, in a short run more often."""
+    began = time.monotonic()
+    every = max(LEAST_READ_SECS, min(READ_SECS, report.options.secs / READINGS))
+    for number in count(1):
+        await asyncio.sleep(began + number * every - time.monotonic())
+        counts = await asyncio.to_thread(server.read)
+        report.readings.append(Reading(time.monotonic() - began, counts))
 
 
 async def _settled(server: SoakServer, report: Report) -> Metrics:
@@ -238,13 +257,16 @@ def soak(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     asked, console = parser.parse_args(arguments), Console()
     flags = [f"--frontends={asked.frontends}"] if asked.frontends else []
     flags += [f"--grpc-transport={asked.grpc_transport}"] if asked.grpc_transport else []
-    options = Options(asked.minutes * 60, asked.seed, flags, asked.router)
+    options = Options(asked.secs or asked.minutes * 60, asked.seed, flags, asked.router)
     console.print(f"seed {options.seed}")
     with rounds.failures_as_lines("soak"), tempfile.TemporaryDirectory() as folder:
         report = _run_with_bar(options, Path(folder), console)
         console.print(_table(report))
         for line in (*report.failures, report.late, *report.waiting):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if asked.to:
+            title = f"soak of {options.secs:g} s, seed {options.seed}"
+            draw(asked.to, title, [each.secs for each in report.readings], panels(report.readings))
         if asked.log:
             asked.log.write_bytes((Path(folder) / "log").read_bytes())
     if report.failures or report.late:
@@ -255,6 +277,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=_positive, default=1.0, help="length of the storm (default: 1)"
     )
+    parser.add_argument("--secs", type=_positive, help="the same in seconds")
     parser.add_argument(
         "--seed",
         type=int,
@@ -268,6 +291,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="have the models at two replicas of a router, which are killed now and then",
     )
+    parser.add_argument("--to", type=Path, metavar="SVG", help="draw the readings to this file")
     parser.add_argument("--log", type=Path, help="write the server's log to this file")
 
 
@@ -299,7 +323,7 @@ def _table(report: Report) -> Table:
     table = Table(title=f"{len(MODELS)} models, {report.options.secs:g} s", title_justify="left")
     table.add_column("")
     table.add_column("", justify="right")
-    rows = {
+    lines = {
         "requests": f"{tally.asked.total():,}",
         "answered and checked": f"{tally.answered.total():,}",
         "refused, as they may be": f"{tally.refused.total():,}",
@@ -314,11 +338,12 @@ def _table(report: Report) -> Table:
             f"{report.memory_bytes.get(each, 0) / MIB:.0f} MiB"
             for each in ("before", "half-way", "after")
         ),
+        **{f"{name}, in ten minutes": found for name, found in rows(report.readings).items()},
         "result": ", ".join(
             f"{len(getattr(report, each))} {each}" for each in ("hung", "leaked", "wrong")
         ),
     }
-    for name, value in rows.items():
+    for name, value in lines.items():
         table.add_row(name, value)
     return table
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from loadtests.soak import grpc_clients, http_clients
 from loadtests.soak.grpc_clients import GrpcClients
-from loadtests.soak.http_clients import Closed, Connection, HttpClients, post
+from loadtests.soak.http_clients import Closed, Connection, HttpClients, header, post
 from loadtests.soak.models import BY_NAME, MODELS, Form, Model, Trouble
 from loadtests.soak.requests import Question, Tally, Wrong
 from loadtests.soak.server import OF_VERSIONS, SoakServer, config, frontends, workers
@@ -96,7 +96,8 @@ class Disturbances:
         model = self.random.choice(RELOADED)
         self._change(model)
         async with Connection(self.server.ports["http"]) as connection:
-            await connection.send(post(f"/v2/repository/models/{model.name}/load", b"{}"))
+            path = f"/v2/repository/models/{model.name}/load"
+            await connection.send(post(path, b"{}", self._admin))
             await asyncio.sleep(self.random.random() * LEAVE_SECS)
 
     async def unload(self) -> None:
@@ -141,6 +142,16 @@ class Disturbances:
             self.tally.acts["kill of a replica"] += 1
             await asyncio.to_thread(replicas.restart_one, self.random)
 
+    async def rewrite_keys(self) -> None:
+        """Replace the key file: the guest's key comes or goes, and its requests end."""
+        self.tally.acts["reload of keys"] += 1
+        with_guest = self.random.random() < 0.5
+        await asyncio.to_thread(self.server.keys.write, with_guest=with_guest)
+
+    @property
+    def _admin(self) -> str:
+        return header(self.server.keys.admin)
+
     def _kill(self, processes: Sequence[int]) -> None:
         if processes:
             self.tally.acts["kill"] += 1
@@ -157,7 +168,8 @@ class Disturbances:
     async def _ask(self, model: Model, what: str, **parameters: str) -> None:
         body = json.dumps({"parameters": parameters}).encode()
         async with Connection(self.server.ports["http"]) as connection:
-            await connection.send(post(f"/v2/repository/models/{model.name}/{what}", body))
+            path = f"/v2/repository/models/{model.name}/{what}"
+            await connection.send(post(path, body, self._admin))
             async with asyncio.timeout(LOAD_SECS):
                 answer = await connection.answer()
         if answer.status != 200:
@@ -171,8 +183,13 @@ ACTS: Sequence[Callable[[Disturbances], Awaitable[None]]] = (
     Disturbances.change_version,
     Disturbances.kill,
     Disturbances.kill_frontend,
+    Disturbances.rewrite_keys,
 )
-ACTS_OF_ROUTER = (Disturbances.kill_frontend, Disturbances.kill_replica)
+ACTS_OF_ROUTER = (
+    Disturbances.kill_frontend,
+    Disturbances.kill_replica,
+    Disturbances.rewrite_keys,
+)
 
 
 @dataclass(slots=True)
@@ -263,14 +280,18 @@ class Storm:
 
     async def _http(self, number: int, ended: asyncio.Event) -> None:
         random_ = self._random(number)
-        clients = HttpClients(self.server.ports["http"], self.tally, random_)
+        keys = self.server.keys
+        clients = HttpClients(self.server.ports["http"], self.tally, random_, keys, number)
         await self._act(Questions(random_, number), http_clients.ACTS, clients, ended)
 
     async def _grpc(self, number: int, ended: asyncio.Event) -> None:
         random_ = self._random(number)
         questions, port = Questions(random_, number), self.server.ports["grpc"]
         async with grpc_clients.connect(port) as channel:
-            clients = GrpcClients(channel, port, self.tally, random_, questions.single)
+            keys = self.server.keys
+            clients = GrpcClients(
+                *(channel, port, self.tally, random_, questions.single, keys, number)
+            )
             await self._act(questions, grpc_clients.ACTS, clients, ended)
 
     async def _act(
@@ -328,7 +349,7 @@ async def _ask(server: SoakServer, name: str, within: float) -> str:
     """Retry within the time, because a restarted model refuses at first."""
     deadline, tally = time.monotonic() + within, Tally()
     questions = Questions(random.Random(name), 99)
-    clients = HttpClients(server.ports["http"], tally, random.Random(name))
+    clients = HttpClients(server.ports["http"], tally, random.Random(name), server.keys, 0)
     while not tally.answered[name]:
         question = questions.of(BY_NAME[name])
         if question.parameters:

@@ -1,5 +1,6 @@
 """The soak notices what it looks for: leaks, false counters, exchanged answers, late probes."""
 
+import asyncio
 import json
 import math
 import random
@@ -15,7 +16,10 @@ from unittest.mock import Mock
 import pytest
 from tritonclient.grpc import service_pb2
 
+from gateway.policy.api_keys import ApiKeys
 from loadtests.soak import requests
+from loadtests.soak.http_clients import HttpClients
+from loadtests.soak.keys import Keys
 from loadtests.soak.models import BY_NAME
 from loadtests.soak.probe import Probes, Sample
 from loadtests.soak.replicas import Replicas
@@ -38,7 +42,7 @@ NOTHING = Census(processes={}, descriptors={}, tasks={}, files={}, memory_bytes=
 WAITING = """
 import asyncio, sys
 from pathlib import Path
-from loadtests.soak.server import install
+from loadtests.soak.inside import install
 
 async def events():
     asyncio.get_running_loop().call_soon(lambda: print("ready", flush=True))
@@ -226,7 +230,7 @@ async def test_a_replica_is_killed_once_each_has_every_model(
     monkeypatch.setattr(sys, "executable", str(program))
     replicas = Replicas(tmp_path, tmp_path)
     try:
-        server = SoakServer(tmp_path, Mock(), replicas=replicas)
+        server = SoakServer(tmp_path, Mock(), Mock(), replicas=replicas)
         disturbances = Disturbances(server, Tally(), random.Random(1))
         first, second = (tmp_path / f"program--fleet-port={port}" for port in replicas.processes)
         first.touch()
@@ -243,3 +247,27 @@ async def test_a_replica_is_killed_once_each_has_every_model(
         assert server.errors() == [ERROR] * 3
     finally:
         replicas.kill()
+
+
+@pytest.mark.parametrize(("status", "surprises"), [(401, 0), (400, 0), (200, 1), (500, 1)])
+async def test_a_wrong_key_that_is_not_refused_is_noticed(
+    status: int, surprises: int, tmp_path: Path
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(f"HTTP/1.1 {status} A\r\ncontent-length: 0\r\n\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port, tally = server.sockets[0].getsockname()[1], Tally()
+        clients = HttpClients(port, tally, random.Random(1), Keys(tmp_path), 1)
+        await clients.wrong_key(Question(model=BY_NAME["direct"], number=1))
+    assert len(tally.surprises) == surprises
+
+
+def test_the_key_of_the_guest_comes_and_goes(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    guest = keys.guest.removeprefix("Bearer ").encode()
+    assert ApiKeys(keys.file).find(guest, 0.0) is not None
+    keys.write(with_guest=False)
+    assert ApiKeys(keys.file).find(guest, 0.0) is None
