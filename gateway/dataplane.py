@@ -17,6 +17,7 @@ from gateway.models.model import Model, VersionChooser
 from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
+from gateway.observability.access_log import AccessLog
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
 from gateway.observability.remote_metrics import remote_families
@@ -37,11 +38,14 @@ T = TypeVar("T")
 
 
 def _note_refusal(
+    trace: Trace | None,
     chooser: VersionChooser | None,
     request: InferRequest,
     model: Model | None,
     error: InferenceError,
 ) -> None:
+    if trace is not None:
+        trace.refused()
     if chooser is not None and model is not None:
         chooser.refused(request, model, error)
 
@@ -55,8 +59,9 @@ class DataPlane:
     """Resolves the model of a request, checks the request and submits it.
 
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
-    with `audit`, which gets a line for each change of the server. `state_directory` has the state
-    of rollouts. `fleet` is the server's part in a fleet, if it has one.
+    with `audit`, which gets a line for each change of the server, and `access_log`, which notes
+    requests of clients. `state_directory` has the state of rollouts. `fleet` is the server's part
+    in a fleet, if it has one.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -69,10 +74,12 @@ class DataPlane:
         log: Log | None = None,
         threads: Threads | None = None,
         audit: AuditLog | None = None,
+        access_log: AccessLog | None = None,
         state_directory: Path | None = None,
     ) -> None:
         self.threads = threads or request_threads()
         self.audit = audit
+        self.access_log = access_log
         self.fleet: FleetMember | None = None
         self.tracer = tracer or Tracer()
         self.log = log or Log()
@@ -92,9 +99,11 @@ class DataPlane:
     def begins_without_task(self, size_bytes: int) -> bool:
         """Whether a request that has arrived as a whole may begin without a task (`BegunRequest`).
 
-        A large one is decoded in a thread, and a traced one ends when its response is sent.
+        A large one is decoded in a thread. A traced one ends when its response is sent, as one with
+        a line in the access log.
         """
-        return size_bytes <= LARGE_BYTES and not self.tracer.on
+        is_logged = self.access_log is not None and self.access_log.writes
+        return size_bytes <= LARGE_BYTES and not (self.tracer.on or is_logged)
 
     def infer(
         self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
@@ -124,11 +133,11 @@ class DataPlane:
                 interceptor = self.conversations.turn(request, model)
             if model.recorder is not None:
                 tap = model.recorder.tap(request, tap)
+            if self.access_log is not None:
+                tap = self.access_log.tap(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
-            if trace is not None:
-                trace.refused()
-            _note_refusal(chooser, request, model, error)
+            _note_refusal(trace, chooser, request, model, error)
             raise
         stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream

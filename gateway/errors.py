@@ -22,7 +22,8 @@ class InferenceError(Exception):
     """The only error that a client receives.
 
     The message names the object, the found and the expected value. It is sent to the client
-    unchanged, so it must not contain a path of the host or a traceback.
+    unchanged, so it must not contain a path of the host or a traceback. Half of a surrogate pair,
+    which no wire can carry, is `?`.
 
     `dead_instance` is the number of the instance that died while it executed the request; 0 in an
     error of an instance itself, whose number its caller knows. It is None for other errors.
@@ -30,6 +31,8 @@ class InferenceError(Exception):
     """
 
     def __init__(self, code: Code, message: str) -> None:
+        if not message.isascii():
+            message = message.encode(errors="replace").decode()
         super().__init__(message)
         self.code = code
         self.message = message

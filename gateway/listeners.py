@@ -186,7 +186,7 @@ class BoundListeners(Listeners):
             processes.reading if processes else no_reading,
             partial(
                 access_reading,
-                *(self._server.dataplane.audit, self._credentials, self._certificates),
+                *(dataplane, self._credentials, self._certificates),
             ),
         )
         app = build_metrics_app(page, None if settings.metrics.open else self._credentials)

@@ -15,7 +15,6 @@ from gateway.observability.statistics import (
     FrontendsReading,
     RecordingsReading,
 )
-from gateway.policy.audit import AuditLog
 from gateway.policy.credentials import Credentials
 from gateway.settings import MetricsSettings
 from gateway.tls.certificates import Certificates
@@ -47,7 +46,7 @@ class MetricsPage:
         self._cache = cache
         self._recordings = recordings
         self._frontends = frontends
-        self._access = access or partial(access_reading, dataplane.audit)
+        self._access = access or partial(access_reading, dataplane)
         self._machine = Machine(settings)
 
     async def render(self) -> bytes:
@@ -70,11 +69,12 @@ class MetricsPage:
 
 
 def access_reading(
-    audit: AuditLog | None,
+    dataplane: DataPlane,
     credentials: Credentials | None = None,
     certificates: Sequence[Certificates] = (),
 ) -> AccessReading:
-    """The values of the audit log, the credentials and the certificates of a server."""
+    """The values of the logs, the credentials and the certificates of a server."""
+    audit, access_log = dataplane.audit, dataplane.access_log
     refusals = {} if credentials is None else credentials.refusals
     failures = {} if credentials is None else dict(credentials.reload_failures)
     if certificates:
@@ -83,6 +83,7 @@ def access_reading(
         refusals={(wire, each.value): count for (wire, each), count in refusals.items()},
         reload_failures=failures,
         audit_failures=None if audit is None else audit.failures,
+        access_log_dropped=None if access_log is None else access_log.dropped,
     )
 
 

@@ -24,6 +24,7 @@ from gateway.models.instance_groups import UsableGpus
 from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
+from gateway.observability.access_log import AccessLog
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
 from gateway.observability.statistics import CacheReading
@@ -33,6 +34,7 @@ from gateway.resumption.recordings import Recordings
 from gateway.settings import (
     ENVIRONMENT,
     FleetSettings,
+    LogFormat,
     ModelSettings,
     Settings,
     netloc,
@@ -107,6 +109,7 @@ class Server:
             log=log_of_process,
             threads=self._threads,
             audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
+            access_log=_build_access_log(settings),
             state_directory=settings.state_directory,
         )
         self._router = self.dataplane.fleet = _build_router(settings, self._control)
@@ -128,25 +131,30 @@ class Server:
         StartFailed, and InferenceError if the response cache is unreachable.
         """
         try:
-            self._open_audit_log()
+            self._open_logs()
             if self._cache is not None:
                 await self._cache.connect()
             failure = await self._serve(await self._listeners(self), on_ready)
         finally:
             self._tracer.close()
             self._threads.close()
-            if self.dataplane.audit is not None:
-                await asyncio.to_thread(self.dataplane.audit.close)
+            for each in (self.dataplane.audit, self.dataplane.access_log):
+                if each is not None:
+                    await asyncio.to_thread(each.close)
         if failure:
             raise StartFailed(failure)
 
-    def _open_audit_log(self) -> None:
-        try:
-            if self.dataplane.audit is not None:
-                self.dataplane.audit.open()
-        except OSError as error:
-            path = self.settings.audit_log
-            raise StartFailed(f"--audit-log {path}: {error.strerror}") from None
+    def _open_logs(self) -> None:
+        settings, dataplane = self.settings, self.dataplane
+        for option, path, found in (
+            ("--audit-log", settings.audit_log, dataplane.audit),
+            ("--access-log", settings.access_log, dataplane.access_log),
+        ):
+            try:
+                if found is not None:
+                    found.open()
+            except OSError as error:
+                raise StartFailed(f"{option} {path}: {error.strerror}") from None
 
     async def _serve(
         self, listeners: Listeners, on_ready: Callable[[Mapping[str, int]], None]
@@ -340,6 +348,13 @@ def _open_places(settings: ModelSettings) -> list[Path | Mirror]:
         return open_places(settings.repositories, ENVIRONMENT)
     except MirrorError as error:
         raise InferenceError(Code.UNAVAILABLE, str(error)) from None
+
+
+def _build_access_log(settings: Settings) -> AccessLog | None:
+    """The access log; lines of a log in JSON need it, too."""
+    if settings.access_log is None and settings.log.format is not LogFormat.JSON:
+        return None
+    return AccessLog(settings.access_log)
 
 
 def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:

@@ -184,10 +184,11 @@ class MetricsSettings:
 
 
 class LogFormat(StrEnum):
-    """The format of the time of a log line."""
+    """The format of a log line: of its time, or JSON."""
 
     DEFAULT = "default"
     ISO8601 = "ISO8601"
+    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,9 +331,10 @@ class Settings:
 
     `frontends` is the number of processes that accept connections, 0 for none. The event loop polls
     for the next request for at most `stay_awake_us`. Without a key file, `api_keys`, and `jwt`,
-    requests need no credential. `audit_log` has a line for each change of the server,
-    `state_directory` its rollouts. With `admin` or `grpc_admin`, further listeners, changes are
-    answered there only. A `public` server logs its exposure. `fleet` is its part in a fleet.
+    requests need no credential. `audit_log` has a line for each change of the server, `access_log`
+    for each request, `state_directory` its rollouts. With `admin` or `grpc_admin`, further
+    listeners, changes are answered there only. A `public` server logs its exposure. `fleet` is its
+    part in a fleet.
     """
 
     id: str = "triton"
@@ -343,6 +345,7 @@ class Settings:
     api_keys: Path | None = None
     jwt: JwtSettings | None = None
     audit_log: Path | None = None
+    access_log: Path | None = None
     state_directory: Path | None = None
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)

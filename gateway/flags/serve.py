@@ -46,7 +46,7 @@ from gateway.storage.store import state_root
 
 RESTRICTED = "--http-restricted-api"
 FILES = (
-    *("--audit-log", "--api-keys", "--jwt-jwks"),
+    *("--audit-log", "--access-log", "--api-keys", "--jwt-jwks"),
     *(f"--http-{each}" for each in PEM_FILES),
     *(f"--grpc-{each}" for each in PEM_FILES),
     *(f"--fleet-{each}" for each in ("secret-file", *PEM_FILES)),
@@ -85,6 +85,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         api_keys=flags.api_keys,
         jwt=jwt_flags.jwt_settings(flags),
         audit_log=flags.audit_log,
+        access_log=flags.access_log,
         state_directory=flags.state_directory or state_root(ENVIRONMENT),
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         fleet=fleet,

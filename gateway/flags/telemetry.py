@@ -216,10 +216,17 @@ def _add_log_flags(parser: argparse.ArgumentParser) -> None:
         "--log-format",
         choices=[each.value for each in LogFormat],
         default=defaults.format.value,
-        help="format of the time of a line (default: %(default)s)",
+        help="format of the time of a line, or a JSON object a line (default: %(default)s)",
     )
     group.add_argument(
         "--log-file", default=defaults.file, metavar="FILE", help="default: the console"
+    )
+    group.add_argument(
+        "--access-log",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON to this file for each request of a client, finished or "
+        "refused; - for stdout (default: none)",
     )
     group.add_argument(
         "--log-directory",

@@ -19,6 +19,10 @@ TEXT_TYPES = {
 
 NOT_IN_LABELS = re.compile(r"[^a-zA-Z0-9_]")
 RESERVED_BEGIN = re.compile(r"^__+")
+UNPRINTABLE = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
+"""Characters that the format cannot escape; those that read it may take them for a line's end."""
 LAST_LABELS = frozenset({"le", "quantile"})
 
 
@@ -71,6 +75,8 @@ def _label_order(label: tuple[str, str]) -> tuple[bool, str]:
 
 
 def _escape(value: str) -> str:
+    if not value.isprintable():
+        value = UNPRINTABLE.sub("\ufffd", value)
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 

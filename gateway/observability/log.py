@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +13,10 @@ from logging.handlers import WatchedFileHandler
 from typing import Any, TextIO
 
 from gateway.errors import Code, InferenceError
+from gateway.json_lines import json_line
 from gateway.observability.client_files import client_file, refused_file
 from gateway.observability.escaping import escaped
+from gateway.observability.request_context import current_request
 from gateway.settings import LogFormat, LogSettings
 
 RENDERED = frozenset({"message", "asctime", "taskName"})
@@ -109,7 +112,7 @@ class Log:
 
     def _apply(self) -> None:
         for handler in self._installed:
-            handler.setFormatter(LineFormatter(self.settings))
+            handler.setFormatter(formatter(self.settings))
         level = logging.DEBUG if self.settings.verbose_level else logging.INFO
         logging.getLogger("sluice").setLevel(level)
 
@@ -167,6 +170,43 @@ class LineFormatter(logging.Formatter):
         if self._iso:
             return f"{moment:%Y-%m-%dT%H:%M:%SZ} {_letter(record.levelno)} {place}"
         return f"{_letter(record.levelno)}{moment:%m%d %H:%M:%S.%f} {place}"
+
+
+class JsonFormatter(logging.Formatter):
+    """An event as a JSON object on one line: its fields are members, behind those of every line.
+
+    The request that the running task is about adds its ids and its tenant; a traceback is the
+    member `exception`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        members: dict[str, object] = {
+            "time": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+            "severity": record.levelname,
+            "message": record.getMessage(),
+            "logger": record.name,
+            "place": f"{record.filename}:{record.lineno}",
+            "process": record.process,
+        }
+        request = current_request()
+        if request is not None:
+            members |= request.names()
+        if record.exc_info:
+            members["exception"] = self.formatException(record.exc_info)
+        fields = {key: _json_value(value) for key, value in _fields(record).items()}
+        return json_line({**members, **fields, **members}).decode().rstrip()
+
+
+def formatter(settings: LogSettings) -> logging.Formatter:
+    """The formatter of lines."""
+    return JsonFormatter() if settings.format is LogFormat.JSON else LineFormatter(settings)
+
+
+def _json_value(value: object) -> object:
+    """A number, a truth or nothing as it is; other values, also NaN, as text."""
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return value if value is None or is_number else str(value)
 
 
 def _letter(level: int) -> str:

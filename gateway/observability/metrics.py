@@ -122,6 +122,7 @@ ACCESS_COUNTERS = {
     "gateway_certificates_reload_failures_total": "Changed certificates of TLS that could not be "
     "used",
     "gateway_audit_failures_total": "Changes of the server without a line in the audit log",
+    "gateway_access_log_dropped_total": "Requests without a line in the access log",
 }
 NAMES_BY_KIND = {
     "counter": REQUEST_COUNTERS
@@ -246,6 +247,8 @@ def _access_values(found: AccessReading | None) -> Iterator[tuple[str, dict[str,
         yield f"gateway_{kind}_reload_failures_total", {}, count
     if found.audit_failures is not None:
         yield "gateway_audit_failures_total", {}, found.audit_failures
+    if found.access_log_dropped is not None:
+        yield "gateway_access_log_dropped_total", {}, found.access_log_dropped
 
 
 def _frontend_values(found: FrontendsReading | None) -> Iterator[tuple[str, float]]:

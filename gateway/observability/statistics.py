@@ -301,7 +301,7 @@ class FrontendsReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessReading:
-    """The values of credentials, TLS and the audit log, empty or None without them.
+    """The values of credentials, TLS, the audit log and the access log, empty or None without.
 
     `refusals` are refused requests by wire and reason, `reload_failures` those by `keys`, `jwks`
     and `certificates`.
@@ -310,6 +310,7 @@ class AccessReading:
     refusals: Mapping[tuple[str, str], int] = field(default_factory=dict)
     reload_failures: Mapping[str, int] = field(default_factory=dict)
     audit_failures: int | None = None
+    access_log_dropped: int | None = None
 
 
 def failure_reason(error: InferenceError | None, *, started: bool) -> FailureReason:

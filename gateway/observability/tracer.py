@@ -1,6 +1,7 @@
 """Selection of the requests to trace, by settings of all models and of each (trace extension)."""
 
 import itertools
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +139,7 @@ class TraceSampling:
     def keep(self, trace: Trace) -> None:
         """Write the trace, or hold it until its file is full; an empty one only counts."""
         if trace.objects:
-            text = escaped(orjson.dumps(trace.objects).decode()[1:-1])
+            text = escaped(_json(trace.objects)[1:-1])
             self._waiting.append(text)
             self._waiting_chars += len(text)
         self._collected += 1
@@ -168,6 +169,13 @@ class TraceSampling:
     def _forget(self) -> None:
         self._waiting = []
         self._waiting_chars = 0
+
+
+def _json(objects: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return orjson.dumps(objects).decode()
+    except TypeError:  # half of a surrogate pair, as in the id of a program's request
+        return json.dumps(objects, ensure_ascii=False).encode(errors="replace").decode()
 
 
 def refusal(settings: TraceSettings) -> str:

@@ -18,6 +18,7 @@ WALL_CLOCK = {
     "gateway/models/loading.py": "a metric of the time of a load",
     "gateway/observability/statistics.py": "`last_inference` of a model",
     "gateway/policy/api_keys.py": "the expiry of keys",
+    "gateway/observability/access_log.py": "the time in a line of the access log",
     "gateway/policy/audit.py": "the time of a change",
     "gateway/policy/caller.py": "the expiry of callers",
     "gateway/policy/credentials.py": "the expiry of credentials",

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from gateway.dataplane import DataPlane
+from gateway.frontends.grpc.access import logged
 from gateway.frontends.grpc.guard import GrpcAccess
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rollouts import RolloutServicer
@@ -74,7 +75,10 @@ class GrpcServer:
             *(settings.restrictions, settings.control, credentials, dataplane.audit),
             changes=settings.changes,
         )
-        self._transport = create_transport(access.guarded(self._methods(settings)), settings)
+        found = access.guarded(self._methods(settings))
+        if dataplane.access_log is not None:
+            found = logged(found, dataplane.access_log)
+        self._transport = create_transport(found, settings)
         self.address = settings.address
         self.port = self._transport.port
 

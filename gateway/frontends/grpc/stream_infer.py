@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 from gateway.conversations.turn import read_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, exiting, first_error, no_longer_valid
+from gateway.frontends.grpc.access import end_answered, end_refused
 from gateway.frontends.grpc.outbox import (
     OrderPosition,
     Outbox,
@@ -34,6 +35,7 @@ from gateway.frontends.grpc.rpc import (
 )
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.observability.trace import Trace
 from gateway.policy.caller import tenant_of
 from gateway.protos import grpc_service_pb2 as pb
@@ -123,6 +125,7 @@ class StreamInfer:
         "_refusals",
         "_requests",
         "_responses",
+        "_rpc",
         "_tenant",
     )
 
@@ -150,6 +153,7 @@ class StreamInfer:
         self._is_closed = not dataplane.taking_requests
         self._is_half_closed = False
         self._order = StreamOrder()
+        self._rpc = current_request()
 
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
@@ -218,21 +222,32 @@ class StreamInfer:
             return
         found = self._find(message[0])
         position = None if _streams(message[0], found) else self._order.position(SINGLE)
+        noted = None if self._rpc is None else self._rpc.part(message[0].id, self._caller)
         try:
-            if self._caller is not None and not self._caller.valid:
-                raise no_longer_valid()
-            if resumes(message[0]):
-                asked = await self._resume(message[0])
-            else:
-                asked = self._ask(message, found, position)
+            with _about(noted):
+                asked = await self._accepted(message, found, position)
         except InferenceError as error:
+            if noted is not None:
+                end_refused(noted, error)
             if not _names_another(message[0], error):
                 self._remember(ended_key(message[0]))
             refusal = _refusal(message[0].id, error)
             await self._refusals.start(answers, partial(self._responses.refuse, refusal, position))
         else:
-            answers.create_task(self._answer(asked))
+            with _about(noted):
+                task = answers.create_task(self._answer(asked))
+            if noted is not None:
+                task.add_done_callback(partial(end_answered, noted))
         await self._responses.unsent.wait_for_room()
+
+    async def _accepted(
+        self, message: Message, found: Model | InferenceError, position: OrderPosition | None
+    ) -> StreamRequest:
+        if self._caller is not None and not self._caller.valid:
+            raise no_longer_valid()
+        if resumes(message[0]):
+            return await self._resume(message[0])
+        return self._ask(message, found, position)
 
     async def _cancel(self, message: pb.ModelInferRequest, answers: asyncio.TaskGroup) -> None:
         """Cancel the requests that a message names: those of this RPC, else those of any client.
@@ -322,6 +337,11 @@ class StreamInfer:
         if key is not None:
             self._ended.append(key)
             del self._ended[:-REMEMBERED]
+
+
+def _about(noted: LoggedRequest | None) -> AbstractContextManager[None]:
+    """A block that is about a request, if the server notes requests."""
+    return nullcontext() if noted is None else noted.current()
 
 
 def ended_key(message: pb.ModelInferRequest) -> int | None:

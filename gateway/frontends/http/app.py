@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, unexpected
+from gateway.frontends.http.access import LoggedApp
 from gateway.frontends.http.control import CancelRoutes, ControlRoutes, LogRoutes, TraceRoutes
 from gateway.frontends.http.cross_origin import CrossOriginApp
 from gateway.frontends.http.documentation import Documentation, Tagged
@@ -79,6 +80,8 @@ def build_app(
     found: BeginningApp = InferRoute(dataplane, settings, others, recordings, access)
     if settings.cors_origins:
         found = CrossOriginApp(found, settings.cors_origins)
+    if dataplane.access_log is not None:
+        found = LoggedApp(found, dataplane.access_log)
     return TracedApp(found, dataplane.tracer)
 
 

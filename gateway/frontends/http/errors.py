@@ -7,6 +7,8 @@ import orjson
 from starlette.responses import Response
 
 from gateway.errors import Code, InferenceError, RetryLater
+from gateway.observability.escaping import escaped
+from gateway.observability.request_context import current_request
 from gateway.openai_contract import OpenAiRefusal
 from gateway.resumption.recording import KeyReused
 
@@ -57,7 +59,12 @@ KEY_REUSED = 422
 
 def error_body(message: str) -> bytes:
     """The body of every error on every v2 endpoint."""
-    return orjson.dumps({"error": shortened(message)})
+    return _json({"error": shortened(message)})
+
+
+def _json(body: object) -> bytes:
+    """JSON whose texts, which may repeat a client's, control no terminal that shows it."""
+    return escaped(orjson.dumps(body).decode()).encode()
 
 
 def shortened(message: str) -> str:
@@ -73,7 +80,9 @@ def refused(path: str, error: InferenceError) -> Response:
 
 
 def log_refusal(path: str, error: InferenceError) -> None:
-    """Log one line for a failed request."""
+    """Log one line for a failed request, and note its error."""
+    if (request := current_request()) is not None:
+        request.note(error)
     reason = error.message[:MAX_LOGGED]
     log.warning("request refused", extra={"path": path, "code": error.code.name, "reason": reason})
 
@@ -108,7 +117,7 @@ def openai_error_body(status: int, message: str, param: str | None = None) -> by
         "param": param,
         "code": OPENAI_CODES.get(status, status),
     }
-    return orjson.dumps({"error": error})
+    return _json({"error": error})
 
 
 def openai_refusal(code: Code, message: str, param: str) -> OpenAiRefusal:

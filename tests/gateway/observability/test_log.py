@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -70,6 +71,35 @@ def record(level: int = logging.INFO, text: str = "up") -> logging.LogRecord:
 )
 def test_the_time_is_utc(format_: LogFormat, line: str) -> None:
     assert LineFormatter(LogSettings(format=format_)).format(record()) == line
+
+
+def test_a_line_of_json_has_the_fields_of_its_event(streams: Streams) -> None:
+    streams.log(LogSettings(format=LogFormat.JSON))
+    fields = {"model": "llama", "version": 1, "secs": math.nan, "time": "never", "file": Path("/a")}
+    ours.info("model ready", extra=fields)
+    found = json.loads(streams.out.getvalue())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", found.pop("time"))
+    assert re.fullmatch(r"test_log\.py:\d+", found.pop("place"))
+    assert found == {
+        "severity": "INFO",
+        "message": "model ready",
+        "logger": "sluice.test",
+        "process": os.getpid(),
+        "model": "llama",
+        "version": 1,
+        "secs": "nan",
+        "file": "/a",
+    }
+
+
+def test_a_traceback_is_in_the_line_of_json(streams: Streams) -> None:
+    streams.log(LogSettings(format=LogFormat.JSON))
+    try:
+        raise RuntimeError("a\nb")
+    except RuntimeError:
+        ours.exception("broken")
+    (line,) = streams.err.getvalue().splitlines()
+    assert json.loads(line)["exception"].endswith("RuntimeError: a\nb")
 
 
 @pytest.mark.parametrize(

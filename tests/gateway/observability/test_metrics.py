@@ -91,7 +91,10 @@ def test_the_page_has_the_documented_metrics_only() -> None:
     frontends = FrontendsReading(up=2, restarts=1)
     failures = {"keys": 0, "jwks": 1, "certificates": 0}
     access = AccessReading(
-        refusals={("http", "wrong"): 1}, reload_failures=failures, audit_failures=0
+        refusals={("http", "wrong"): 1},
+        reload_failures=failures,
+        audit_failures=0,
+        access_log_dropped=0,
     )
     found = families([plain, cached], EVERYTHING, cache, RECORDED, frontends, access)
     remote = RemoteReading(

@@ -13,6 +13,7 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.http.app import build_metrics_app
 from gateway.metrics_page import MetricsPage, access_reading
 from gateway.models.model import Model
+from gateway.observability.access_log import AccessLog
 from gateway.observability.statistics import CacheReading
 from gateway.policy.audit import AuditLog
 from gateway.policy.watched_file import ReloadFailures
@@ -116,14 +117,16 @@ async def test_a_tag_that_is_not_a_label_keeps_the_page_valid(serve: Serve) -> N
 async def test_the_page_shows_refused_files_and_the_audit_log(tmp_path: Path) -> None:
     """That of the server inside a program, which has no ports, shows the audit log."""
     audit, refused = AuditLog(tmp_path / "audit"), Refused()
-    dataplane = DataPlane(LoadedModels(), audit=audit)  # type: ignore[arg-type]
-    access = partial(access_reading, audit, None, [refused, refused])  # type: ignore[list-item]
+    log = AccessLog(tmp_path / "access")
+    dataplane = DataPlane(LoadedModels(), audit=audit, access_log=log)  # type: ignore[arg-type]
+    access = partial(access_reading, dataplane, None, [refused, refused])  # type: ignore[list-item]
     settings = MetricsSettings(gpu=False)
     inside = await MetricsPage(dataplane, settings).render()
     page = await MetricsPage(dataplane, settings, access=access).render()
     assert b"\ngateway_audit_failures_total 0\n" in inside
     assert b"\ngateway_certificates_reload_failures_total " not in inside
     assert b"\ngateway_audit_failures_total 0\n" in page
+    assert b"\ngateway_access_log_dropped_total 0\n" in page
     assert b"\ngateway_certificates_reload_failures_total 2\n" in page
 
 

@@ -1,0 +1,140 @@
+"""The access log: a line of JSON for each request of a client, finished or refused."""
+
+import logging
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from gateway.errors import InferenceError
+from gateway.json_lines import JsonLinesFile
+from gateway.messages import InferRequest, InferResponse, StreamRecorder
+from gateway.observability.request_context import LoggedRequest, current_request
+from gateway.observability.request_record import Record
+
+MOST_LINES = 10_000
+"""Lines that wait for the disk; further ones are dropped."""
+TRACEPARENT = "traceparent"
+PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
+"""The ids of a trace and of the caller's span (W3C Trace Context, 3.2)."""
+
+log = logging.getLogger("sluice.access")
+
+
+class ModelVersion(Protocol):
+    """The model that serves a request."""
+
+    name: str
+    version: str
+
+
+class RequestTap(Protocol):
+    """As `gateway.models.taps.Tap`."""
+
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """The recorder of the request's stream."""
+
+
+class AccessLog:
+    """Notes the requests of clients while they are served, and `writes` their lines to a file.
+
+    Without a file the requests are noted for the lines of the process' own log. No line has a key,
+    a prompt, a path or a query: their texts are those of the tables of routes and keys, the id of
+    the request and the address of the client.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else JsonLinesFile(path, "access log", log, MOST_LINES)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it has a file."""
+        return self._file is not None
+
+    @property
+    def dropped(self) -> int | None:
+        """Lines that are lost: the disk was full, or too slow; None without a file."""
+        return None if self._file is None else self._file.failures
+
+    def open(self) -> None:
+        """Open the file, and begin to write; OSError if it cannot be opened."""
+        if self._file is not None:
+            self._file.open()
+
+    def close(self) -> None:
+        """Write the last lines, and close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def request(
+        self, wire: str, route: str, method: str, peer: str, parents: Sequence[str]
+    ) -> LoggedRequest:
+        """A request that has arrived; `parents` are the values of its header `traceparent`."""
+        found = LoggedRequest(self, wire, route, method, peer)
+        if len(parents) == 1 and (parent := PARENT.fullmatch(parents[0])):
+            found.trace_id, found.span_id = parent.groups()
+        return found
+
+    def ended(self, request: LoggedRequest) -> None:
+        """Add the line of a request."""
+        if self._file is not None:
+            now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+            self._file.add({"time": now, **request.members()})
+
+    def tap(
+        self, request: InferRequest, model: ModelVersion, tap: RequestTap | None
+    ) -> RequestTap | None:
+        """Note what the current request asks; the tap that counts its tokens, around another."""
+        found = current_request()
+        if found is None:
+            return tap
+        found.model, found.version, found.id = model.name, model.version, request.id
+        found.caller = request.caller
+        return CountedTokens(found, tap) if self._file is not None else tap
+
+
+class CountedTokens:
+    """The tokens and the error of a request: a tap, and the recorder of the request's stream."""
+
+    __slots__ = ("_account", "_request", "_tap")
+
+    _account: StreamRecorder
+
+    def __init__(self, request: LoggedRequest, tap: RequestTap | None) -> None:
+        self._request = request
+        self._tap = tap
+
+    def recorder(self, record: Record, account: StreamRecorder) -> "CountedTokens":
+        """See `Tap`."""
+        self._account = account if self._tap is None else self._tap.recorder(record, account)
+        return self
+
+    def responded(self, response: InferResponse) -> None:
+        """Count the tokens of a response."""
+        usage = response.usage
+        if usage is not None:
+            self._request.prompt_tokens += usage.prompt_tokens
+            self._request.completion_tokens += usage.completion_tokens
+        if response.error is not None:
+            self._request.note(response.error)
+        self._account.responded(response)
+
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """Count the tokens of texts."""
+        self._request.completion_tokens += sum(each for each in tokens if each)
+        self._account.delivered(name, texts, tokens)
+
+    def taken(self) -> None:
+        """Pass it on."""
+        self._account.taken()
+
+    def wasted(self, response: InferResponse) -> None:
+        """Pass it on."""
+        self._account.wasted(response)
+
+    def ended(self, error: InferenceError | None) -> None:
+        """Note the error."""
+        if error is not None:
+            self._request.note(error)
+        self._account.ended(error)

@@ -1,0 +1,147 @@
+"""The request that a task is about: for the lines of the logs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol, Self
+
+from gateway.errors import InferenceError
+from gateway.json_lines import cut
+from gateway.policy.caller import Caller
+
+REASONS = {
+    401: "unauthenticated",
+    403: "forbidden",
+    "UNAUTHENTICATED": "unauthenticated",
+    "PERMISSION_DENIED": "forbidden",
+}
+"""The reason of a refusal by its status."""
+OK = "OK"
+NS_PER_MS = 1e6
+
+_current: ContextVar["LoggedRequest | None"] = ContextVar("request", default=None)
+
+
+def current_request() -> "LoggedRequest | None":
+    """The request that the running task is about, if the server notes them."""
+    return _current.get()
+
+
+class RequestSink(Protocol):
+    """Takes requests that have ended."""
+
+    def ended(self, request: "LoggedRequest") -> None:
+        """Take a request, whose values do not change any more."""
+
+
+class LoggedRequest:
+    """One request of a client on a wire, and its end.
+
+    Inside `with` it is the current one; afterwards it has ended. `method` is HTTP's, "" for gRPC;
+    `route` is the template of the path, never the path itself. `status` is that of the wire, `code`
+    of the latest error. `changes` is set for a route that changes the server.
+    """
+
+    __slots__ = (
+        "_parts",
+        "_sink",
+        "_token",
+        "began_ns",
+        "bytes_in",
+        "bytes_out",
+        "caller",
+        "changes",
+        "code",
+        "completion_tokens",
+        "id",
+        "method",
+        "model",
+        "peer",
+        "prompt_tokens",
+        "route",
+        "span_id",
+        "status",
+        "trace_id",
+        "version",
+        "wire",
+    )
+
+    def __init__(
+        self, sink: RequestSink, wire: str, route: str, method: str = "", peer: str = ""
+    ) -> None:
+        self._sink = sink
+        self._parts = 0
+        self._token: Any = None
+        self.wire, self.route, self.method, self.peer = wire, route, method, peer
+        self.began_ns = time.perf_counter_ns()
+        self.status: int | str = ""
+        self.code = ""
+        self.caller: Caller | None = None
+        self.changes = False
+        self.model = self.version = self.id = self.trace_id = self.span_id = ""
+        self.prompt_tokens = self.completion_tokens = 0
+        self.bytes_in = self.bytes_out = 0
+
+    def __enter__(self) -> Self:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+        if not (self._parts and self.status == OK):
+            self._sink.ended(self)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the current one inside `with`; it has not ended then."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def note(self, error: InferenceError) -> None:
+        """Note an error, without the frames that it refers to."""
+        self.code = error.code.name
+
+    def part(self, request_id: str, caller: Caller | None) -> "LoggedRequest":
+        """One of several requests in this RPC, which has a line of its own only if it fails."""
+        self._parts += 1
+        found = LoggedRequest(self._sink, self.wire, self.route, self.method, self.peer)
+        found.id, found.caller = request_id, caller
+        found.trace_id, found.span_id = self.trace_id, self.span_id
+        return found
+
+    def names(self) -> dict[str, Any]:
+        """Its ids and its tenant, those that are known, and `audit` if it changes the server."""
+        found = {
+            "trace_id": self.trace_id,
+            "span_id": self.span_id,
+            "request_id": cut(self.id),
+            "tenant": "" if self.caller is None else cut(self.caller.tenant),
+            "audit": self.changes,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def members(self) -> dict[str, Any]:
+        """The members of its line."""
+        found: dict[str, Any] = {
+            "wire": self.wire,
+            "method": self.method,
+            "route": self.route,
+            "status": self.status,
+            "code": self.code,
+            "reason": REASONS.get(self.status, ""),
+            "duration_ms": round((time.perf_counter_ns() - self.began_ns) / NS_PER_MS, 3),
+            "peer": self.peer,
+            "key_id": "" if self.caller is None else cut(self.caller.key_id),
+            "model": cut(self.model),
+            "version": self.version,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            **self.names(),
+        }
+        return {name: value for name, value in found.items() if value}
