@@ -189,7 +189,8 @@ class Instance(ABC):
     """One loaded, runnable copy of a model.
 
     `concurrency` is how many executions it takes at once; None means that it batches in flight
-    and takes every request immediately. It is `alive` while it can execute: False is final, and
+    and takes every request immediately, of which it executes as many at once as it has `places`,
+    None if it does not say. It is `alive` while it can execute: False is final, and
     `death` soon becomes the reason; None if it never dies by itself. `adapters` are further model
     names for OpenAI clients. `max_model_len` is the limit of tokens of prompt and answer together,
     None without a limit. Within `sharing`, executions take as long as concurrent ones: the
@@ -201,6 +202,7 @@ class Instance(ABC):
     """
 
     concurrency: int | None = 1
+    places: int | None = None
     alive: bool = True
     has_process: bool = False
     death: asyncio.Future[str] | None = None
@@ -260,6 +262,7 @@ class ForwardingInstance(Instance):
         self._inner = inner
         self.number = inner.number
         self.concurrency = inner.concurrency
+        self.places = inner.places
         self.death = inner.death
         self.adapters = inner.adapters
         self.max_model_len = inner.max_model_len

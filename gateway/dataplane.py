@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from gateway.admission.admission import Admission
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
-from gateway.errors import InferenceError, exiting, no_longer_valid
-from gateway.messages import InferRequest, InferResponse
+from gateway.errors import InferenceError, Refusal, RefusalReason, exiting, no_longer_valid
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
 from gateway.models.index import IndexRow
 from gateway.models.labels import labels_of, set_labels
 from gateway.models.model import Model, VersionChooser
 from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
+from gateway.models.taps import Tap
 from gateway.observability.access_log import AccessLog
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
@@ -44,8 +46,11 @@ def _note_refusal(
     model: Model | None,
     error: InferenceError,
 ) -> None:
+    """Note a refusal by the chosen version; a limit of the tenant says nothing about versions."""
     if trace is not None:
         trace.refused()
+    if isinstance(error, Refusal) and error.refusal_reason is RefusalReason.RATE_LIMITED:
+        return
     if chooser is not None and model is not None:
         chooser.refused(request, model, error)
 
@@ -61,7 +66,8 @@ class DataPlane:
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
     with `audit`, which gets a line for each change of the server, and `access_log`, which notes
     requests of clients. `state_directory` has the state of rollouts. `fleet` is the server's part
-    in a fleet, if it has one.
+    in a fleet, if it has one. `admission` decides about requests; None on a server without a key
+    file.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -81,6 +87,7 @@ class DataPlane:
         self.audit = audit
         self.access_log = access_log
         self.fleet: FleetMember | None = None
+        self.admission: Admission | None = None
         self.tracer = tracer or Tracer()
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()
@@ -131,16 +138,28 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            if model.recorder is not None:
-                tap = model.recorder.tap(request, tap)
-            if self.access_log is not None:
-                tap = self.access_log.tap(request, model, tap)
+            if model.recorder or self.admission or self.access_log:
+                tap = self._tapped(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
             _note_refusal(trace, chooser, request, model, error)
             raise
         stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream
+
+    def _tapped(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
+        """The tap of a request that is recorded, has an account, or is noted, around another."""
+        if model.recorder is not None:
+            tap = model.recorder.tap(request, tap)
+        if self.admission is not None:
+            tap = self.admission.admit(request, model, tap)
+        if self.access_log is not None:
+            tap = self.access_log.tap(request, model, tap)
+        return tap
+
+    def limits(self, caller: Caller | None) -> Mapping[str, str]:
+        """The headers of a caller's limits, on every wire; none without limits."""
+        return NO_PARAMETERS if self.admission is None else self.admission.limit_headers(caller)
 
     def numbered(self, name: RequestName, caller: Caller | None = None) -> RequestName:
         """The name with the number of a version that has been named by its label."""
@@ -219,6 +238,8 @@ class DataPlane:
         """The metrics of models in memory, of object storage, of rollouts, and of the fleet."""
         found = families(self._control.residents) + rollout_families(self.rollouts)
         found += remote_families(self._control.remote.reading())
+        if self.admission is not None:
+            found += self.admission.families()
         return found if self.fleet is None else found + self.fleet.families()
 
     async def load(self, name: str, override: Override | None = None) -> None:

@@ -2,7 +2,9 @@
 
 import re
 import sys
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 
 
 class Code(Enum):
@@ -67,12 +69,52 @@ class RefusedError(InferenceError):
     """
 
 
-class RetryLater(RefusedError):
-    """UNAVAILABLE, and a retry may succeed after `secs`."""
+class RefusalReason(StrEnum):
+    """The reason of a Refusal: it decides the statuses, by one table of each frontend.
 
-    def __init__(self, message: str, secs: int) -> None:
+    Guards refuse credentials that are missing or wrong, before there is a request.
+    """
+
+    RATE_LIMITED = "rate_limited"
+    """A limit of the tenant."""
+    OVERLOADED = "overloaded"
+    """No room, or no instance, for requests of any tenant."""
+    DEADLINE_UNREACHABLE = "deadline_unreachable"
+    """The predicted wait is longer than the time that the client gives."""
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    """The client's time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryAdvice:
+    """The facts of a Refusal for its client.
+
+    `retry_after_secs` is the time until a retry may succeed, 0 if it is unknown; with `retries`
+    False none will. `predicted_wait_secs` is the wait that was too long, None without a prediction.
+    `limit` names the limit of the tenant that was reached; `headers` are those of its limits.
+    """
+
+    retry_after_secs: float = 0.0
+    retries: bool = True
+    predicted_wait_secs: float | None = None
+    limit: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refusal(RefusedError):
+    """A refusal with its reason, and with advice for a retry; its code is UNAVAILABLE."""
+
+    def __init__(self, refusal_reason: RefusalReason, message: str, advice: RetryAdvice) -> None:
         super().__init__(Code.UNAVAILABLE, message)
-        self.secs = secs
+        self.refusal_reason = refusal_reason
+        self.advice = advice
+
+
+class RetryLater(Refusal):
+    """The refusal of a server without room: a retry may succeed after `secs`."""
+
+    def __init__(self, message: str, secs: float) -> None:
+        super().__init__(RefusalReason.OVERLOADED, message, RetryAdvice(retry_after_secs=secs))
 
 
 def died(message: str, instance: int = 0) -> InferenceError:

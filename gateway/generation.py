@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.config import ModelInput, ModelOutput
+from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Sink, Usage
-from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE
+from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE, serves_openai
 from gateway.tensor import Datatype, Tensor, array_tensor, encoded, text_tensor
 
 TEXT_INPUT = "text_input"
@@ -30,6 +30,13 @@ TEXT_OUTPUT = "text_output"
 
 NOT_SAMPLING = frozenset({"id"})
 """Request parameters of HTTP generate that are no sampling parameters."""
+
+
+def generates_text(config: ModelConfig) -> bool:
+    """Whether a model has one of the contracts of texts: prompt in and text out, or OpenAI's."""
+    inputs = {each.name for each in config.input}
+    outputs = {each.name for each in config.output}
+    return (TEXT_INPUT in inputs and TEXT_OUTPUT in outputs) or serves_openai(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

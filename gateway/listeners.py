@@ -22,6 +22,7 @@ from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
 from gateway.policy.credentials import MAY_READ, Credentials, CredentialSource
 from gateway.policy.key_file import KeyFileError
+from gateway.policy.tenants import Tenants
 from gateway.server import Listeners, Server, StartFailed
 from gateway.settings import GrpcSettings, HttpSettings, Settings
 from gateway.storage.store import KEPT
@@ -68,7 +69,7 @@ async def bound(server: Server) -> "BoundListeners":
     Raises StartFailed if an address is in use, or the key file, the key set or a certificate cannot
     be used.
     """
-    return BoundListeners(server, await _credentials(server.settings))
+    return BoundListeners(server, await _credentials(server))
 
 
 class BoundListeners(Listeners):
@@ -216,18 +217,19 @@ class BoundListeners(Listeners):
             self._certificates.append(found.certificates)
 
 
-async def _credentials(settings: Settings) -> Credentials | None:
+async def _credentials(server: Server) -> Credentials | None:
     """The credentials of the server, if requests need one; StartFailed if they cannot be used."""
+    settings = server.settings
     if settings.api_keys is None and settings.jwt is None:
         return None
-    return Credentials(_api_keys(settings), await _tokens(settings))
+    return Credentials(_api_keys(settings, server.tenants), await _tokens(settings))
 
 
-def _api_keys(settings: Settings) -> ApiKeys | None:
+def _api_keys(settings: Settings, tenants: Tenants | None) -> ApiKeys | None:
     if settings.api_keys is None:
         return None
     with _explained(f"--api-keys {settings.api_keys}"):
-        return ApiKeys(settings.api_keys)
+        return ApiKeys(settings.api_keys, tenants)
 
 
 async def _tokens(settings: Settings) -> CredentialSource | None:
@@ -278,7 +280,8 @@ def _log_exposure(settings: Settings) -> None:
     if not settings.public:
         return
     has_metrics = settings.metrics.enabled and not settings.metrics.open
-    with_key = (each for each in MAY_READ if each is not Area.METRICS or has_metrics)
+    elsewhere = {Area.ADMIN} if has_metrics else {Area.ADMIN, Area.METRICS}
+    with_key = (each for each in MAY_READ if each not in elsewhere)
     admin = (name for name in ("admin", "grpc-admin") if name in settings.listeners)
     log.info(
         "server exposed",

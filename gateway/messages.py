@@ -272,6 +272,10 @@ class EngineStamps:
     preemptions: int = 0
 
 
+RESPONSE_BYTES = 64 << 10
+"""The size of a response without its tensors."""
+
+
 @keyword_value
 class InferResponse:
     """One response; `final` marks the last one of its request.
@@ -292,6 +296,13 @@ class InferResponse:
     engine: EngineStamps | None = None
     shared_bytes: int = 0
     error: InferenceError | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """The approximate size in memory."""
+        every = [tensor.data for tensor in self.outputs]
+        sizes = [sum(map(len, each)) if isinstance(each, tuple) else len(each) for each in every]
+        return RESPONSE_BYTES + max(sum(sizes), self.shared_bytes)
 
     def output(self, name: str) -> Tensor | None:
         """The output of that name, or None."""

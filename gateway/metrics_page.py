@@ -88,6 +88,11 @@ def access_reading(
 
 
 def _reading(model: Model) -> ModelReading:
+    labels = _labels(model)
+    families = [family for instance in model.instances for family in instance.metrics]
+    if model.fair is not None:
+        named = {**labels, "model": model.name, "version": model.version}
+        families += model.fair.families(named)
     return ModelReading(
         name=model.name,
         version=model.version,
@@ -95,8 +100,8 @@ def _reading(model: Model) -> ModelReading:
         in_flight=len(model.requests),
         ready=model.ready,
         oldest_secs=model.requests.oldest_secs(),
-        families=[family for instance in model.instances for family in instance.metrics],
-        labels=_labels(model),
+        families=families,
+        labels=labels,
         cached=model.cached,
         load_secs=model.load_secs,
         golden=Counter(str(each.outcome) for each in model.golden),

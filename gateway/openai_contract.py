@@ -8,7 +8,7 @@ The final flag replaces `[DONE]`. The parameter `openai_event` of a response is 
 event, if the endpoint names events (`responses`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Self
 
@@ -68,6 +68,11 @@ class RequestBody(tuple[bytes]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (tuple(self),)
+
+    def peek(self) -> Mapping[str, Any] | None:
+        """The members, for a reader that leaves them; None if they are unknown or taken."""
+        found: Mapping[str, Any] | None = vars(self).get("members")
+        return found
 
     def take(self) -> dict[str, Any] | None:
         """The members, for one reader, which may change them; None if they are unknown or taken."""

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from gateway.admission.admission import Admission
 from gateway.backend_loader import BackendLoader
 from gateway.cache.cache import LocalCache, ResponseCache
 from gateway.cache_settings import CacheSettings, LocalCacheSettings
@@ -30,6 +31,7 @@ from gateway.observability.metrics import FleetMember
 from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
+from gateway.policy.tenants import Tenants
 from gateway.resumption.recordings import Recordings
 from gateway.settings import (
     ENVIRONMENT,
@@ -101,6 +103,8 @@ class Server:
             busy_poll(settings.stay_awake_us),
             self._threads,
         )
+        self.tenants = None if settings.api_keys is None else Tenants()
+        self._control.tenants = self.tenants
         self.dataplane = DataPlane(
             self._control,
             strict_readiness=settings.models.strict_readiness,
@@ -112,6 +116,8 @@ class Server:
             access_log=_build_access_log(settings),
             state_directory=settings.state_directory,
         )
+        if self.tenants is not None:
+            self.dataplane.admission = Admission(self.tenants)
         self._router = self.dataplane.fleet = _build_router(settings, self._control)
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()

@@ -206,6 +206,11 @@ class ResponseStream:
             self._held = False
             self._wake_reader()
 
+    def observe(self, recorder: StreamRecorder) -> StreamRecorder | None:
+        """Set another recorder; it passes every event on to the former one, which is returned."""
+        former, self._recorder = self._recorder, recorder
+        return former
+
     async def room(self) -> None:
         """Wait until the stream is not full, or done."""
         while self.full and not self.done:

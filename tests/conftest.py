@@ -17,6 +17,7 @@ from gateway.config import ModelConfig
 from gateway.models.instance_groups import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.tenants import Tenants
 from gateway.process_limits import collect_garbage_rarely
 from gateway.shared_memory import cuda
 from tests import needs
@@ -155,6 +156,7 @@ class Serve(Protocol):
         config: ModelConfig = TEXT,
         load: Load | None = None,
         on_change: Callable[[], None] | None = None,
+        tenants: Tenants | None = None,
     ) -> Model: ...
 
 
@@ -168,11 +170,12 @@ async def serve() -> AsyncIterator[Serve]:
         config: ModelConfig = TEXT,
         load: Load | None = None,
         on_change: Callable[[], None] | None = None,
+        tenants: Tenants | None = None,
     ) -> Model:
         slots = [
             InstanceSlot(load or _nothing_to_load, instance=instance) for instance in instances
         ]
-        model = Model(config, 1, ModelStatistics(), slots)
+        model = Model(config, 1, ModelStatistics(), slots, tenants=tenants)
         running.append((model, asyncio.create_task(model.run(on_change or _ignore_change))))
         return model
 

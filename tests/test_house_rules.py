@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 
+from gateway.admission.admission import ADMISSION_METRICS
 from gateway.backend import Backend, Instance
 from gateway.errors import Code
 from gateway.fleet.metrics import FLEET_METRICS
@@ -21,6 +22,7 @@ from gateway.observability.remote_metrics import REMOTE_METRICS
 from gateway.rollouts.readings import ROLLOUT_METRICS
 from gateway.rollouts.shadow import SHADOW_METRICS
 from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.service import TENANT_METRICS
 
 ROOT = Path(__file__).parent.parent
 INSTALLED = {".venv", "node_modules"}
@@ -130,7 +132,8 @@ def test_every_option_of_serve_is_documented() -> None:
 def test_every_metric_is_documented() -> None:
     documented = (ROOT / "gateway/observability/README.md").read_text()
     rollouts = ROLLOUT_METRICS | SHADOW_METRICS
-    names = (*DOCUMENTED, *FLEET_METRICS, *REMOTE_METRICS, *RESIDENT_METRICS, *rollouts)
+    found = ADMISSION_METRICS | FLEET_METRICS | REMOTE_METRICS | RESIDENT_METRICS | TENANT_METRICS
+    names = (*DOCUMENTED, *found, *rollouts)
     assert [name for name in names if f"`{name}`" not in documented] == []
 
 

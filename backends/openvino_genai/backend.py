@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -25,6 +26,8 @@ PROGRAM = Path(__file__).parent / "worker"
 LIBRARY, REQUIRED = "openvino-genai", ("openvino", "openvino-tokenizers")
 INSTALL = "pip install 'sluice[openvino_genai]'"
 DEFAULT_FILE = "model.json"
+DEFAULT_SEQUENCES = 256
+"""`max_num_seqs` of a model whose settings have none, as in the worker."""
 STORED_MODEL = "stored_model"
 UNSERVED = (IMAGE, EMBEDDING_REQUEST)
 """Inputs of other LLM backends."""
@@ -76,9 +79,13 @@ class OpenVinoGenAiBackend(Backend):
         )
 
     async def load(self, context: ModelContext) -> Instance:
-        added = await apart(_parameters, context)
-        config = replace(context.config, parameters={**added, **context.config.parameters})
-        return LlmInstance(await self._python().load(replace(context, config=config)))
+        settings = await apart(_settings, context)
+        added = await apart(_parameters, context, settings)
+        parameters = {**added, **context.config.parameters}
+        config = replace(context.config, parameters=parameters)
+        found = LlmInstance(await self._python().load(replace(context, config=config)))
+        found.places = _places(settings)
+        return found
 
     def _python(self) -> PythonBackend:
         return self._workers.for_program(self, PROGRAM)
@@ -119,24 +126,35 @@ def _check_parsers(config: ModelConfig) -> None:
             )
 
 
-def _parameters(context: ModelContext) -> Mapping[str, str]:
+def _parameters(context: ModelContext, settings: Mapping[str, Any]) -> Mapping[str, str]:
     """Parameters for the worker: its threads, and the stored model that its settings name."""
     threads = len(context.cpu_cores) or processors()
     if (share := quota()) is not None:
         threads = min(threads, max(1, math.floor(share)))
     found = {**PARAMETERS, "engine_threads": str(threads)}
-    name = _named_model(context)
+    name = _named_model(settings)
     if name and (context.store / name).is_dir():
         found[STORED_MODEL] = name
     return found
 
 
-def _named_model(context: ModelContext) -> str:
-    """The plain name in the model's settings, "" without one; the worker reports wrong files."""
+def _settings(context: ModelContext) -> Mapping[str, Any]:
+    """The model's settings, empty without any; the worker reports wrong files."""
     file = context.path / (context.config.default_model_filename or DEFAULT_FILE)
     try:
         settings = orjson.loads(file.read_bytes())
     except (OSError, orjson.JSONDecodeError):
-        return ""
-    name = settings.get("model") if isinstance(settings, dict) else None
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _named_model(settings: Mapping[str, Any]) -> str:
+    """The plain name of a stored model, "" without one."""
+    name = settings.get("model")
     return name if isinstance(name, str) and Path(name).name == name else ""
+
+
+def _places(settings: Mapping[str, Any]) -> int:
+    """The sequences that the engine has at once."""
+    most = settings.get("max_num_seqs")
+    return most if isinstance(most, int) and most > 0 else DEFAULT_SEQUENCES

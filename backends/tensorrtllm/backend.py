@@ -132,7 +132,9 @@ class TensorRtLlmBackend(Backend):
     async def load(self, context: ModelContext) -> Instance:
         names = await asyncio.to_thread(adapter_names, context.config.name, context.path)
         siblings = self._siblings.setdefault((context.config.name, context.path), WeakSet())
-        return TensorRtLlmInstance(await self._python().load(context), names, siblings)
+        found = TensorRtLlmInstance(await self._python().load(context), names, siblings)
+        found.places = context.config.max_batch_size or None
+        return found
 
     def _python(self) -> PythonBackend:
         return self._workers.for_program(self, PROGRAM)

@@ -71,6 +71,9 @@ class VllmInstance(Instance):
         self._prompts = engine.prompts
         self.adapters = tuple(engine.adapters.by_name or ())
         self.max_model_len = engine.llm.model_config.max_model_len
+        config = engine.llm.vllm_config
+        replicas = config.parallel_config.data_parallel_size
+        self.places = config.scheduler_config.max_num_seqs * replicas
         self._rules = SamplingRules(
             casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len
         )

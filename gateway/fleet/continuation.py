@@ -7,20 +7,10 @@ another way: the rest is as likely as the lost one, and not always the same. No 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.fleet.continuable import NotContinued
 from gateway.fleet.text_forms import CONTINUED, Joined, TextForm, form_of
-from gateway.generation import TEXT_INPUT, TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse
-from gateway.openai_contract import serves_openai
-
-
-def generates_text(config: ModelConfig) -> bool:
-    """Whether a model has one of the contracts whose texts can be continued."""
-    inputs = {each.name for each in config.input}
-    outputs = {each.name for each in config.output}
-    return (TEXT_INPUT in inputs and TEXT_OUTPUT in outputs) or serves_openai(config)
 
 
 class SentText:

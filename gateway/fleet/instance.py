@@ -13,7 +13,7 @@ from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.continuable import NotContinued
-from gateway.fleet.continuation import SentText, generates_text
+from gateway.fleet.continuation import SentText
 from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.moves import WaitingRequests
 from gateway.fleet.offers import Key, ModelOffer
@@ -23,6 +23,7 @@ from gateway.fleet.quarantine import ModelSuspects
 from gateway.fleet.repeatable import is_failure, is_repeatable
 from gateway.fleet.traces import sent_to
 from gateway.fleet.waiting import WaitingRoom
+from gateway.generation import generates_text
 from gateway.messages import InferRequest, InferResponse, Sink
 from gateway.models.limits import Limits
 
@@ -53,8 +54,7 @@ class FleetInstance(Instance):
         prompts: ModelPrompts,
         suspects: ModelSuspects,
     ) -> None:
-        self.counts = counts
-        self.adapters = offer.adapters
+        self.counts, self.adapters = counts, offer.adapters
         self.max_model_len = offer.max_model_len or None
         self.key: Key = (offer.name, offer.version)
         self.prompts = prompts

@@ -11,9 +11,9 @@ from gateway.fleet.choice import LIMITS, MOST_REQUESTS, MOST_TOKENS, Load
 from gateway.fleet.keys import PIECE_BYTES
 from gateway.fleet.offers import FIRST_STEP_SECS, load_of_requests
 from gateway.fleet.prefixes import CAPACITY_RANGE, MOST_KEYS_OF_REPLICA, HeldPrefixes, KeyChanges
-from gateway.fleet.token_ratio import TokenRatio
 from gateway.messages import InferResponse, RoutedPrompt
 from gateway.models.model import Model
+from gateway.schedulers.token_ratio import TokenRatio
 
 WINDOW_SECS = 10.0
 """The length of the time that a rate or a mean of a load is about."""

@@ -11,12 +11,12 @@ from gateway.fleet.choice import Demand
 from gateway.fleet.keys import MOST_KEYED_BYTES, PIECE_BYTES, SECRET_BYTES, PrefixScope, PromptKeys
 from gateway.fleet.offers import Key
 from gateway.fleet.prefixes import KeyIndex
-from gateway.fleet.token_ratio import TokenRatio
 from gateway.generation import IMAGE, MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT
 from gateway.messages import InferRequest, RoutedPrompt, Usage
 from gateway.openai_contract import REQUEST
 from gateway.policy.caller import tenant_of
-from gateway.tensor import Datatype, Tensor
+from gateway.schedulers.token_ratio import TokenRatio, size_bytes, text_bytes
+from gateway.tensor import Tensor
 
 MOST_READ_BYTES = 1 << 20
 """A longer JSON text is not parsed for keys, since that would block other requests."""
@@ -84,7 +84,7 @@ class ModelPrompts:
 
     def read(self, request: InferRequest) -> RoutedPrompt:
         """The prompt of a request; one that cannot be read has a size only."""
-        size = sum(map(_size_bytes, request.inputs))
+        size = text_bytes(request)
         # The rest of a conversation is at its replica, and an image is not in the text.
         if size < PIECE_BYTES or request.sequence is not None or request.input(IMAGE) is not None:
             return RoutedPrompt(size)
@@ -102,7 +102,7 @@ class ModelPrompts:
         text, messages = request.input(TEXT_INPUT), request.input(MESSAGES)
         given = request.input(SAMPLING_PARAMETERS)
         parsed = (given, messages if text is None else None)
-        if any(each is not None and _size_bytes(each) > MOST_READ_BYTES for each in parsed):
+        if any(each is not None and size_bytes(each) > MOST_READ_BYTES for each in parsed):
             return None
         sampling = request.parameters if given is None else orjson.loads(_only(given))
         if not isinstance(sampling, Mapping):
@@ -153,14 +153,6 @@ class ModelPrompts:
         )
 
 
-def _size_bytes(tensor: Tensor) -> int:
-    """The bytes of a tensor of texts."""
-    data = tensor.data
-    if tensor.datatype is not Datatype.BYTES:
-        return 0
-    return sum(map(len, data)) if isinstance(data, tuple) else len(tensor.raw())
-
-
 def _text_bytes(text: str) -> int:
     """The bytes of a text; those of a long one follow from its beginning."""
     if text.isascii():
@@ -203,6 +195,6 @@ def _only(tensor: Tensor) -> bytes:
 def _members(body: Tensor) -> Mapping[str, Any] | None:
     """The members of a request, which are left to a model of this process."""
     known = getattr(body.data, "members", None)  # of a `RequestBody`
-    if known is None and _size_bytes(body) <= MOST_READ_BYTES:
+    if known is None and size_bytes(body) <= MOST_READ_BYTES:
         known = orjson.loads(_only(body))
     return known if isinstance(known, dict) else None

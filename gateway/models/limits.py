@@ -18,6 +18,7 @@ DEFAULT_TURNS = 64
 DEFAULT_IDLE_SECS = 600
 DEFAULT_CONVERSATIONS = 1024
 NS_PER_SECOND = 1_000_000_000
+MOST_WEIGHT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,22 @@ class ConversationLimits:
     def idle_ns(self) -> int:
         """`idle_secs` in nanoseconds."""
         return self.idle_secs * NS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWeights:
+    """The service of a token of a prompt and of an answer, by which tenants share a model."""
+
+    prompt: float
+    output: float
+
+    @classmethod
+    def read(cls, config: ModelConfig) -> "TokenWeights":
+        """The weights of a config; InferenceError names a value that is no number."""
+        return cls(
+            prompt=_weight(config, "fair_prompt_weight", 1.0),
+            output=_weight(config, "fair_output_weight", 2.0),
+        )
 
 
 class Residency(StrEnum):
@@ -174,6 +191,21 @@ def _number(config: ModelConfig, key: str, default: int, least: int) -> int:
             f"least {least}",
         )
     return int(text)
+
+
+def _weight(config: ModelConfig, key: str, default: float) -> float:
+    text = config.parameters.get(key, str(default))
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if 0 <= found <= MOST_WEIGHT:
+        return found
+    raise InferenceError(
+        Code.INVALID_ARG,
+        f"model '{config.name}': parameter '{key}' is '{text}', expected a number from 0 to "
+        f"{MOST_WEIGHT}",
+    )
 
 
 def shares_memory(config: ModelConfig, budget: ModelMemory) -> bool:

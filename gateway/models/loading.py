@@ -45,6 +45,7 @@ from gateway.models.reshaped_instance import with_reshapes
 from gateway.models.residents import Residents
 from gateway.observability.log import logged_stage
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.tenants import Tenants
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.settings import ModelSettings
 from gateway.stream import ResponseStream
@@ -67,7 +68,7 @@ class SharedParts:
     """Parts of the server that all models share.
 
     `find` finds loaded models. Loads block in `threads`, requests in `request_threads`; `closings`
-    close instances, and `residents` share the memory.
+    close instances, `residents` share the memory, and `tenants` the models, if there are any.
     """
 
     cache: ResponseCache | None
@@ -77,6 +78,7 @@ class SharedParts:
     threads: Threads
     request_threads: Threads
     residents: Residents
+    tenants: Tenants | None = None
 
 
 class ModelLoader:
@@ -95,10 +97,8 @@ class ModelLoader:
         self._settings = settings
         self._infer = infer
         self._cache = shared.cache
-        self._control = shared.control
-        self._find = shared.find
-        self._closings = shared.closings
-        self._residents = shared.residents
+        self._shared = shared
+        self._residents, self._tenants = shared.residents, shared.tenants
         self._limiter = ExecutionLimiter(settings.resource_limits) if settings.rate_limit else None
         self._at_once = asyncio.Semaphore(settings.load_thread_count)
         self._fetches = Fetches()
@@ -200,7 +200,7 @@ class ModelLoader:
             }
             statistics = ModelStatistics.of(config, summaries=self._settings.summaries)
             slots = self._slots(backend, config, folder, statistics)
-            model = Model(config, version, statistics, slots, labels, source.folder)
+            model = Model(config, version, statistics, slots, labels, source.folder, self._tenants)
             model.members = tuple(dict.fromkeys(members.values()))
             model.tree = source.tree
             if source.tree is not None:
@@ -263,7 +263,7 @@ class ModelLoader:
 
     def _golden(self, config: ModelConfig, source: LoadSource, version: int) -> GoldenRun | None:
         """The golden requests that new instances of a version must answer, if there are any."""
-        run = GoldenRun(config.name, version, self._settings.golden, self._find)
+        run = GoldenRun(config.name, version, self._settings.golden, self._shared.find)
         return run if run.read(config, source.folder) else None
 
     async def _use_cache(self, model: Model, source: LoadSource, folder: Path) -> None:
@@ -302,7 +302,8 @@ class ModelLoader:
         context = partial(self._context, backend, config, folder, statistics)
         return [
             InstanceSlot(
-                partial(self._fill, backend, context(placement)), placement, closings=self._closings
+                *(partial(self._fill, backend, context(placement)), placement),
+                closings=self._shared.closings,
             )
             for placement in placements(config)
         ]
@@ -315,7 +316,7 @@ class ModelLoader:
         try:
             refuse_replaced_methods(instance, Instance)
         except InferenceError:
-            await self._closings.close(instance, context.name)
+            await self._shared.closings.close(instance, context.name)
             raise
         return with_reshapes(instance, context.config)
 
@@ -343,7 +344,7 @@ class ModelLoader:
             path=folder,
             store=self._settings.store,
             infer=infer,
-            control=self._control,
+            control=self._shared.control,
             wasted=statistics.waste,
         )
 

@@ -19,11 +19,13 @@ from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
+from gateway.models.sharing import Sharing, shared_among
 from gateway.models.taps import Interceptor, Tap, Tapper, Waking
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import Trace
 from gateway.openai_contract import further_names
+from gateway.policy.tenants import Tenants
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.storage.mirror.trees import RemoteTree
@@ -96,13 +98,14 @@ class Model:
     an ensemble calls. `golden` are the results of its golden requests; `recorder` makes new ones.
     `waking` wakes it if it sleeps. A model in a rollout has a `chooser`. A `retired` model
     completes its requests and must get no others. A model `of_fleet` is hosted by replicas, which
-    keep its sequences and conversations.
+    keep its sequences and conversations. `fair` shares it among `tenants`, on a server with a key
+    file.
     """
 
     of_fleet: bool = False
     chooser: VersionChooser | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a version, each by its name
         self,
         config: ModelConfig,
         version: int,
@@ -110,6 +113,7 @@ class Model:
         slots: Sequence[InstanceSlot],
         labels: Labels = NO_PARAMETERS,
         folder: Path = Path(),
+        tenants: Tenants | None = None,
     ) -> None:
         self.name, self.config = config.name, config
         self.version = str(version)
@@ -127,6 +131,9 @@ class Model:
         self.waking: Waking | None = None
         self.tree: RemoteTree | None = None
         self.scheduler = self._scheduler(statistics, folder)
+        self.fair: Sharing | None = None
+        if tenants is not None:
+            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         self.most_in_flight = Limits.read(config).max_in_flight
         self.conversation_limits = ConversationLimits.read(config)
@@ -256,8 +263,9 @@ class Model:
         has_response = cached is not None and cached.lookup.response is not None
         if waking is not None and not has_response:
             waking.check()
-        if limited and not has_response and len(self.requests) >= self.most_in_flight:
-            raise self._full(self.statistics)
+        is_counted = limited and not has_response
+        if is_counted and (len(self.requests) >= self.most_in_flight or self.fair is not None):
+            self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
         if trace is None and isinstance(request.trace, Trace):
@@ -302,8 +310,8 @@ class Model:
         waking = None if self.instances.able else self._waking_if_asleep()
         if waking is not None:
             waking.check()
-        if limited and len(self.requests) >= self.most_in_flight:
-            raise self._full(statistics)
+        if limited and (len(self.requests) >= self.most_in_flight or self.fair is not None):
+            self._check_in_flight(request, statistics)
         self.scheduler.admit(request)
         record = Record(statistics, batch_size, 0, self.requests.remove)
         stream = ResponseStream(record if tap is None else tap.recorder(record, record))
@@ -371,8 +379,18 @@ class Model:
     def _unable(self) -> InferenceError:
         return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")
 
-    def _full(self, statistics: ModelStatistics) -> InferenceError:
-        statistics.rejected()
+    def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
+        """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""
+        total, most = len(self.requests), self.most_in_flight
+        if self.fair is not None and self.fair.configured:
+            refusal = self.fair.refusal(request, most, total)
+        else:
+            refusal = self._full() if total >= most else None
+        if refusal is not None:
+            statistics.rejected()
+            raise refusal
+
+    def _full(self) -> InferenceError:
         return InferenceError(
             Code.UNAVAILABLE,
             f"model '{self.name}' has {self.most_in_flight} requests in flight, the most it "

@@ -29,6 +29,7 @@ from gateway.models.residents import Residents
 from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
+from gateway.policy.tenants import Tenants
 from gateway.settings import EVERY_MODEL, ControlMode, ModelSettings
 from gateway.storage.store import KEPT
 from gateway.threads import Threads, listing_threads, load_threads, request_threads
@@ -110,6 +111,8 @@ class RepositoryControl:
         self.loaded = LoadedModels(
             self.registry.notify, busy_poll, self._closings, self.residents, settings.stall_secs
         )
+        self.tenants: Tenants | None = None
+        """The tenants that share the models which are loaded from now on."""
         self._lifecycle: Lifecycle | None = None
         self._unreadable: set[ModelId] = set()
         self._audit: AuditLog | None = None
@@ -313,6 +316,7 @@ class RepositoryControl:
             threads=self._threads,
             request_threads=self._request_threads,
             residents=self.residents,
+            tenants=self.tenants,
         )
         loader = ModelLoader(self._backends, self._settings, infer, shared)
         self._lifecycle = Lifecycle(

@@ -273,6 +273,8 @@ OF_ALL_MODELS = (
     "conversation_max",
     "conversation_max_tokens",
     "conversation_max_turns",
+    "fair_output_weight",
+    "fair_prompt_weight",
     "max_in_flight",
     "max_model_len",
     "max_padded_length",

@@ -26,6 +26,7 @@ class Record:
     its end, so success time is never less than their sum. A cached response calls `hit` instead of
     `started`. `batch_size` is the number of inferences. `progress_ns` is the time of the latest
     response, else of the start, else of the submission. `phases` are the latest that were measured.
+    `execution_rows` is the batch size of its execution, 0 if it was alone in it.
     """
 
     __slots__ = (
@@ -37,6 +38,7 @@ class Record:
         "_on_end",
         "_started_ns",
         "batch_size",
+        "execution_rows",
         "phases",
         "progress_ns",
         "received_ns",
@@ -64,6 +66,7 @@ class Record:
         self._last_ns = 0
         self._last_tokens_ns = 0
         self._answers = 0
+        self.execution_rows = 0
         self.phases: Phases | None = None
         self.trace = trace
         statistics.pending += 1
@@ -79,6 +82,14 @@ class Record:
     def has_begun(self) -> bool:
         """Whether an instance has the request."""
         return bool(self._started_ns)
+
+    def compute_ms(self, now: int) -> float:
+        """The compute time of its execution until now; of a batch the part of its rows."""
+        if not self._started_ns or self._hit_ns:
+            return 0.0
+        phases = within(self.phases, now - self._started_ns)
+        spent_ms = (phases.input_ns + phases.infer_ns + phases.output_ns) / 1e6
+        return spent_ms * self.batch_size / max(self.execution_rows, self.batch_size, 1)
 
     def queued_again(self) -> None:
         """Record that the request is back in its queue: the instance did not execute it."""

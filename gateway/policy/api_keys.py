@@ -9,23 +9,25 @@ from time import time
 from gateway.policy.caller import Caller
 from gateway.policy.key_file import KeyReader, read_key_file
 from gateway.policy.keys import ApiKey, KeyTable, ListedCertificate
+from gateway.policy.tenants import Tenants
 from gateway.policy.watched_file import LOOK_SECS, ReloadFailures, WatchedFile
 
 log = logging.getLogger("sluice.server")
 
 
 class ApiKeys:
-    """The keys and certificates of a file.
+    """The keys and certificates of a file, and its rules of tenants, which `tenants` gets.
 
     KeyFileError if it cannot be used at first, as in `WatchedFile`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tenants: Tenants | None = None) -> None:
         reader = KeyReader()
         self._path = path
+        self._tenants = tenants or Tenants()
         failures = ReloadFailures("key file refused", file=str(path))
         self._file = WatchedFile([path], lambda: reader.read(read_key_file(path)), failures)
-        self._log_read()
+        self._take()
 
     @property
     def failures(self) -> ReloadFailures:
@@ -34,9 +36,10 @@ class ApiKeys:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The number of keys, and that of certificates, as fields of a log line."""
+        """The numbers of keys, certificates and tenants with rules, as fields of a log line."""
         found = self._file.value
-        return {"keys": len(found.keys), "certificates": len(found.certificates)}
+        counts = {"keys": len(found.keys), "certificates": len(found.certificates)}
+        return counts | ({"tenants": len(found.tenants)} if found.tenants else {})
 
     def find(self, given: bytes, now: float) -> Caller | None:
         """The caller with a key of the file; the time is that of a wrong key."""
@@ -58,7 +61,7 @@ class ApiKeys:
             now = time()
             try:
                 if await self._file.look():
-                    self._log_read()
+                    self._take()
                 table = self._file.value
                 invalid = await asyncio.to_thread(_invalid, compared, table, looked, now)
             except Exception as error:  # noqa: BLE001 - the next round tries again
@@ -70,7 +73,8 @@ class ApiKeys:
             if invalid:
                 on_invalid()
 
-    def _log_read(self) -> None:
+    def _take(self) -> None:
+        self._tenants.replace(self._file.value.tenants)
         log.info("key file read", extra={"file": str(self._path), **self.counts})
 
 

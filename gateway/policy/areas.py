@@ -21,9 +21,10 @@ class Area(StrEnum):
     LOGGING = "logging"
     PLAYGROUND = "playground"
     METRICS = "metrics"
+    ADMIN = "admin"
 
 
-RESTRICTABLE = tuple(each for each in Area if each not in (Area.PLAYGROUND, Area.METRICS))
+RESTRICTABLE = tuple(Area)[:9]
 """The areas that Triton's options name."""
 
 _MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -77,6 +78,7 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.LOGGING: ("/v2/logging",),
     Area.PLAYGROUND: ("/", "/playground/{name}"),
     Area.METRICS: ("/metrics", "/metrics/", "/{path:path}"),
+    Area.ADMIN: ("/admin/tenants",),
 }
 """The paths of the routes of each area, as the applications spell them.
 

@@ -1,4 +1,4 @@
-"""The conditions of changes of the server: this machine only, and no page of another origin."""
+"""The conditions of changes of the server, and of facts about others: this machine only."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +13,8 @@ CHANGES: Mapping[Area, str] = {
     Area.LOGGING: "changing log settings",
 }
 """The changes in each area that has some."""
+CONTROLLED: Mapping[Area, str] = {**CHANGES, Area.ADMIN: "showing tenants"}
+"""The requests under the conditions of changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,15 @@ class ChangeControl:
     hosts: frozenset[str] = frozenset()
 
     def refusal(self, area: Area, caller: Caller) -> str | None:
-        """The text of the refusal of a change; None if the caller may make it."""
+        """The text of the refusal of a request in CONTROLLED; None if it is answered."""
         if caller.foreign:
-            return f"changes are not answered to pages of another origin, found {caller.foreign}"
+            what = "changes are" if area in CHANGES else f"{CONTROLLED[area]} is"
+            return f"{what} not answered to pages of another origin, found {caller.foreign}"
         if self.is_open or caller.local:
             return None
         return (
-            f"{CHANGES[area]} is answered to this machine only; --open-control=true answers every "
-            "machine, as Triton does"
+            f"{CONTROLLED[area]} is answered to this machine only; --open-control=true answers "
+            "every machine, as Triton does"
         )
 
     def opened(self) -> "ChangeControl":

@@ -35,6 +35,7 @@ MAY_READ: Mapping[Area, frozenset[Role]] = {
     Area.TRACE: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.LOGGING: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.METRICS: frozenset({Role.OBSERVE, Role.ADMIN}),
+    Area.ADMIN: frozenset({Role.ADMIN}),
 }
 """The roles for requests that change nothing; the other areas need no credential."""
 MAY_CHANGE = frozenset({Role.ADMIN})

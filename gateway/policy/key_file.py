@@ -1,4 +1,4 @@
-"""Key files: TOML with tables `[[keys]]`, which have digests only, and `[[certificates]]`."""
+"""Key files: TOML with `[[keys]]`, which are digests, `[[certificates]]` and `[tenants.NAME]`."""
 
 import fcntl
 import json
@@ -27,8 +27,9 @@ from gateway.policy.keys import (
     ListedCertificate,
     Role,
 )
+from gateway.policy.tenants import MOST_TENANTS, TenantRules, read_rules
 
-KEYS, CERTIFICATES = TABLES = ("keys", "certificates")
+KEYS, CERTIFICATES, TENANTS = TABLES = ("keys", "certificates", "tenants")
 ID = re.compile(r"[A-Z2-7]{8}")
 ID_FORM = "8 of A to Z and 2 to 7"
 HASH = re.compile(r"sha256:([0-9a-f]{64})")
@@ -40,7 +41,9 @@ SAN_FORM = "URI:, DNS: or CN: and the name in the certificate, at most 256 chara
 OF_BOTH = ("tenant", "roles", "models", "expires", "note")
 FIELDS = {KEYS: ("id", "hash", *OF_BOTH), CERTIFICATES: ("san", *OF_BOTH)}
 REQUIRED = {KEYS: ("id", "hash", "tenant"), CERTIFICATES: ("san", "tenant")}
-BEGIN_OF_TABLE = re.compile(rf"^[ \t]*\[\[[ \t]*(?:{'|'.join(TABLES)})[ \t]*\]\]", re.M)
+BEGIN_OF_TABLE = re.compile(
+    rf"^[ \t]*\[(?:\[[ \t]*(?:{KEYS}|{CERTIFICATES})[ \t]*\]\]|[ \t]*{TENANTS}[ \t]*[.\]])", re.M
+)
 LINE_OF_KEY = re.compile(r"^[ \t]*[^#\s].*$", re.M)
 """A line that is neither empty nor a comment."""
 NEW_MODE = 0o600
@@ -108,6 +111,49 @@ def _check_file(found: os.stat_result, path: Path, *, public: bool) -> None:
 Listed = ApiKey | ListedCertificate
 
 
+class _Found:
+    """The tables of a text that were read."""
+
+    def __init__(self) -> None:
+        self.listed: dict[str, Listed] = {}
+        self.tenants: dict[str, TenantRules] = {}
+
+    def add_document(self, document: Mapping[str, Any]) -> None:
+        """Read tables, and add them."""
+        _refuse_unknown(document, TABLES, "the file")
+        for kind, read in ((KEYS, _key), (CERTIFICATES, _certificate)):
+            tables = document.get(kind, [])
+            if not isinstance(tables, list):
+                raise KeyFileError(f"'{kind}' is no list of tables, expected [[{kind}]]")
+            for fields in tables:
+                self.add(read(fields, f"{kind.removesuffix('s')} {len(self.listed) + 1}"))
+        self._add_tenants(document.get(TENANTS, {}))
+
+    def add(self, listed: Listed) -> None:
+        """Add a key or a certificate."""
+        name = _name_of(listed)
+        if name in self.listed:
+            kind = "key" if isinstance(listed, ApiKey) else "certificate"
+            raise KeyFileError(f"{kind} '{without_secrets(name)}' is there twice")
+        self.listed[name] = listed
+
+    def _add_tenants(self, tables: Any) -> None:
+        if not isinstance(tables, dict):
+            raise KeyFileError(f"'{TENANTS}' is no table of tables, expected [{TENANTS}.NAME]")
+        for name, members in tables.items():
+            where = f"tenant '{without_secrets(name)[:80]}'"
+            _text(name, NAME, where, NAME_FORM)
+            if name in self.tenants:
+                raise KeyFileError(f"{where} is there twice")
+            try:
+                self.tenants[name] = read_rules(members)
+            except ValueError as error:
+                raise KeyFileError(f"{where}: {without_secrets(str(error))}") from None
+        if len(self.tenants) > MOST_TENANTS:
+            count = len(self.tenants)
+            raise KeyFileError(f"{count} tables [{TENANTS}.NAME], expected at most {MOST_TENANTS}")
+
+
 class KeyReader:
     """Reads the texts of a key file.
 
@@ -121,36 +167,37 @@ class KeyReader:
 
     def read(self, text: str) -> KeyTable:
         """The table of a text; KeyFileError if a part of it is wrong."""
-        found: dict[str, Listed] = {}
+        found = _Found()
         try:
             known = dict(self._read_parts(text, found))
         except NO_TOML:
             # A part alone is no TOML. Either the whole is none, or a line within a text over
             # several lines looks like the beginning of a key.
-            found, known = {}, {}
-            _add_document(_parsed(text), found)
-        last = self._last
-        listed = {name: last[name] if last.get(name) == new else new for name, new in found.items()}
+            found, known = _Found(), {}
+            found.add_document(_parsed(text))
+        last, new = self._last, found.listed
+        listed = {name: last[name] if last.get(name) == new[name] else new[name] for name in new}
         self._known = {mark: listed[_name_of(each)] for mark, each in known.items()}
         self._last = listed
         return KeyTable(
             (each for each in listed.values() if isinstance(each, ApiKey)),
             (each for each in listed.values() if isinstance(each, ListedCertificate)),
+            found.tenants,
         )
 
-    def _read_parts(self, text: str, found: dict[str, Listed]) -> Iterator[tuple[bytes, Listed]]:
-        """Read the parts, which begin with a table each; yields those by a digest of their part."""
+    def _read_parts(self, text: str, found: _Found) -> Iterator[tuple[bytes, Listed]]:
+        """Read the parts, which begin with a table each; yields those of one key or certificate."""
         starts = [0, *(each.start() for each in BEGIN_OF_TABLE.finditer(text)), len(text)]
         for start, end in pairwise(starts):
             part = text[start:end].strip()
             mark = blake2b(part.encode(), digest_size=16).digest()
             if listed := self._known.get(mark):
-                _add(listed, found)
+                found.add(listed)
             else:
-                document, before = tomllib.loads(part), len(found)
-                _add_document(document, found)
-                if len(found) == before + 1:
-                    listed = next(reversed(found.values()))
+                document, before = tomllib.loads(part), len(found.listed)
+                found.add_document(document)
+                if len(found.listed) == before + 1 and TENANTS not in document:
+                    listed = next(reversed(found.listed.values()))
             if listed is not None:
                 yield mark, listed
 
@@ -158,24 +205,6 @@ class KeyReader:
 def _name_of(listed: Listed) -> str:
     """The id of a key, or the name of a certificate, which has a colon."""
     return listed.id if isinstance(listed, ApiKey) else listed.name
-
-
-def _add_document(document: Mapping[str, Any], found: dict[str, Listed]) -> None:
-    _refuse_unknown(document, TABLES, "the file")
-    for kind, read in ((KEYS, _key), (CERTIFICATES, _certificate)):
-        tables = document.get(kind, [])
-        if not isinstance(tables, list):
-            raise KeyFileError(f"'{kind}' is no list of tables, expected [[{kind}]]")
-        for fields in tables:
-            _add(read(fields, f"{kind.removesuffix('s')} {len(found) + 1}"), found)
-
-
-def _add(listed: Listed, found: dict[str, Listed]) -> None:
-    name = _name_of(listed)
-    if name in found:
-        kind = "key" if isinstance(listed, ApiKey) else "certificate"
-        raise KeyFileError(f"{kind} '{without_secrets(name)}' is there twice")
-    found[name] = listed
 
 
 def _parsed(text: str) -> Mapping[str, Any]:
@@ -300,6 +329,7 @@ def without_key(text: str, key_id: str) -> str:
     if key_id not in before.keys:
         raise KeyFileError(f"it has no key '{without_secrets(key_id)}'")
     left = [each for each in before.listed() if each is not before.keys[key_id]]
+    expected = (left, before.tenants)
     starts = [*(each.start() for each in BEGIN_OF_TABLE.finditer(text)), len(text)]
     for start, end in pairwise(starts):
         if f'"{key_id}"' not in text[start:end]:
@@ -307,7 +337,8 @@ def without_key(text: str, key_id: str) -> str:
         ends = max(each.end() for each in LINE_OF_KEY.finditer(text, start, end))
         after = text[:start] + text[ends:].lstrip()
         with suppress(KeyFileError):
-            if list(KeyReader().read(after).listed()) == left:
+            table = KeyReader().read(after)
+            if (list(table.listed()), table.tenants) == expected:
                 return after
     raise KeyFileError(f"the lines of key '{key_id}' cannot be found: remove them by hand")
 

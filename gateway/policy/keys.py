@@ -17,6 +17,7 @@ from types import MappingProxyType
 from zlib import crc32
 
 from gateway.policy.caller import Caller
+from gateway.policy.tenants import NO_TENANTS, TenantRules
 
 PREFIX = "sk-sluice-"
 ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
@@ -109,16 +110,20 @@ def _check(text: str) -> str:
 class KeyTable:
     """The keys of a file by their public id, and the certificates by their name.
 
-    `expiring` are those that are valid for a time.
+    `expiring` are those that are valid for a time. `tenants` are the rules of tenants by name.
     """
 
     def __init__(
-        self, keys: Iterable[ApiKey] = (), certificates: Iterable[ListedCertificate] = ()
+        self,
+        keys: Iterable[ApiKey] = (),
+        certificates: Iterable[ListedCertificate] = (),
+        tenants: Mapping[str, TenantRules] = NO_TENANTS,
     ) -> None:
         self.keys: Mapping[str, ApiKey] = MappingProxyType({each.id: each for each in keys})
         self.certificates: Mapping[str, ListedCertificate] = MappingProxyType(
             {each.name: each for each in certificates}
         )
+        self.tenants: Mapping[str, TenantRules] = MappingProxyType(dict(tenants))
         self.expiring = [each for each in self.listed() if each.expires != math.inf]
 
     def listed(self) -> Iterator[ApiKey | ListedCertificate]:

@@ -1,6 +1,17 @@
 """The rules of tenants: their share of a model and their limits, as a key file has them."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+MOST_TENANTS = 1024
+"""Tables `[tenants.NAME]` of a key file."""
+OTHER = "other"
+"""The label of all tenants without a table, so that clients make no labels of metrics."""
+LEAST, MOST = 0.001, 1e12
+"""Of a number that is no whole one: none is too small or too large to be divided by."""
+MOST_WHOLE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +34,82 @@ class TenantRules:
 
 NO_RULES = TenantRules()
 """The rules of a tenant without a table in the key file."""
+NO_TENANTS: Mapping[str, TenantRules] = MappingProxyType({})
+
+
+class Tenants:
+    """The rules of all tenants by their names, as the key file has them now."""
+
+    def __init__(self, rules: Mapping[str, TenantRules] = NO_TENANTS) -> None:
+        self._rules = rules
+
+    @property
+    def configured(self) -> bool:
+        """Whether any tenant has a table."""
+        return bool(self._rules)
+
+    @property
+    def names(self) -> Collection[str]:
+        """The tenants with a table."""
+        return self._rules.keys()
+
+    def replace(self, rules: Mapping[str, TenantRules]) -> None:
+        """Take the rules of a file that was read again."""
+        self._rules = rules
+
+    def rules(self, tenant: str) -> TenantRules:
+        """The rules of a tenant; NO_RULES without a table."""
+        return self._rules.get(tenant, NO_RULES)
+
+    def weight(self, tenant: str) -> float:
+        """The weight of a tenant."""
+        return self._rules.get(tenant, NO_RULES).weight
+
+    def label(self, tenant: str) -> str:
+        """The label of a tenant in metrics."""
+        return tenant if tenant in self._rules else OTHER
+
+
+def read_rules(members: Any) -> TenantRules:
+    """The rules in a table; ValueError with the member, what was found and what was expected."""
+    if not isinstance(members, dict):
+        raise ValueError(f"found {str(members)[:80]}, expected a table")
+    for name in members:
+        if name not in READERS:
+            raise ValueError(f"unknown field '{name}', expected {', '.join(READERS)}")
+    found: dict[str, Any] = {name: READERS[name](name, members[name]) for name in members}
+    return TenantRules(**found)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and LEAST <= value <= MOST:
+        return float(value)
+    raise _wrong(name, value, f"a number from {LEAST:g} to {MOST:.0f}")
+
+
+def _weight(name: str, value: Any) -> float:
+    is_none = value == 0 and isinstance(value, int | float) and not isinstance(value, bool)
+    return 0.0 if is_none else _number(name, value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_WHOLE:
+        return value
+    raise _wrong(name, value, f"a whole number from 1 to {MOST_WHOLE}")
+
+
+def _wrong(name: str, value: Any, expected: str) -> ValueError:
+    shown = repr(value) if isinstance(value, str) else str(value)
+    zero = "0, or " if name == "weight" else ""
+    return ValueError(f"'{name}' is {shown[:80]}, expected {zero}{expected}")
+
+
+OWN_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "weight": _weight,
+    "max_in_flight": _whole,
+    "highest_priority": _whole,
+}
+READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    each.name: OWN_READERS.get(each.name, _number) for each in fields(TenantRules)
+}
+"""The reader of each member of a table."""

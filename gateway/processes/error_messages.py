@@ -1,15 +1,27 @@
 """Encoding of errors between processes of Sluice, as MessagePack; see `inference_messages`."""
 
+import math
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, RetryLater
+from gateway.errors import (
+    AnsweredError,
+    Code,
+    InferenceError,
+    Refusal,
+    RefusalReason,
+    RefusedError,
+    RetryAdvice,
+    RetryLater,
+)
 from gateway.openai_contract import OpenAiRefusal
 from gateway.processes.malformed import UNREADABLE, malformed
 
 LARGEST_STATUS = 599
+NAMED = frozenset(RefusalReason) - {RefusalReason.OVERLOADED}
+"""The reasons of refusals other than RetryLater."""
 
 
 class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
@@ -24,6 +36,11 @@ class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
     dead_instance: Annotated[int, Meta(ge=0)] | None = None
     retry_secs: Annotated[int, Meta(ge=0)] = 0
     lacks_instance: bool = False
+    refusal: str = ""
+    retry_after_secs: Annotated[float, Meta(ge=0)] = 0.0
+    retries: bool = True
+    predicted_wait_secs: Annotated[float, Meta(ge=0)] | None = None
+    limit: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -50,14 +67,31 @@ def written_error(error: InferenceError) -> ErrorMessage:
     message = error.message.encode("utf-8", "replace").decode()
     if isinstance(error, OpenAiRefusal):
         return ErrorMessage(error.code, message, error.status, error.body)
+    if isinstance(error, Refusal):
+        return _written_refusal(error, message)
     return ErrorMessage(
         error.code,
         message,
         answered=isinstance(error, AnsweredError),
         refused=isinstance(error, RefusedError),
         dead_instance=error.dead_instance,
-        retry_secs=error.secs if isinstance(error, RetryLater) else 0,
         lacks_instance=error.lacks_instance,
+    )
+
+
+def _written_refusal(error: Refusal, message: str) -> ErrorMessage:
+    """The message of a refusal; an earlier release reads it as a RetryLater."""
+    advice = error.advice
+    return ErrorMessage(
+        error.code,
+        message,
+        refused=True,
+        retry_secs=math.ceil(advice.retry_after_secs),
+        refusal=error.refusal_reason,
+        retry_after_secs=advice.retry_after_secs,
+        retries=advice.retries,
+        predicted_wait_secs=advice.predicted_wait_secs,
+        limit=advice.limit,
     )
 
 
@@ -65,12 +99,24 @@ def error_of(found: ErrorMessage) -> InferenceError:
     """The error of a message."""
     if found.status:
         return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
+    if found.refusal in NAMED:
+        return _refusal(found)
     if found.retry_secs:
-        return RetryLater(found.message, found.retry_secs)
+        return RetryLater(found.message, found.retry_after_secs or found.retry_secs)
     error = _kind(found)(found.code, found.message)
     error.dead_instance = found.dead_instance
     error.lacks_instance = found.lacks_instance
     return error
+
+
+def _refusal(found: ErrorMessage) -> Refusal:
+    advice = RetryAdvice(
+        retry_after_secs=found.retry_after_secs,
+        retries=found.retries,
+        predicted_wait_secs=found.predicted_wait_secs,
+        limit=found.limit,
+    )
+    return Refusal(RefusalReason(found.refusal), found.message, advice)
 
 
 def _kind(found: ErrorMessage) -> type[InferenceError]:

@@ -120,6 +120,7 @@ class GrpcCall(RpcCall, ChannelCall):
             status, details = StatusCode.OK, ""
         except RpcError as error:
             status, details = error.status, error.details
+            self._trailing = (*self._trailing, *error.trailers)
         except ClientDisconnected:
             return
         except Exception:

@@ -13,13 +13,19 @@ from gateway.backend import Instance
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, request_prefix
+from gateway.messages import InferRequest
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.batching import BatchWait, Decision, WaitHistory, most_rows
 from gateway.schedulers.begun_executions import BegunExecutions, all_ended
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.length_batching import BatchRules
-from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules, RequestQueue
+from gateway.schedulers.queue import (
+    QueueAdmission,
+    QueuedRequest,
+    QueueRules,
+    RequestQueue,
+    queue_full,
+)
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
 from gateway.schedulers.scheduler import FreeInstances, Lease, Scheduler, Timer
@@ -86,9 +92,7 @@ class DynamicScheduler(Scheduler):
             return
         self._take_for_starting()
         if self._queue.full(level):
-            raise InferenceError(
-                Code.UNAVAILABLE, f"{request_prefix(request.id)}Exceeds maximum queue size"
-            )
+            raise queue_full(request)
 
     def submit(self, entry: Entry) -> None:
         now_ns = time.monotonic_ns()

@@ -12,14 +12,13 @@ from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.service import Service
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
 
 LAG_BYTES = 16 << 20
 """Limit of a batch's unread bytes beyond the limits of its streams, while one stream has room."""
-ANSWER_BYTES = 64 << 10
-"""Size of an unread answer without its tensors."""
 
 NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
@@ -29,11 +28,17 @@ NOT_ITERATIVE = (
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A request on its way to an instance; it carries its own stream and account."""
+    """A request on its way to an instance; it carries its own stream and account.
+
+    Behind a fair queue it has a service, and `arrived_ns` is its arrival there
+    (`time.monotonic_ns`).
+    """
 
     request: InferRequest
     stream: ResponseStream
     record: Record
+    arrived_ns: int = 0
+    service: Service | None = None
 
 
 class SequenceCall(NamedTuple):
@@ -135,7 +140,8 @@ class Execution:
         """Execute; all of its streams are done when it returns or is cancelled."""
         await self.attempt()
         if self.unsent:
-            _fail(self.entries, _dead(self.entries))
+            model = self.entries[0].request.model
+            _fail(self.entries, no_instance(f"model '{model}' failed: its instance has died"))
 
     async def attempt(self) -> None:
         """Execute; all of its streams are done afterwards, unless it is `unsent`."""
@@ -258,6 +264,9 @@ class Execution:
             request.cancellation = None if runs_to_end else stream  # type: ignore[misc]
             request.sink = stream if has_sink else None  # type: ignore[misc]
             requests.append(request)
+        if len(requests) > 1:
+            for entry in self._open.values():
+                entry.record.execution_rows = batch_size
         return requests, batch_size
 
     async def _deliver(self, requests: Sequence[InferRequest]) -> Phases | None:
@@ -294,7 +303,7 @@ class Execution:
     async def _room(self, stream: ResponseStream, answer: InferResponse) -> None:
         """Wait while a stream is full, unless another has room and the lag is small."""
         lag = self._lags.get(stream)
-        self._lags[stream] = 0 if lag is None else lag + _weight(answer)
+        self._lags[stream] = 0 if lag is None else lag + answer.weight_bytes
         while stream.full and not (stream.done or self._has_room()):
             wake = asyncio.get_running_loop().create_future()
             for entry in self._open.values():
@@ -310,6 +319,9 @@ class Execution:
     def _take_note(self, index: int, note: Note) -> None:
         if note is Note.FREED:
             self._freed()
+            for entry in self._open.values():
+                if entry.service is not None:
+                    entry.service.freed()
         elif not _end_if_stopping(self._open[index].stream):
             self._rescheduled(self._open.pop(index))
 
@@ -341,7 +353,8 @@ class Execution:
             # An exception that a backend does not handle is logged here only.
             model = self.entries[0].request.model
             log.error("execution failed", extra={"model": model}, exc_info=error)
-            self._fail(InferenceError(Code.INTERNAL, _unexpected(model)))
+            text = f"model '{model}' failed unexpectedly; the server's log says why"
+            self._fail(InferenceError(Code.INTERNAL, text))
 
     def _numbered(self, error: InferenceError) -> InferenceError:
         """The error of an instance, with its number if it has died."""
@@ -360,8 +373,11 @@ class Execution:
         counts = self._counts and not self._statistics.composed
         if counts and (self._batch_size or not self.unsent):
             elapsed_ns = time.perf_counter_ns() - self._began_ns
-            rows = self._batch_size + self._call.padding_rows
-            self._statistics.executed(rows, within(phases, elapsed_ns))
+            rows, spent = self._batch_size + self._call.padding_rows, within(phases, elapsed_ns)
+            self._statistics.executed(rows, spent)
+            for entry in self._open.values():
+                if entry.service is not None:
+                    entry.service.executed(spent, rows)
 
     def _on_disconnect(self) -> None:
         self._disconnects = True
@@ -370,13 +386,6 @@ class Execution:
 
     def _all_done(self) -> bool:
         return all(entry.stream.done for entry in self._open.values())
-
-
-def _weight(answer: InferResponse) -> int:
-    """The approximate size of an unread answer in bytes."""
-    every = [tensor.data for tensor in answer.outputs]
-    size = sum([sum(map(len, each)) if isinstance(each, tuple) else len(each) for each in every])
-    return ANSWER_BYTES + max(size, answer.shared_bytes)
 
 
 def _end_if_stopping(stream: ResponseStream) -> bool:
@@ -389,12 +398,3 @@ def _end_if_stopping(stream: ResponseStream) -> bool:
 def _fail(entries: Iterable[Entry], error: InferenceError) -> None:
     for entry in entries:
         entry.stream.fail(error)
-
-
-def _dead(entries: Sequence[Entry]) -> InferenceError:
-    model = entries[0].request.model
-    return no_instance(f"model '{model}' failed: its instance has died")
-
-
-def _unexpected(model: str) -> str:
-    return f"model '{model}' failed unexpectedly; the server's log says why"

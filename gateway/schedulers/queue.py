@@ -29,6 +29,13 @@ LENGTH_DIMENSION = 1
 """The dimension of a padded input that is its length: the first after the batch."""
 
 
+def queue_full(request: InferRequest) -> InferenceError:
+    """The error of a request beyond the limit of its level."""
+    return InferenceError(
+        Code.UNAVAILABLE, f"{request_prefix(request.id)}Exceeds maximum queue size"
+    )
+
+
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A request in the queue, with the properties that decide about its batch.
@@ -62,23 +69,24 @@ class QueueRules:
     """Priorities, timeouts and limits of `dynamic_batching`."""
 
     def __init__(self, batching: DynamicBatching) -> None:
-        self._levels = batching.priority_levels
+        self.levels = batching.priority_levels
+        """The number of levels; 0 if there is one, for every priority."""
         self._in_order = batching.preserve_ordering
         self._default_level = batching.default_priority_level
         self._default = batching.default_queue_policy or QueuePolicy()
-        self._policies = batching.priority_queue_policy if self._levels else {}
+        self._policies = batching.priority_queue_policy if self.levels else {}
         self.limited = any(
             policy.max_queue_size for policy in (self._default, *self._policies.values())
         )
         """Whether any level has a limit."""
-        self.plain = not self._levels and not self._default.default_timeout_microseconds
+        self.plain = not self.levels and not self._default.default_timeout_microseconds
         """Whether there is one level, without a timeout."""
 
     def level(self, priority: int) -> int:
         """The level of a request with that priority: the default for 0 and for unknown levels."""
-        if not self._levels:
+        if not self.levels:
             return 0
-        return priority if 0 < priority <= self._levels else self._default_level
+        return priority if 0 < priority <= self.levels else self._default_level
 
     def limit(self, level: int) -> int:
         """The most requests of a level; 0 for any number."""
@@ -162,7 +170,11 @@ class RequestQueue:
         if not self._rules.limited:
             return False
         limit = self._rules.limit(level)
-        return limit > 0 and level in self._levels and len(self._levels[level]) >= limit
+        return 0 < limit <= self.size(level)
+
+    def size(self, level: int) -> int:
+        """The requests of a level."""
+        return len(self._levels[level]) if level in self._levels else 0
 
     def push(self, waiting: QueuedRequest) -> None:
         """Append a request to its level."""
@@ -274,8 +286,8 @@ class QueueAdmission:
             )
 
     def waiting(self, entry: Entry, now_ns: int) -> QueuedRequest:
-        """The queued form of a request that arrives now."""
-        request = entry.request
+        """The queued form of a request that arrives now, or arrived before in a fair queue."""
+        request, now_ns = entry.request, entry.arrived_ns or now_ns
         level = deadline_ns = 0
         if not self._rules.plain:
             level = self._rules.level(request.priority)

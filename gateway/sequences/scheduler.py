@@ -19,14 +19,14 @@ from gateway.batches.padding import Padding
 from gateway.config import ModelConfig
 from gateway.config.scheduling import ControlKind, DynamicBatching, SequenceBatching, StrategyDirect
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, SequenceKey, SequenceTag, request_prefix
+from gateway.messages import InferRequest, SequenceTag, request_prefix
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
 from gateway.schedulers.begun_executions import all_ended
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import Scheduler, Timer
+from gateway.schedulers.scheduler import OpenSequences, Scheduler, Timer
 from gateway.sequences.inputs import ExecutionInputs, InitialStates, controls_of
 from gateway.sequences.instance_sequences import InstanceSequences, SequenceEvents
 from gateway.sequences.ready_requests import ReadyCandidates, ReadyRequests, ReadySlots, Row
@@ -64,8 +64,9 @@ class SequenceScheduler(Scheduler):
         self.preparation = self._initial = InitialStates(config, folder)
         # The request of an open iterative sequence is always executing or queued.
         idle_us = 0 if batching.iterative_sequence else batching.max_sequence_idle_microseconds
-        self.sequences = self._table = SequenceTable(idle_us, self._busy)
-        self._admission = SequenceAdmission(config, self._table.knows)
+        self._table = SequenceTable(idle_us, self._busy)
+        self.sequences: OpenSequences = self._table
+        self._admission = SequenceAdmission(config, lambda each: self.sequences.continues(each))
         self._arrivals = QueueAdmission(config, QueueRules(DynamicBatching()), Padding.read(config))
         self._hosts: dict[object, InstanceSequences] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -82,7 +83,7 @@ class SequenceScheduler(Scheduler):
     def submit(self, entry: Entry) -> None:
         tag = self._tag(entry.request)
         if tag is not entry.request.sequence:
-            entry = Entry(replace(entry.request, sequence=tag), entry.stream, entry.record)
+            entry = replace(entry, request=replace(entry.request, sequence=tag))
         if tag.start and self._table.knows(tag.key):
             self._warn_of_conflict(tag)
         self._push(entry, tag)
@@ -192,7 +193,7 @@ class SequenceScheduler(Scheduler):
             return
         tag = replace(sequence.tag, start=False, end=False)
         request = replace(entry.request, sequence=tag, timeout_us=0)
-        self._push(Entry(request, entry.stream, entry.record), tag)
+        self._push(replace(entry, request=request, arrived_ns=0), tag)
 
     # Sequences that continue.
 
@@ -301,15 +302,15 @@ def _first_arrived_ns(sequence: OpenSequence) -> int:
 class SequenceAdmission:
     """The checks of one model's requests, with Triton's order and texts.
 
-    `known` says whether a sequence is open.
+    `continues` says whether a request continues an open sequence.
     """
 
-    def __init__(self, config: ModelConfig, known: Callable[[SequenceKey], bool]) -> None:
+    def __init__(self, config: ModelConfig, continues: Callable[[InferRequest], bool]) -> None:
         batching = config.sequence_batching
         self._model = config.name
         self._batching = config.batching
         self._iterative = batching is not None and batching.iterative_sequence
-        self._known = known
+        self._continues = continues
         self._ids = [
             (name, control.data_type.datatype)
             for name, control in controls_of(config)
@@ -332,7 +333,7 @@ class SequenceAdmission:
                     f"inference request to model '{self._model}' must specify a non-zero or "
                     "non-empty correlation ID"
                 )
-        elif not tag.start and not self._known(tag.key):
+        elif not tag.start and not self._continues(request):
             raise self.not_started(tag.correlation_id)
 
     def not_started(self, correlation_id: int | str) -> InferenceError:

@@ -114,7 +114,7 @@ class SequenceTable:
         waiting.queued = True
         self._rest(sequence, now_ns)
         if sequence.slot is None and timeout_us:
-            deadline_ns = now_ns + timeout_us * NS_PER_US
+            deadline_ns = (waiting.entry.arrived_ns or now_ns) + timeout_us * NS_PER_US
             sequence.deadline_ns = min(sequence.deadline_ns or deadline_ns, deadline_ns)
         if tag.end:
             self.close(sequence)

@@ -4,6 +4,8 @@ import argparse
 import math
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -19,6 +21,7 @@ from gateway.policy.key_file import (
     without_key,
 )
 from gateway.policy.keys import ApiKey, KeyTable, Role, new_key
+from gateway.policy.tenants import TenantRules
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -54,7 +57,10 @@ def _new(parsed: argparse.Namespace) -> None:
 
 
 def _list(parsed: argparse.Namespace) -> None:
-    Console().print(table(KeyReader().read(read_key_file(parsed.file)), time.time()))
+    found = KeyReader().read(read_key_file(parsed.file))
+    Console().print(table(found, time.time()))
+    if found.tenants:
+        Console().print(table_of_tenants(found.tenants))
 
 
 def _revoke(parsed: argparse.Namespace) -> None:
@@ -75,6 +81,16 @@ def table(keys: KeyTable, now: float) -> Table:
             _shown_expiry(key.expires, now),
             escape(key.note),
         )
+    return found
+
+
+def table_of_tenants(tenants: Mapping[str, TenantRules]) -> Table:
+    """A row for each tenant with rules; a limit that it does not have is empty."""
+    names = [each.name for each in fields(TenantRules)]
+    found = Table("tenant", *(name.replace("_", " ") for name in names))
+    for tenant, rules in tenants.items():
+        values = [getattr(rules, name) for name in names]
+        found.add_row(tenant, *("" if each is None else f"{each:.12g}" for each in values))
     return found
 
 

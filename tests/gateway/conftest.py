@@ -6,6 +6,7 @@ from typing import Protocol
 import pytest
 
 from gateway.config import ModelConfig
+from gateway.policy.tenants import Tenants
 from gateway.schedulers.rate_limiter import ExecutionLimiter
 from gateway.stream import ResponseStream
 from tests.builders import Notebook
@@ -16,7 +17,12 @@ from tests.gateway.schedulers.queues import Queue
 class Start(Protocol):
     """Runs the scheduler of a config until the test ends."""
 
-    def __call__(self, config: ModelConfig, limiter: ExecutionLimiter | None = None) -> Queue: ...
+    def __call__(
+        self,
+        config: ModelConfig,
+        limiter: ExecutionLimiter | None = None,
+        tenants: Tenants | None = None,
+    ) -> Queue: ...
 
 
 @pytest.fixture
@@ -24,8 +30,12 @@ async def start() -> AsyncIterator[Start]:
     """Run the scheduler of a config; when the test ends nothing is pending, and no task is left."""
     running: list[Queue] = []
 
-    def run(config: ModelConfig, limiter: ExecutionLimiter | None = None) -> Queue:
-        running.append(Queue(config, limiter))
+    def run(
+        config: ModelConfig,
+        limiter: ExecutionLimiter | None = None,
+        tenants: Tenants | None = None,
+    ) -> Queue:
+        running.append(Queue(config, limiter, tenants))
         return running[-1]
 
     yield run

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
-from gateway.frontends.grpc.rpc import Transport, methods
-from gateway.frontends.grpc.server import TRANSPORTS
+from gateway.frontends.grpc.rpc import Transport
+from gateway.frontends.grpc.server import TRANSPORTS, methods
 from gateway.settings import CompressionLevel, GrpcSettings, GrpcTransport
 from tests.interop.clients import KINDS, Client, connect
 from tests.interop.messages import SERVICE

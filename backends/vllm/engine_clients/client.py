@@ -69,7 +69,8 @@ class EngineClient:
     async def _serve(self, instance: Instance) -> None:
         async with self._tasks as tasks:
             watching = tasks.create_task(self._send_stopped(instance))
-            offer = Offer(tuple(instance.adapters), instance.max_model_len or 0)
+            limits = (instance.max_model_len or 0, instance.places or 0)
+            offer = Offer(tuple(instance.adapters), *limits)
             self._channel.send(ClientKind.READY, payload=write(offer))
             await self._channel.lost()
             watching.cancel()

@@ -38,6 +38,7 @@ class SharedInstance(Instance):
     ) -> None:
         self.adapters = offer.adapters
         self.max_model_len = offer.max_model_len
+        self.places = offer.places or None
         self._engine = engine
         self._clients = clients
         self._watch = watch

@@ -41,6 +41,7 @@ class Offer(msgspec.Struct, array_like=True):
 
     adapters: tuple[str, ...]
     max_model_len: int
+    places: int
 
 
 _encode = msgspec.msgpack.Encoder().encode

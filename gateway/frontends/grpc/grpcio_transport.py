@@ -154,7 +154,8 @@ class GrpcioCall(RpcCall):
     async def fail(self, error: RpcError) -> NoReturn:
         """End the RPC; a client that does not read receives the status when it reads again."""
         try:
-            await self._context.abort(STATUS[error.status], error.details)
+            trailers = (*self._context.trailing_metadata(), *error.trailers)
+            await self._context.abort(STATUS[error.status], error.details, trailers)
         except grpc.aio.InternalError:
             # The client has disconnected.
             raise asyncio.CancelledError from None

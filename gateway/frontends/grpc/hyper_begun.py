@@ -117,10 +117,10 @@ class BegunCalls:
             self._known_caller = call.caller
         return True
 
-    def answer(self, call: "BegunHyperCall", message: bytes) -> None:
-        """End an RPC with its message."""
+    def answer(self, call: "BegunHyperCall", message: bytes, trailing: Metadata) -> None:
+        """End an RPC with its message, and trailing metadata."""
         try:
-            self._owner.send_together(partial(self._send_answer, call.request, message))
+            self._owner.send_together(partial(self._send_answer, call.request, message, trailing))
         finally:
             self.discard(call)
 
@@ -149,10 +149,11 @@ class BegunCalls:
             self._none.clear()
             await self._none.wait()
 
-    def _send_answer(self, request: Any, message: bytes) -> None:
+    def _send_answer(self, request: Any, message: bytes, trailing: Metadata) -> None:
         rest: Coroutine[Any, Any, None] | None
-        if len(message) > SMALL_BYTES:
+        if trailing or len(message) > SMALL_BYTES:
             call = self._owner.new_call(request)
+            call.set_trailing_metadata(trailing)
             self._send(call, request, call.answer(message))
             return
         try:
@@ -210,9 +211,9 @@ class BegunHyperCall(BegunCall):
     def on_disconnect(self, disconnected: Callable[[], object]) -> None:
         self._disconnected = disconnected
 
-    def answer(self, message: bytes) -> None:
+    def answer(self, message: bytes, trailing: Metadata = ()) -> None:
         if self._ends():
-            self._calls.answer(self, message)
+            self._calls.answer(self, message, trailing)
 
     def fail(self, error: RpcError) -> None:
         if self._ends():

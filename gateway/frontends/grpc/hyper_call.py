@@ -187,6 +187,7 @@ class HyperCall(RpcCall):
 
     async def fail(self, error: RpcError) -> None:
         """End the RPC with an error; the rest of a partly sent message is dropped."""
+        self._trailing = (*self._trailing, *error.trailers)
         await self._finish(error.status, error.details)
 
     async def refuse(self, http_status: int, error: RpcError) -> None:

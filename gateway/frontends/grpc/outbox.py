@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import InferenceError, RefusedError, unexpected
+from gateway.frontends.grpc.refusals import refusal_parameters
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected
 from gateway.messages import InferResponse, Parameter
@@ -321,7 +322,9 @@ class ResponseSender:
     async def _report(self, asked: StreamRequest, error: InferenceError) -> None:
         if self._strict and not isinstance(error, RefusedError):
             raise StrictModeError(error)
-        message = asked.encoder.encode_streamed(InferResponse(error=error, final=True))
+        parameters = refusal_parameters(error)
+        found = InferResponse(parameters=parameters, error=error, final=True)
+        message = asked.encoder.encode_streamed(found)
         await self._send(asked, [message])
 
     async def _send(self, asked: StreamRequest, messages: Sequence[bytes]) -> None:

@@ -8,9 +8,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
-    Iterator,
-    Mapping,
     Sequence,
 )
 from dataclasses import dataclass
@@ -18,9 +15,9 @@ from enum import IntEnum
 from typing import Any, Protocol, Self
 
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
-from gateway.errors import Code, InferenceError, unexpected
+from gateway.errors import Code, InferenceError, Refusal, RefusalReason, unexpected
+from gateway.frontends.grpc import refusals
 from gateway.policy.caller import Caller
 from gateway.threads import LARGE_BYTES
 from gateway.tls.certificates import Certificates
@@ -57,12 +54,16 @@ class StatusCode(IntEnum):
 
 
 class RpcError(Exception):
-    """Ends an RPC with a status other than OK and a text for the client."""
+    """Ends an RPC with a status other than OK and a text for the client.
 
-    def __init__(self, status: StatusCode, details: str = "") -> None:
+    `trailers` are sent after the metadata of the method.
+    """
+
+    def __init__(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
         super().__init__(details)
         self.status = status
         self.details = details
+        self.trailers = trailers
 
 
 class ClientDisconnected(Exception):
@@ -144,8 +145,8 @@ class BegunCall(RpcHead):
         """Call a function when the client disconnects before the end of the RPC, or this fails."""
 
     @abstractmethod
-    def answer(self, message: bytes) -> None:
-        """End the RPC with a message."""
+    def answer(self, message: bytes, trailing: Metadata = ()) -> None:
+        """End the RPC with a message, and trailing metadata."""
 
     @abstractmethod
     def fail(self, error: "RpcError") -> None:
@@ -173,6 +174,13 @@ STATUS = {
     Code.CANCELLED: StatusCode.CANCELLED,
 }
 """The status of each code of an InferenceError (v2 protocol)."""
+REFUSAL_STATUS = {
+    RefusalReason.RATE_LIMITED: StatusCode.RESOURCE_EXHAUSTED,
+    RefusalReason.OVERLOADED: StatusCode.UNAVAILABLE,
+    RefusalReason.DEADLINE_UNREACHABLE: StatusCode.UNAVAILABLE,
+    RefusalReason.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
+}
+"""The status of a Refusal."""
 
 MAX_PLAIN_CHARS, MAX_CHARS = 6144, 512
 """Limits of an error text: clients may refuse trailers above 8 KiB, and percent-encoding turns one
@@ -181,9 +189,19 @@ character into up to twelve bytes."""
 
 def rpc_error(error: InferenceError) -> RpcError:
     """The RpcError of an InferenceError; its text is cut to the limit of trailers."""
+    if isinstance(error, Refusal):
+        return _refused(error)
     plain = error.message.isascii() and error.message.isprintable()
     limit = MAX_PLAIN_CHARS if plain else MAX_CHARS
     return RpcError(STATUS[error.code], error.message[:limit])
+
+
+def _refused(error: Refusal) -> RpcError:
+    """As `rpc_error`; the text of a refusal is in its trailers, too."""
+    plain = error.message.isascii() and error.message.isprintable()
+    text = error.message[: MAX_PLAIN_CHARS // 6 if plain else MAX_CHARS // 2]
+    status = REFUSAL_STATUS[error.refusal_reason]
+    return RpcError(status, text, refusals.trailers(error, status, text))
 
 
 class Transport(ABC):
@@ -365,36 +383,3 @@ class ParsedMessages:
             return await self._method.parsed_large(parse_large(message, self._call))
         finally:
             self.is_parsing = False
-
-
-def methods(
-    service: Any,
-    servicer: object,
-    in_bytes: Mapping[str, Parse] | None = None,
-    compressing: Collection[str] = (),
-    beginnings: Mapping[str, Beginning] | None = None,
-    large: Callable[[str, Parse], ParseLarge] | None = None,
-) -> Iterator[tuple[str, Method]]:
-    """The paths of a service, by its descriptor, with the methods of the servicer.
-
-    The methods named in `in_bytes` use the parsers given there and return bytes. `compressing`
-    names the methods with that property; `beginnings` has those that need no task for some
-    messages. `large(name, parser)` gives the parser of large messages of a method.
-    """
-    parsers, begun = in_bytes or {}, beginnings or {}
-    for described in service.methods:
-        name, answer = described.name, GetMessageClass(described.output_type)
-        parse = parsers.get(name) or GetMessageClass(described.input_type).FromString
-        yield (
-            f"/{service.full_name}/{name}",
-            Method(
-                serve=getattr(servicer, name),
-                parse=parse,
-                serialize=bytes if name in parsers else answer.SerializeToString,
-                client_streams=described.client_streaming,
-                server_streams=described.server_streaming,
-                compresses=name in compressing,
-                beginning=begun.get(name),
-                parse_large=None if large is None else large(name, parse),
-            ),
-        )

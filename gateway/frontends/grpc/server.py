@@ -1,10 +1,11 @@
 """gRPC server: the v2 service, rollouts, health, reflection and shutdown behind one transport."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final
 
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -13,7 +14,16 @@ from gateway.frontends.grpc.access import logged
 from gateway.frontends.grpc.guard import GrpcAccess
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rollouts import RolloutServicer
-from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode, Transport, methods
+from gateway.frontends.grpc.rpc import (
+    Beginning,
+    Method,
+    Parse,
+    ParseLarge,
+    RpcCall,
+    RpcError,
+    StatusCode,
+    Transport,
+)
 from gateway.frontends.grpc.servicer import Servicer
 from gateway.policy.credentials import Credentials
 from gateway.protos import grpc_service_pb2 as pb
@@ -222,3 +232,36 @@ class ReflectionServicer:
         # The import of grpcio takes 50 ms, and few clients ask for reflection.
         library = import_module("grpc_reflection.v1alpha.reflection")
         return library.aio.ReflectionServicer(self._services)
+
+
+def methods(
+    service: Any,
+    servicer: object,
+    in_bytes: Mapping[str, Parse] | None = None,
+    compressing: Collection[str] = (),
+    beginnings: Mapping[str, Beginning] | None = None,
+    large: Callable[[str, Parse], ParseLarge] | None = None,
+) -> Iterator[tuple[str, Method]]:
+    """The paths of a service, by its descriptor, with the methods of the servicer.
+
+    The methods named in `in_bytes` use the parsers given there and return bytes. `compressing`
+    names the methods with that property; `beginnings` has those that need no task for some
+    messages. `large(name, parser)` gives the parser of large messages of a method.
+    """
+    parsers, begun = in_bytes or {}, beginnings or {}
+    for described in service.methods:
+        name, answer = described.name, GetMessageClass(described.output_type)
+        parse = parsers.get(name) or GetMessageClass(described.input_type).FromString
+        yield (
+            f"/{service.full_name}/{name}",
+            Method(
+                serve=getattr(servicer, name),
+                parse=parse,
+                serialize=bytes if name in parsers else answer.SerializeToString,
+                client_streams=described.client_streaming,
+                server_streams=described.server_streaming,
+                compresses=name in compressing,
+                beginning=begun.get(name),
+                parse_large=None if large is None else large(name, parse),
+            ),
+        )

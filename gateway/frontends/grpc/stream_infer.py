@@ -20,9 +20,15 @@ from gateway.frontends.grpc.outbox import (
     StrictModeError,
     TaskLimit,
 )
-from gateway.frontends.grpc.parameters import keyed, wants_cancel, wants_empty_final
+from gateway.frontends.grpc.parameters import (
+    keyed,
+    set_parameter,
+    wants_cancel,
+    wants_empty_final,
+)
 from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.recorded_streams import recorded, resumed, resumes
+from gateway.frontends.grpc.refusals import refusal_parameters
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import (
@@ -33,6 +39,7 @@ from gateway.frontends.grpc.rpc import (
     StatusCode,
     rpc_error,
 )
+from gateway.frontends.grpc.unary_infer import wants_limits
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.request_context import LoggedRequest, current_request
@@ -94,6 +101,9 @@ class StreamInferRpcs:
             raise RpcError(StatusCode.CANCELLED, "the client stopped reading") from None
         finally:
             self._open.discard(rpc)
+            admission = self._dataplane.admission
+            if admission is not None and wants_limits(admission, call):
+                call.set_trailing_metadata(tuple(admission.limit_headers(call.caller).items()))
 
     def stop_reading(self) -> None:
         """Refuse further requests on every open RPC; the received ones are answered."""
@@ -361,6 +371,9 @@ def _names_another(message: pb.ModelInferRequest, error: InferenceError) -> bool
 
 def _refusal(request_id: str, error: InferenceError) -> bytes:
     """The response to a request refused before execution: its id and the error."""
+    response = pb.ModelInferResponse(id=request_id)
+    for name, value in refusal_parameters(error).items():
+        set_parameter(response.parameters[name], value)
     return pb.ModelStreamInferResponse(
-        error_message=error.message, infer_response=pb.ModelInferResponse(id=request_id)
+        error_message=error.message, infer_response=response
     ).SerializeToString()

@@ -1,16 +1,25 @@
 """ModelInfer: one request, one response."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from gateway.admission.admission import Admission
 from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
 from gateway.frontends.grpc.parameters import HeaderForwarding, keyed
+from gateway.frontends.grpc.refusals import WANTS_LIMITS
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcError, translated
+from gateway.frontends.grpc.rpc import (
+    BegunCall,
+    RpcCall,
+    RpcError,
+    RpcHead,
+    translated,
+)
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
@@ -40,6 +49,9 @@ class UnaryInferRpcs:
         finally:
             if trace is not None:
                 _trace_sending(trace, call)
+            admission = self._dataplane.admission
+            if admission is not None and wants_limits(admission, call):
+                call.set_trailing_metadata(tuple(admission.limit_headers(call.caller).items()))
         return self._encoder(infer_request, stream.model).encode(response)
 
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
@@ -49,7 +61,10 @@ class UnaryInferRpcs:
         if model.chooser is not None:
             asked = keyed(infer_request, model.chooser, call)
         stream = self._dataplane.infer(asked, model)
-        begun = _BegunInfer(stream, self._encoder(infer_request, stream.model), call)
+        limits = None
+        if self._dataplane.admission is not None and wants_limits(self._dataplane.admission, call):
+            limits = partial(self._dataplane.limits, call.caller)
+        begun = _BegunInfer(stream, self._encoder(infer_request, stream.model), call, limits)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
         stream.listen(begun.look)
@@ -98,6 +113,7 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
 
     encoder: InferResponseEncoder
     call: BegunCall
+    limits: Callable[[], Mapping[str, str]] | None
 
     def encode(self, response: InferResponse) -> bytes | RpcError:
         return self.encoder.encode(response)
@@ -109,7 +125,12 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
         if isinstance(answer, RpcError):
             self.call.fail(answer)
         else:
-            self.call.answer(answer)
+            self.call.answer(answer, () if self.limits is None else tuple(self.limits().items()))
+
+
+def wants_limits(admission: Admission, call: RpcHead) -> bool:
+    """Whether a client asks for the limits of its caller, which has some."""
+    return admission.limits(call.caller) and WANTS_LIMITS in call.metadata
 
 
 def _trace_sending(trace: Trace, call: RpcCall) -> None:

@@ -70,6 +70,7 @@ class ControlRoutes:
             DocumentedRoute("GET", "/v2", self.server),
             DocumentedRoute("GET", "/v2/fleet", self.fleet),
             DocumentedRoute("GET", "/v2/memory", self.memory),
+            DocumentedRoute("GET", "/admin/tenants", self.tenants),
             DocumentedRoute("GET", "/v2/models/stats", self.all_statistics),
             DocumentedRoute("GET", f"{MODEL}/ready", self.model_ready),
             DocumentedRoute("GET", f"{VERSION}/ready", self.model_ready),
@@ -110,6 +111,11 @@ class ControlRoutes:
     async def memory(self, request: Request) -> Response:
         """The models that sleep and wake, their memory, and the budget."""
         return _json(self._dataplane.memory())
+
+    async def tenants(self, request: Request) -> Response:
+        """The tenants: their rules, buckets, requests in flight and waiting, refusals by limit."""
+        admission, models = self._dataplane.admission, self._dataplane.models()
+        return _json({"tenants": [] if admission is None else admission.describe(models)})
 
     async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""

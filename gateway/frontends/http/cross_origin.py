@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Collection
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
+from gateway.admission.quotas import LIMIT_HEADERS
 from gateway.frontends.http.body import HEADER_LENGTH
 from gateway.frontends.http.request_scope import (
     REPLAYED,
@@ -16,7 +17,11 @@ from gateway.frontends.http.request_scope import (
 )
 
 METHODS = ("GET", "HEAD", "POST")
-EXPOSED = ("X-Request-Id", "Retry-After", HEADER_LENGTH.decode(), STREAM, REPLAYED)
+EXPOSED = (
+    *("X-Request-Id", "Retry-After", HEADER_LENGTH.decode(), STREAM, REPLAYED),
+    *("Retry-After-Ms", "X-Should-Retry", "X-Refused-Reason", "X-Predicted-Wait-Ms"),
+    *LIMIT_HEADERS,
+)
 """Headers of responses that a page's script may read, with those that each one may."""
 
 

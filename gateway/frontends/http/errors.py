@@ -1,12 +1,13 @@
 """HTTP statuses, bodies and log lines of errors, in the forms of v2 and of OpenAI."""
 
 import logging
+import math
 from collections.abc import Mapping
 
 import orjson
 from starlette.responses import Response
 
-from gateway.errors import Code, InferenceError, RetryLater
+from gateway.errors import Code, InferenceError, Refusal, RefusalReason
 from gateway.observability.escaping import escaped
 from gateway.observability.request_context import current_request
 from gateway.openai_contract import OpenAiRefusal
@@ -16,6 +17,8 @@ log = logging.getLogger("sluice.http")
 
 JSON = "application/json"
 RETRY_AFTER_SECS = "1"
+SHOULD_RETRY = "X-Should-Retry"
+"""The header of each Refusal by which OpenAI's clients retry, or do not."""
 MAX_LOGGED = 2000
 """Characters of a reason that are logged; a reason may repeat a client's input."""
 
@@ -53,6 +56,25 @@ OPENAI_TYPES = {
 OPENAI_CODES: Mapping[int, str] = {401: "invalid_api_key", 403: "forbidden"}
 """The `code` of these; that of others is the status."""
 
+REFUSAL_STATUS = {
+    RefusalReason.RATE_LIMITED: 429,
+    RefusalReason.OVERLOADED: 503,
+    RefusalReason.DEADLINE_UNREACHABLE: 503,
+    RefusalReason.DEADLINE_EXCEEDED: 504,
+}
+"""The status of a Refusal, on every endpoint."""
+OPENAI_REFUSALS = {
+    RefusalReason.RATE_LIMITED: ("requests", "rate_limit_exceeded"),
+    RefusalReason.OVERLOADED: ("server_error", "server_overloaded"),
+    RefusalReason.DEADLINE_UNREACHABLE: ("server_error", "deadline_unreachable"),
+    RefusalReason.DEADLINE_EXCEEDED: ("server_error", "deadline_exceeded"),
+}
+"""The `type` and the `code` of a Refusal in OpenAI's form."""
+TOKENS = "tokens"
+"""The limit of tenants that is a `type` of its own."""
+LOGGED_BY_ADMISSION = frozenset({RefusalReason.RATE_LIMITED, RefusalReason.DEADLINE_UNREACHABLE})
+"""Reasons of refusals that come in floods: the admission logs one line a second of a tenant."""
+
 KEY_REUSED = 422
 """For a key that another request has used (Idempotency-Key header field, draft 06, 2.7)."""
 
@@ -80,27 +102,43 @@ def refused(path: str, error: InferenceError) -> Response:
 
 
 def log_refusal(path: str, error: InferenceError) -> None:
-    """Log one line for a failed request, and note its error."""
+    """Log one line for a failed request unless the admission logs it, and note its error."""
     if (request := current_request()) is not None:
         request.note(error)
+    if isinstance(error, Refusal) and error.refusal_reason in LOGGED_BY_ADMISSION:
+        return
     reason = error.message[:MAX_LOGGED]
     log.warning("request refused", extra={"path": path, "code": error.code.name, "reason": reason})
 
 
 def error_response(error: InferenceError) -> Response:
     """The response for an error before any part of a response was sent."""
-    return plain_error(status_of(error, STATUS), error.message, retry_after(error))
+    return plain_error(status_of(error, STATUS), error.message, error_headers(error))
 
 
-def retry_after(error: InferenceError) -> dict[str, str]:
-    """Retry-After where a retry may succeed."""
-    if isinstance(error, RetryLater):
-        return {"Retry-After": str(error.secs)}
+def error_headers(error: InferenceError) -> dict[str, str]:
+    """Retry-After where a retry may succeed, and the further headers of a Refusal."""
+    if isinstance(error, Refusal):
+        return _refusal_headers(error)
     return {"Retry-After": RETRY_AFTER_SECS} if error.code is Code.UNAVAILABLE else {}
+
+
+def _refusal_headers(error: Refusal) -> dict[str, str]:
+    advice = error.advice
+    found = {**advice.headers, "X-Refused-Reason": str(error.refusal_reason)}
+    found[SHOULD_RETRY] = "true" if advice.retries else "false"
+    if advice.retries and advice.retry_after_secs:
+        found["Retry-After"] = str(math.ceil(advice.retry_after_secs))
+        found["Retry-After-Ms"] = str(math.ceil(advice.retry_after_secs * 1000))
+    if advice.predicted_wait_secs is not None:
+        found["X-Predicted-Wait-Ms"] = str(round(advice.predicted_wait_secs * 1000))
+    return found
 
 
 def status_of(error: InferenceError, statuses: Mapping[Code, int]) -> int:
     """The status of an error: by its code, or its own."""
+    if isinstance(error, Refusal):
+        return REFUSAL_STATUS[error.refusal_reason]
     return KEY_REUSED if isinstance(error, KeyReused) else statuses[error.code]
 
 
@@ -111,12 +149,12 @@ def plain_error(status: int, message: str, headers: dict[str, str] | None = None
 
 def openai_error_body(status: int, message: str, param: str | None = None) -> bytes:
     """The JSON of an error in OpenAI's form; `param` is the invalid member of the body, if any."""
-    error = {
-        "message": shortened(message),
-        "type": OPENAI_TYPES.get(status, OPENAI_TYPES[400] if status < 500 else OPENAI_TYPES[500]),
-        "param": param,
-        "code": OPENAI_CODES.get(status, status),
-    }
+    kind = OPENAI_TYPES.get(status, OPENAI_TYPES[400] if status < 500 else OPENAI_TYPES[500])
+    return _openai_body(message, kind, param, OPENAI_CODES.get(status, status))
+
+
+def _openai_body(message: str, kind: str, param: str | None, code: str | int) -> bytes:
+    error = {"message": shortened(message), "type": kind, "param": param, "code": code}
     return _json({"error": error})
 
 
@@ -133,4 +171,8 @@ def openai_form(error: InferenceError) -> tuple[int, bytes]:
     if isinstance(error, OpenAiRefusal):
         return error.status, error.body
     status = status_of(error, OPENAI_STATUS)
+    if isinstance(error, Refusal):
+        kind, code = OPENAI_REFUSALS[error.refusal_reason]
+        kind = TOKENS if error.advice.limit == TOKENS else kind
+        return status, _openai_body(error.message, kind, None, code)
     return status, openai_error_body(status, error.message)

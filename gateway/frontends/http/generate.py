@@ -115,7 +115,9 @@ class GenerateRoutes:
             body = await self._dataplane.threads.run(encode, found[0])
         else:
             body = encode(found[0])
-        return Response(body, status, headers=replay_headers(stream), media_type=JSON)
+        limits = self._dataplane.limits(caller_in(request.scope))
+        headers = {**replay_headers(stream), **limits}
+        return Response(body, status, headers, media_type=JSON)
 
     async def generate_stream(self, request: Request) -> Response:
         """Answer with one event per response.
@@ -151,8 +153,15 @@ class GenerateRoutes:
     def _pending(
         self, request: Request, stream: Responses, begin: Callable[[First], Response]
     ) -> Response:
+        caller = caller_in(request.scope)
+
+        def begin_limited(first: First) -> Response:
+            response = begin(first)
+            response.headers.update(self._dataplane.limits(caller))
+            return response
+
         refuse = partial(refused_stream, request.scope["path"])
-        return PendingEvents(stream, self._settings.first_response_secs, begin, refuse)
+        return PendingEvents(stream, self._settings.first_response_secs, begin_limited, refuse)
 
     def _streamed(self, stream: Responses, encoder: GenerateEncoder, first: First) -> Response:
         threads = self._dataplane.threads

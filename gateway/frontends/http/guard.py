@@ -19,7 +19,7 @@ from gateway.frontends.http.request_scope import (
     RequestState,
     has_origin,
 )
-from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area, area_at
+from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, HTTP, Area, area_at
 from gateway.policy.caller import caller_of
 from gateway.policy.control import ChangeControl
 from gateway.policy.credentials import (
@@ -106,7 +106,7 @@ class HttpKeys:
 
 
 class HttpControl:
-    """The condition of the changes in one area."""
+    """The condition of the changes in one area, and of the area of the admin."""
 
     def __init__(self, control: ChangeControl, area: Area) -> None:
         self._control = control
@@ -193,7 +193,7 @@ class HttpAccess(Access):
 
     def offered(self, routes: Iterable[AnyRoute]) -> list[AnyRoute]:
         """Those of the routes that exist at this port."""
-        return [each for each in routes if self.changes or not changes_server(each)]
+        return [each for each in routes if self.changes or not _is_of_admin(each)]
 
     def guard(self, area: Area) -> "Guard | None":
         """The guard of requests of an area that leave the server as it is."""
@@ -225,7 +225,7 @@ class HttpAccess(Access):
         roles = MAY_CHANGE if changes else MAY_READ.get(area)
         if self.credentials is not None and roles:
             found.append(HttpKeys(self.credentials, roles))
-        if changes:
+        if changes or area is Area.ADMIN:
             found.append(HttpControl(self.control_of_changes, area))
         return found
 
@@ -267,6 +267,11 @@ class GuardedRoute(BaseRoute):
 def changes_server(route: Route) -> bool:
     """Whether a route changes the server."""
     return takes_posts(route) and route.path in AREA_OF_ROUTE_CHANGE
+
+
+def _is_of_admin(route: Route) -> bool:
+    """Whether a route is at the admin ports only, where there are some."""
+    return changes_server(route) or route.path in HTTP[Area.ADMIN]
 
 
 def takes_posts(route: Route) -> bool:

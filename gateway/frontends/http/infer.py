@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -209,7 +209,14 @@ class InferRoute:
         """The response; if its encoding takes long, an application that encodes it in a thread."""
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
-        return whole_answer(self._encoder.encode(*answered))
+        answer = whole_answer(self._encoder.encode(*answered))
+        if self._dataplane.admission is not None:
+            answer.headers += self._limits(call)
+        return answer
+
+    def _limits(self, call: _Call) -> Iterator[tuple[bytes, bytes]]:
+        for name, value in self._dataplane.limits(call.caller).items():
+            yield name.encode(), value.encode()
 
     async def _encode_apart(
         self, call: _Call, answered: Answered, scope: Scope, receive: Receive, send: Send
@@ -281,6 +288,8 @@ class InferRoute:
             answer.parts = [compressed]
             answer.headers[-1] = (LENGTH, b"%d" % len(compressed))
             answer.headers.append((b"content-encoding", encoding.encode()))
+        if self._dataplane.admission is not None:
+            answer.headers += self._limits(call)
         return answer
 
     async def _infer_once(

@@ -17,9 +17,9 @@ from gateway.errors import InferenceError, RefusedError, unexpected
 from gateway.frontends.http.errors import (
     STATUS,
     error_body,
+    error_headers,
     log_refusal,
     refused,
-    retry_after,
     status_of,
 )
 from gateway.frontends.http.generate_codec import GenerateEncoder
@@ -98,7 +98,7 @@ def refused_stream(path: str, error: InferenceError) -> Response:
     if isinstance(error, RefusedError):
         return refused(path, error)
     log_refusal(path, error)
-    headers = {**EVENT_STREAM_HEADERS, **retry_after(error)}
+    headers = {**EVENT_STREAM_HEADERS, **error_headers(error)}
     return Response(event(error_body(error.message)), status_of(error, STATUS), headers)
 
 

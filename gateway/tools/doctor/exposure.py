@@ -71,6 +71,7 @@ READS: Mapping[Area, Probe] = {
     Area.TRACE: Probe("GET", "/v2/trace/setting"),
     Area.LOGGING: Probe("GET", "/v2/logging"),
     Area.PLAYGROUND: Probe("GET", "/"),
+    Area.ADMIN: Probe("GET", "/admin/tenants"),
 }
 """A request of each area but metrics, and health, which is always answered."""
 METRICS = Probe("GET", "/metrics")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.generation import (
     AnswerSequence,
@@ -60,7 +60,7 @@ class Engine:
 
     def add(self) -> Handle:
         if len(self.handles) >= self._room:
-            raise Refusal("the engine is full")
+            raise Mistake("the engine is full")
         self.handles.append(Handle())
         return self.handles[-1]
 
@@ -130,7 +130,7 @@ def test_sequences_that_have_begun_end_with_one_that_is_refused() -> None:
     running = generation(engine)
     running.begin()
     engine.handles[0].made = [7]
-    with pytest.raises(Refusal, match="the engine is full"):
+    with pytest.raises(Mistake, match="the engine is full"):
         running.deliver()
     running.cancel()  # as the loop does
     assert [each.cancelled for each in engine.handles] == [True, True]

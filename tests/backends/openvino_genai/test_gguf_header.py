@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.compiling import tiny_gguf
 from backends.openvino_genai.worker.sluice_openvino_genai.gguf_header import read_header
@@ -33,7 +33,7 @@ def test_architecture_and_length_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 3, 10, 100, 5000, len(TINY) - 200])
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kept: int) -> None:
-    with pytest.raises(Refusal, match=r"its m\.gguf (is|cannot|has)"):
+    with pytest.raises(Mistake, match=r"its m\.gguf (is|cannot|has)"):
         read_header(written(tmp_path, TINY[:kept]))
 
 
@@ -50,7 +50,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, kept: int) -> None:
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, error: str) -> None:
-    with pytest.raises(Refusal, match=error):
+    with pytest.raises(Mistake, match=error):
         read_header(written(tmp_path, content))
 
 
@@ -69,7 +69,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, error
 def test_a_damaged_value_is_named(
     tmp_path: Path, name: bytes, kind: int, value: bytes, error: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(Mistake) as refused:
         read_header(written(tmp_path, with_entry(name, kind, value)))
     assert f"its m.gguf is damaged: {error}" in str(refused.value)
 
@@ -78,5 +78,5 @@ def test_an_alignment_of_the_file_is_used(tmp_path: Path) -> None:
     content = with_entry(b"general.alignment", 4, struct.pack("<I", 32))
     assert read_header(written(tmp_path, content)).architecture == "llama"
     content = with_entry(b"general.alignment", 4, struct.pack("<I", 1 << 20))
-    with pytest.raises(Refusal, match="is cut short"):
+    with pytest.raises(Mistake, match="is cut short"):
         read_header(written(tmp_path, content))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import triton_python_backend_utils as pb_utils
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.compiling import tiny_gguf
 from backends.openvino_genai.worker.sluice_openvino_genai.model_file import read_model_file
@@ -43,13 +43,13 @@ def test_the_stored_model_is_used_by_its_name(folder: Path, tmp_path: Path) -> N
     version.mkdir()
     settings(version, {"model": "tiny"})
     assert read_model_file(version, "model.json", str(folder)).weights == folder / "tiny.gguf"
-    with pytest.raises(Refusal, match="has the model 'tiny', which is neither in its version"):
+    with pytest.raises(Mistake, match="has the model 'tiny', which is neither in its version"):
         read_model_file(version, "model.json", "")
 
 
 def test_an_exported_folder_needs_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.xml").touch()
-    with pytest.raises(Refusal, match=r"has openvino_model\.xml but no openvino_tokenizer\.xml"):
+    with pytest.raises(Mistake, match=r"has openvino_model\.xml but no openvino_tokenizer\.xml"):
         read_model_file(tmp_path, "model.json", "")
     (tmp_path / "openvino_tokenizer.xml").touch()
     (tmp_path / "openvino_detokenizer.xml").touch()
@@ -74,16 +74,16 @@ def test_an_exported_folder_needs_all_its_files(tmp_path: Path) -> None:
 )
 def test_wrong_settings_are_refused(folder: Path, content: Any, error: str) -> None:
     settings(folder, content)
-    with pytest.raises(Refusal, match=error):
+    with pytest.raises(Mistake, match=error):
         read_model_file(folder, "model.json", "")
 
 
 def test_several_files_or_none_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "other.gguf").touch()
-    with pytest.raises(Refusal, match="has 2 GGUF files; name one"):
+    with pytest.raises(Mistake, match="has 2 GGUF files; name one"):
         read_model_file(folder, "model.json", "")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Refusal, match="has neither a GGUF file nor openvino_model"):
+    with pytest.raises(Mistake, match="has neither a GGUF file nor openvino_model"):
         read_model_file(tmp_path / "empty", "model.json", "")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_llm.openai_request import read_body
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.sampling import read_sampling
 
@@ -148,7 +148,7 @@ def test_no_member_of_vllms_requests_is_unknown() -> None:
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
 def test_a_choice_of_tools_needs_tools(choice: Any) -> None:
-    with pytest.raises(Refusal, match="which needs 'tools'"):
+    with pytest.raises(Mistake, match="which needs 'tools'"):
         read(CHAT, tool_choice=choice)
 
 
@@ -191,7 +191,7 @@ def test_structured_outputs_are_those_of_vllm(given: Any, kind: str, text: str) 
     ],
 )
 def test_wrong_members_are_refused(members: dict[str, Any], error: str) -> None:
-    with pytest.raises(Refusal, match=error):
+    with pytest.raises(Mistake, match=error):
         read(CHAT, **members)
 
 
@@ -205,7 +205,7 @@ def test_an_effort_is_a_variable_of_the_template_as_in_vllm() -> None:
 
 
 def assert_refused(body: dict[str, Any], name: str, value: Any) -> None:
-    with pytest.raises(Refusal, match=f"^'{name}' is not supported .*; leave it out$") as refused:
+    with pytest.raises(Mistake, match=f"^'{name}' is not supported .*; leave it out$") as refused:
         read(body, **{name: value})
     assert refused.value.code == "UNSUPPORTED"
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.pattern_size import States, depth, size
 from backends.openvino_genai.worker.sluice_openvino_genai.sampling import (
@@ -120,7 +120,7 @@ def test_the_end_of_a_structure_is_not_ignored() -> None:
     ],
 )
 def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:
-    with pytest.raises(Refusal, match=error):
+    with pytest.raises(Mistake, match=error):
         read(**given)
 
 
@@ -134,7 +134,7 @@ def test_wrong_values_are_refused(given: dict[str, Any], error: str) -> None:
 )
 def test_values_beyond_the_librarys_numbers_are_refused(given: dict[str, Any], error: str) -> None:
     genai: Any = pytest.importorskip("openvino_genai")
-    with pytest.raises(Refusal, match=error):
+    with pytest.raises(Mistake, match=error):
         configuration(genai, read(**given), 0, TOKENS, 16)
 
 

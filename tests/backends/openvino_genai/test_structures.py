@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.sampling import Structure
 from backends.openvino_genai.worker.sluice_openvino_genai.structures import StructureCheck
@@ -72,7 +72,7 @@ def test_a_good_structure_passes(structures: StructureCheck, kind: str, text: st
 def test_a_wrong_structure_is_refused_and_the_next_is_checked(
     structures: StructureCheck, kind: str, text: str, error: str
 ) -> None:
-    with pytest.raises(Refusal, match=error) as refused:
+    with pytest.raises(Mistake, match=error) as refused:
         check(structures, kind, text)
     assert ".cc" not in str(refused.value)
     check(structures, "regex", f"{len(text)}a")
@@ -85,7 +85,7 @@ def test_a_structure_that_stops_the_library_ends_its_process_only(
     monkeypatch.setattr("triton_python_backend_utils.Logger.log_warn", logged.append)
     endless = "root ::= " + " ".join(['("a" "b"?)?'] * 3000)
     for _ in range(2):
-        with pytest.raises(Refusal, match="takes too long to compile, or too much memory"):
+        with pytest.raises(Mistake, match="takes too long to compile, or too much memory"):
             check(structures, "grammar", endless)
     assert logged == ["structure check ended kind=grammar"], "a refusal is remembered"
     check(structures, "regex", "after it")

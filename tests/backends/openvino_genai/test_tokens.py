@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.openvino_genai.worker.sluice_openvino_genai.tokens import Tokens
 
@@ -62,6 +62,6 @@ def test_a_tokenizer_that_changes_bytes_is_asked_for_its_text() -> None:
 def test_a_text_that_the_tokenizer_cuts_is_refused() -> None:
     tokens = Tokens(Tokenizer(BYTES, cuts_at=100), end=0)
     assert len(tokens.of_text("a " * 99)) == 99
-    with pytest.raises(Refusal, match="has 100 tokens or more, expected at most 99"):
+    with pytest.raises(Mistake, match="has 100 tokens or more, expected at most 99"):
         tokens.of_text("a " * 100)
     assert len(Tokens(Tokenizer(BYTES), end=0).of_text("a " * 5000)) == 5000

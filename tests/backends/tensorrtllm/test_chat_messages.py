@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from sluice_llm.chat import readable
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 
 def called(arguments: str) -> list[dict[str, Any]]:
@@ -35,6 +35,6 @@ def test_arguments_of_tool_calls_are_parsed() -> None:
     ],
 )
 def test_parts_that_are_no_text_are_refused(messages: list[Any], text: str) -> None:
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Mistake) as refusal:
         readable(messages)
     assert text in str(refusal.value)

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 import pytest
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from backends.tensorrtllm.worker.sluice_tensorrtllm.engine import (
     VISIBLE,
@@ -41,9 +41,9 @@ def test_an_instance_of_kind_model_sees_all(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_gpu_that_cannot_be_given_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "4")
-    with pytest.raises(Refusal, match="names GPU 1, but CUDA_VISIBLE_DEVICES shows 1"):
+    with pytest.raises(Mistake, match="names GPU 1, but CUDA_VISIBLE_DEVICES shows 1"):
         choose_gpu(on("GPU", 1), FILE)
-    with pytest.raises(Refusal, match="tensor_parallel_size 2, but its instance group is KIND_GPU"):
+    with pytest.raises(Mistake, match="tensor_parallel_size 2, but its instance group is KIND_GPU"):
         choose_gpu(on("GPU"), LlmModelFile(name="f", arguments={"tensor_parallel_size": 2}))
 
 
@@ -51,7 +51,7 @@ def test_a_gpu_that_cannot_be_given_is_refused(monkeypatch: pytest.MonkeyPatch) 
     importlib.util.find_spec("tensorrt_llm") is not None, reason="tensorrt_llm is installed"
 )
 def test_a_missing_package_is_named_with_the_way_to_get_it() -> None:
-    with pytest.raises(Refusal, match=r"no package 'tensorrt_llm'; .*'tensorrt-llm==1\.2\.\*'"):
+    with pytest.raises(Mistake, match=r"no package 'tensorrt_llm'; .*'tensorrt-llm==1\.2\.\*'"):
         import_library()
 
 
@@ -68,7 +68,7 @@ def test_an_engine_that_does_not_start_says_why(error: Exception, text: str) -> 
     def llm(**_: Any) -> None:
         raise error
 
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Mistake) as refusal:
         opened(llm, FILE)
     assert text in str(refusal.value)
 

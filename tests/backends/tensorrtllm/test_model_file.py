@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sluice_llm.request import Refusal, clean
+from sluice_llm.request import Mistake, clean
 
 from backends.tensorrtllm.backend import adapter_names
 from backends.tensorrtllm.worker.sluice_tensorrtllm.model_file import read_model_file
@@ -58,7 +58,7 @@ def test_a_file_that_is_wrong_is_refused(
     tmp_path: Path, name: str, content: str, text: str
 ) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Mistake) as refusal:
         read_model_file(tmp_path)
     assert text in str(refusal.value)
     assert str(tmp_path) not in str(refusal.value)
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_is_named_without_its_folder(
         return whole(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(Mistake) as refusal:
         read_model_file(tmp_path)
     assert str(refusal.value) == f"its {name} cannot be read: Permission denied"
     if name == "multi_lora.json":

@@ -218,7 +218,7 @@ def test_a_model_that_cannot_be_loaded_says_why(http: httpx.Client, name: str, t
     assert f"model 'bad_{name}': " in error
     assert text in error
     assert "/opt" not in error
-    assert "Refusal" not in error
+    assert "Mistake" not in error
 
 
 def test_an_engine_that_dies_or_is_killed_is_started_again(

@@ -20,7 +20,7 @@ from gateway.fleet.choice import (
     moves,
     wait,
 )
-from gateway.fleet.token_ratio import TokenRatio
+from gateway.schedulers.token_ratio import TokenRatio
 
 IDLE: dict[str, Any] = {
     "seen": 0,

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
+from gateway.policy.tenants import Tenants
 from gateway.settings import ModelSettings
 from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.mirror.downloads import Transfers
@@ -49,7 +50,11 @@ class Registries:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __call__(
-        self, *repositories: Path | Mirror, settled: bool = True, **options: Any
+        self,
+        *repositories: Path | Mirror,
+        settled: bool = True,
+        tenants: Tenants | None = None,
+        **options: Any,
     ) -> RepositoryControl:
         settings = ModelSettings(**options)
         repository = ModelRepository(
@@ -58,6 +63,7 @@ class Registries:
             namespacing=settings.namespacing,
         )
         control = RepositoryControl(repository, settings, Backends(self._backend))
+        control.tenants = tenants
         self._tasks.append(asyncio.create_task(control.run(no_infer)))
         if settled:
             await soon(control.registry.wait_settled())

@@ -171,7 +171,7 @@ async def test_three_failed_loads_refuse_requests_with_the_reason(
         assert error.message == "model 'a' could not be loaded into memory: no weights"
     with pytest.raises(RetryLater, match="memory 3 times: no weights") as found:
         ask(control, "a")
-    assert 50 < found.value.secs <= 60
+    assert 50 < found.value.advice.retry_after_secs <= 60
     (stream, (instance,)) = ask(control, "b"), backend.instances["b 1"]
     (await instance.begun()).finish("b")
     assert await soon(read_all(stream)) == ["b"]

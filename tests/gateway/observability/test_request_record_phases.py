@@ -71,6 +71,21 @@ def test_a_request_never_lasts_shorter_than_its_parts(
     assert spent <= statistics.success.ns
 
 
+@pytest.mark.parametrize(("rows", "share"), [(0, 1), (2, 1), (8, 0.25)])
+def test_the_compute_time_of_a_request_is_the_part_of_its_rows(rows: int, share: float) -> None:
+    record = Record(ModelStatistics(), 2, 0, lambda _: None)
+    assert record.compute_ms(2**62) == 0
+    record.started()
+    record.execution_rows = rows
+    record.responded(phased(Phases(1_000_000, 5_000_000, 2_000_000)))
+    assert record.compute_ms(2**62) == 8 * share
+
+
+def test_a_cached_response_has_no_compute_time(record: Record) -> None:
+    record.hit(5)
+    assert record.compute_ms(2**62) == 0
+
+
 async def test_an_execution_has_the_phases_of_its_answers(serve: Serve) -> None:
     instance = ScriptedInstance()
     model = serve(instance)

@@ -11,6 +11,7 @@ from gateway.policy.api_keys import ApiKeys
 from gateway.policy.caller import Caller
 from gateway.policy.key_file import KeyFileError, read_key_file, text_of_key
 from gateway.policy.keys import ApiKey, Role, new_key
+from gateway.policy.tenants import Tenants
 from tests.builders import soon
 from tests.following import followed, until
 
@@ -80,6 +81,24 @@ async def test_a_changed_file_is_read_again(file: Path) -> None:
         permit(file, 0o600)
         write(file, BOTH)
         await soon(until(lambda: find(keys) is not None))
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_changed_file_changes_the_rules_of_tenants_and_a_wrong_one_does_not(
+    file: Path,
+) -> None:
+    tenants = Tenants()
+    keys = ApiKeys(file, tenants)
+    assert not tenants.configured
+    async with followed(keys.follow(nothing)):
+        write(file, BOTH + "[tenants.search]\nweight = 3\n")
+        await soon(until(lambda: tenants.rules("search").weight == 3.0))
+        assert keys.counts["tenants"] == 1
+        write(file, BOTH + "[tenants.search]\nweight = -3\n")
+        await soon(until(lambda: keys.failures.count == 1))
+        assert tenants.rules("search").weight == 3.0
+        write(file, BOTH)
+        await soon(until(lambda: not tenants.configured))
 
 
 @pytest.mark.usefixtures("often")

@@ -94,13 +94,14 @@ async def test_a_route_changes_the_server_or_is_known_to_read(
     assert not reading & set(AREA_OF_ROUTE_CHANGE)
 
 
-async def test_routes_that_take_posts_have_a_condition_and_no_others(
+async def test_routes_that_take_posts_or_are_of_the_admin_have_a_condition_and_no_others(
     routes: list[Route | GuardedRoute],
 ) -> None:
     """A new route that takes the POST of a page has the conditions of pages, too."""
     for each in routes:
         takes_posts = each.methods is None or "POST" in each.methods
-        assert (type(each) is GuardedRoute) is takes_posts, each.path
+        is_guarded = takes_posts or each.path in HTTP[Area.ADMIN]
+        assert (type(each) is GuardedRoute) is is_guarded, each.path
     guarded = {each.path for each in routes if type(each) is GuardedRoute}
     assert guarded >= set(AREA_OF_ROUTE_CHANGE)
 

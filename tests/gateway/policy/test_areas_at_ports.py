@@ -48,12 +48,13 @@ def routes_of(settings: HttpSettings, monkeypatch: pytest.MonkeyPatch) -> set[tu
     return {(each.path, method) for each in routes for method in each.methods or {""}}
 
 
-async def test_a_port_without_changes_lacks_exactly_the_routes_that_change(
+async def test_a_port_without_changes_lacks_exactly_those_routes_and_the_admins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     every = routes_of(HttpSettings(), monkeypatch)
     reading = routes_of(HttpSettings(changes=False), monkeypatch)
-    assert every - reading == {(path, "POST") for path in AREA_OF_ROUTE_CHANGE}
+    changing = {(path, "POST") for path in AREA_OF_ROUTE_CHANGE}
+    assert every - reading == changing | {(path, "GET") for path in HTTP[Area.ADMIN]}
     assert reading < every
     assert {(path, "GET") for path in (*HTTP[Area.TRACE], *HTTP[Area.LOGGING])} <= reading
 

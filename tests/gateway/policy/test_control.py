@@ -4,7 +4,7 @@ import pytest
 
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
-from gateway.policy.control import CHANGES, ChangeControl
+from gateway.policy.control import CHANGES, CONTROLLED, ChangeControl
 
 LOCAL, REMOTE = Caller(local=True), Caller(local=False)
 FOREIGN = Caller(local=False, foreign="Origin 'null'")
@@ -12,16 +12,16 @@ CLOSED, OPEN = ChangeControl(), ChangeControl(is_open=True)
 EVERY = list(CHANGES)
 
 
-@pytest.mark.parametrize("area", CHANGES)
+@pytest.mark.parametrize("area", CONTROLLED)
 def test_a_change_is_answered_to_this_machine_only(area: Area) -> None:
     assert CLOSED.refusal(area, LOCAL) is None
     assert CLOSED.refusal(area, REMOTE) == (
-        f"{CHANGES[area]} is answered to this machine only; "
+        f"{CONTROLLED[area]} is answered to this machine only; "
         "--open-control=true answers every machine, as Triton does"
     )
 
 
-@pytest.mark.parametrize("area", CHANGES)
+@pytest.mark.parametrize("area", CONTROLLED)
 def test_an_open_server_answers_every_machine(area: Area) -> None:
     assert OPEN.refusal(area, LOCAL) is None
     assert OPEN.refusal(area, REMOTE) is None
@@ -31,6 +31,8 @@ def test_an_open_server_answers_every_machine(area: Area) -> None:
 def test_a_page_of_another_origin_is_refused_always(control: ChangeControl) -> None:
     expected = "changes are not answered to pages of another origin, found Origin 'null'"
     assert control.refusal(Area.LOGGING, FOREIGN) == expected
+    expected = expected.replace("changes are", "showing tenants is")
+    assert control.refusal(Area.ADMIN, FOREIGN) == expected
 
 
 @pytest.mark.parametrize(

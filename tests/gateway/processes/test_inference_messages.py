@@ -10,7 +10,10 @@ from gateway.errors import (
     AnsweredError,
     Code,
     InferenceError,
+    Refusal,
+    RefusalReason,
     RefusedError,
+    RetryAdvice,
     RetryLater,
     died,
     no_instance,
@@ -210,6 +213,9 @@ ERRORS = [
     AnsweredError(Code.UNKNOWN, "the model's own"),
     RefusedError(Code.UNAVAILABLE, "full"),
     RetryLater("one is being started", 40),
+    Refusal(RefusalReason.DEADLINE_EXCEEDED, "late", RetryAdvice(predicted_wait_secs=2.5)),
+    Refusal(RefusalReason.RATE_LIMITED, "no", RetryAdvice(retries=False, limit="tokens")),
+    Refusal(RefusalReason.DEADLINE_UNREACHABLE, "busy", RetryAdvice(retry_after_secs=0.25)),
     OpenAiRefusal(Code.INVALID_ARG, "no", status=400, body=b"{}"),
 ]
 

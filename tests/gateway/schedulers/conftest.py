@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.tenants import TenantRules, Tenants
 from gateway.schedulers import dynamic
 from gateway.schedulers.execution import Execution
 from gateway.schedulers.rate_limiter import ExecutionLimiter
@@ -48,14 +49,20 @@ def limiter(request: pytest.FixtureRequest) -> ExecutionLimiter | None:
     return ExecutionLimiter() if request.param else None
 
 
+@pytest.fixture(params=[None, Tenants({"": TenantRules()})], ids=["plain", "fair"])
+def tenants(request: pytest.FixtureRequest) -> Tenants | None:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(params=[*SCHEDULERS, *WITHOUT_TASK])
 async def queue(
     request: pytest.FixtureRequest,
     start: Start,
     limiter: ExecutionLimiter | None,
+    tenants: Tenants | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Queue:
     scheduler = WITHOUT_TASK.get(request.param, request.param)
     monkeypatch.setattr(ScriptedInstance, "has_singles", request.param in WITHOUT_TASK)
     monkeypatch.setattr(dynamic, "ALONE", 0)
-    return start(SCHEDULERS[scheduler], limiter)
+    return start(SCHEDULERS[scheduler], limiter, tenants)

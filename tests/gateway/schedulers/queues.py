@@ -14,7 +14,9 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import build_scheduler
+from gateway.models.sharing import Sharing, shared_among
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.tenants import Tenants
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.queue import QueuedRequest
 from gateway.schedulers.rate_limiter import ExecutionLimiter
@@ -80,13 +82,21 @@ def names(batch: Iterable[QueuedRequest]) -> list[str]:
 class Queue:
     """A running scheduler, and the account of the requests it was given."""
 
-    def __init__(self, config: ModelConfig, limiter: ExecutionLimiter | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        limiter: ExecutionLimiter | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
         self.statistics = ModelStatistics()
         self.limiter = limiter
         self.keeps_sequences = config.sequence_batching is not None
         self.has_no_tasks = ScriptedInstance.has_singles
         self._sequences = count(1)
         self.scheduler = build_scheduler(config, self.statistics)
+        self.fair: Sharing | None = None
+        if tenants is not None:
+            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
         self.task = asyncio.create_task(self.scheduler.run())
 
     def employ(self, concurrency: int | None = 1) -> ScriptedInstance:

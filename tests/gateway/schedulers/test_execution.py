@@ -41,6 +41,17 @@ async def test_each_request_gets_its_own_answers_in_any_order(
     assert found == [["0a"], [""], ["2a", "2b"]]
 
 
+async def test_the_records_of_a_batch_have_its_rows(instance: ScriptedInstance) -> None:
+    statistics = ModelStatistics()
+    for sizes in ((2, 3), (4,)):
+        entries = [new_entry(statistics, batch_size=size) for size in sizes]
+        task = asyncio.create_task(schedulers.Execution(instance, entries, statistics).run())
+        await finish(await instance.begun(), *range(len(sizes)))
+        await soon(task)
+        rows = [each.record.execution_rows for each in entries]
+        assert rows == ([5, 5] if len(sizes) > 1 else [0])
+
+
 async def test_a_request_is_done_when_the_execution_returns(
     instance: ScriptedInstance, execute: Execute
 ) -> None:

@@ -28,9 +28,10 @@ def identified(data_type: DataType) -> ModelConfig:
 
 
 def check(request: InferRequest, config: ModelConfig | None = None, known: object = 5) -> None:
-    SequenceAdmission(config or direct(), lambda correlation_id: correlation_id == known).check(
-        request
-    )
+    def continues(found: InferRequest) -> bool:
+        return found.sequence is not None and found.sequence.key == known
+
+    SequenceAdmission(config or direct(), continues).check(request)
 
 
 def refusal(request: InferRequest, config: ModelConfig | None = None) -> str:

@@ -121,6 +121,23 @@ def test_the_list_has_every_key_and_no_secret(
     )
 
 
+def test_the_list_has_the_tenants_with_rules(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    new(capsys, file)
+    run("list", "--file", file)
+    assert "weight" not in capsys.readouterr().out
+    with file.open("a") as more:
+        more.write("[tenants.batch]\nweight = 0\ntokens_per_minute = 200_000\n")
+    run("list", "--file", file)
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if "batch" in line)
+    assert [each.strip() for each in row.split("│")[1:-1]] == [
+        *("batch", "0", "", "200000", "", "1", "", "1")
+    ]
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from sluice_llm.program import importing
-from sluice_llm.request import Refusal, clean
+from sluice_llm.request import Mistake, clean
 
 from .model_file import GenAiModelFile
 from .tokens import Tokens
@@ -46,7 +46,7 @@ class GenAiLibrary:
 
 
 def import_library() -> GenAiLibrary:
-    """The library; Refusal if it is missing or cannot be imported."""
+    """The library; Mistake if it is missing or cannot be imported."""
     # Its import would send an event to its makers. Without this package it sends none.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     with importing("openvino_genai", HOW_TO_INSTALL, reason):
@@ -67,7 +67,7 @@ def opened(library: GenAiLibrary, file: GenAiModelFile, threads: int) -> Any:
                 str(file.weights), scheduler_config=scheduler, device="CPU", properties=properties
             )
     except Exception as error:  # one load, by foreign code
-        raise Refusal(f"its {file.weights.name} cannot be loaded: {reason(error)}") from error
+        raise Mistake(f"its {file.weights.name} cannot be loaded: {reason(error)}") from error
 
 
 def tokens_of(pipeline: Any) -> Tokens:
@@ -94,7 +94,7 @@ def cache_blocks(library: GenAiLibrary, pipeline: Any, end: int) -> int:
             pipeline.step()
     del handle  # without it the library drops the request
     if share <= 0:
-        raise Refusal("its engine has no room for a token: raise cache_size or num_kv_blocks")
+        raise Mistake("its engine has no room for a token: raise cache_size or num_kv_blocks")
     blocks: int = round(100 / share)
     return blocks
 

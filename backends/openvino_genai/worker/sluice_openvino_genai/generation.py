@@ -39,7 +39,7 @@ class AnswerSequence:
         self._stops = StopFinder(sampling.stops, include=sampling.include_stop)
 
     def begin(self) -> None:
-        """Add it to the engine; Refusal if the engine refuses it."""
+        """Add it to the engine; Mistake if the engine refuses it."""
         self._handle = self._add()
 
     def read(self) -> SequenceDelta | None:
@@ -135,7 +135,7 @@ class RunningGeneration:
         return len(self._open)
 
     def begin(self) -> None:
-        """Add its first sequence to the engine; Refusal if the engine refuses it.
+        """Add its first sequence to the engine; Mistake if the engine refuses it.
 
         All are added if the cache can have no whole block of the prompt.
         """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -64,18 +64,18 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of a file that is complete; Refusal says what is wrong with it."""
+    """The header of a file that is complete; Mistake says what is wrong with it."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data, path.name).header()
     except _DamagedError as error:
-        raise Refusal(f"its {path.name} is damaged: {error}") from None
+        raise Mistake(f"its {path.name} is damaged: {error}") from None
     except (struct.error, ValueError, UnicodeDecodeError):
-        raise Refusal(
+        raise Mistake(
             f"its {path.name} is no complete GGUF file: its header is cut short"
         ) from None
     except OSError as error:
-        raise Refusal(f"its {path.name} cannot be read: {error.strerror}") from None
+        raise Mistake(f"its {path.name} cannot be read: {error.strerror}") from None
 
 
 class _DamagedError(Exception):
@@ -88,21 +88,21 @@ class _Reader:
 
     def header(self) -> GgufHeader:
         if self._data[:4] != MAGIC:
-            raise Refusal(
+            raise Mistake(
                 f"its {self._name} is no GGUF file: it begins with {self._data[:4]!r}, expected "
                 f"{MAGIC!r}"
             )
         self._at = 4
         version, tensors, entries = self._unpack("<IQQ")
         if version not in VERSIONS:
-            raise Refusal(f"its {self._name} has GGUF version {version}, expected 2 or 3")
+            raise Mistake(f"its {self._name} has GGUF version {version}, expected 2 or 3")
         found = {}
         for _ in range(entries):
             name = self._text()
             found[name] = self._value(self._scalar("I"))
         architecture = found.get("general.architecture")
         if architecture not in SERVED:
-            raise Refusal(
+            raise Mistake(
                 f"its {self._name} has the architecture '{architecture}', expected one of "
                 f"{', '.join(SERVED)}; export other models by `optimum-cli export openvino`"
             )
@@ -132,7 +132,7 @@ class _Reader:
             )
         expected = -(-self._at // alignment) * alignment + end
         if len(self._data) < expected:
-            raise Refusal(
+            raise Mistake(
                 f"its {self._name} is cut short: it has {len(self._data)} bytes, expected at least "
                 f"{expected}"
             )

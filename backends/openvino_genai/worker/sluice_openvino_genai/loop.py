@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sluice_llm.metrics import TokenLengths
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 from sluice_llm.running import CANCELLED, answering, end, fail
 from sluice_worker.work import worker
 
@@ -107,7 +107,7 @@ class GenerationLoop:
                 self._running.discard(generation)
             else:
                 self._waiting.remove(generation)
-            fail(generation.sender, Refusal(CANCELLED, "CANCELLED"))
+            fail(generation.sender, Mistake(CANCELLED, "CANCELLED"))
 
     def _admit(self) -> None:
         """Begin requests in the order of their arrival while the engine has room for them."""

@@ -8,7 +8,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from sluice_llm.metrics import MetricFamilies, TokenLengths
 from sluice_llm.program import EngineLoop, for_model, parameter
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 from sluice_llm.running import ModelContract
 from sluice_worker.work import worker
 
@@ -29,7 +29,7 @@ class OpenVinoGenAiModel:
         """Start the engine; BadAnswer if that fails."""
         try:
             self._start(args)
-        except Refusal as refusal:
+        except Mistake as refusal:
             raise for_model(args["model_name"], refusal) from refusal.__cause__
 
     def execute(self, requests: Sequence[Any]) -> None:

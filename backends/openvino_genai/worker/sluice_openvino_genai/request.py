@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from sluice_llm.request import Inputs, LlmRequest, Refusal
+from sluice_llm.request import Inputs, LlmRequest, Mistake
 
 OUTPUTS = (
     "finish_reason",
@@ -18,10 +18,10 @@ UNSERVED = ("image", "embedding_request")
 
 
 def read_request(inputs: Inputs) -> LlmRequest:
-    """The request in the tensors; Refusal names a wrong one."""
+    """The request in the tensors; Mistake names a wrong one."""
     for name in UNSERVED:
         if name in inputs or name in inputs.parameters:
-            raise Refusal(
+            raise Mistake(
                 f"input '{name}' is not supported by OpenVINO GenAI models; leave it out, or serve "
                 "the model with vLLM",
                 "UNSUPPORTED",
@@ -29,10 +29,10 @@ def read_request(inputs: Inputs) -> LlmRequest:
     text, messages = inputs.text("text_input"), inputs.json("messages", list)
     if (text is None) == (messages is None):
         found = "neither" if text is None else "both"
-        raise Refusal(f"expected one of the inputs 'text_input' and 'messages', got {found}")
+        raise Mistake(f"expected one of the inputs 'text_input' and 'messages', got {found}")
     stream, exclude = inputs.flag("stream") is True, inputs.flag("exclude_input_in_output")
     if stream and exclude is False:
-        raise Refusal("When streaming, `exclude_input_in_output` = False is not allowed.")
+        raise Mistake("When streaming, `exclude_input_in_output` = False is not allowed.")
     found = inputs.json("sampling_parameters", dict)
     sampling: dict[str, Any] = inputs.parameters if found is None else found
     llm_request = LlmRequest(
@@ -52,12 +52,12 @@ def checked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, each with a role and a text; templates write "None" for a missing one."""
     for place, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
-            raise Refusal(f"message {place} has no 'role' in 'messages'")
+            raise Mistake(f"message {place} has no 'role' in 'messages'")
         content = message.get("content")
         if content is None and message.get("tool_calls"):
             message["content"] = ""
         elif not isinstance(content, str):
-            raise Refusal(
+            raise Mistake(
                 f"message {place} has the content {str(content)[:40]} in 'messages', expected a "
                 "text"
             )

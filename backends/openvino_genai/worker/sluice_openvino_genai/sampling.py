@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from sluice_llm.request import GUIDE, GUIDE_TYPE, Refusal, parsed
+from sluice_llm.request import GUIDE, GUIDE_TYPE, Mistake, parsed
 
 from .engine import reason
 from .tokens import Tokens
@@ -105,14 +105,14 @@ class Sampling:
 
 
 def read_sampling(given: Mapping[str, Any], *, counted: bool) -> Sampling:
-    """The parameters; Refusal names an unknown or a wrong one."""
+    """The parameters; Mistake names an unknown or a wrong one."""
     found = {name: _checked(name, value) for name, value in given.items() if _means(name, value)}
     temperature = found.get("temperature", 1.0)
     count, seed = found.get("n", 1), found.get("seed")
     if not 1 <= count <= MOST_SEQUENCES:
-        raise Refusal(f"sampling parameter 'n' is {count}, expected 1 to {MOST_SEQUENCES}")
+        raise Mistake(f"sampling parameter 'n' is {count}, expected 1 to {MOST_SEQUENCES}")
     if temperature < 0:
-        raise Refusal(f"sampling parameter 'temperature' is {temperature}, expected at least 0")
+        raise Mistake(f"sampling parameter 'temperature' is {temperature}, expected at least 0")
     if temperature:
         temperature = max(temperature, LEAST_TEMPERATURE)
     else:
@@ -164,7 +164,7 @@ def configuration(genai: Any, sampling: Sampling, index: int, tokens: Tokens, mo
             config.structured_output_config = structured(genai, sampling.structure)
         config.validate()
     except RuntimeError as error:
-        raise Refusal(reason(error)) from error
+        raise Mistake(reason(error)) from error
     return config
 
 
@@ -173,7 +173,7 @@ def _set(config: Any, field: str, value: Any) -> None:
         setattr(config, field, value)
     except (TypeError, OverflowError) as error:
         name = next((name for name, each in SAME.items() if each == field), field)
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter '{name}' is {str(value)[:40]}, which is out of range"
         ) from error
 
@@ -186,17 +186,17 @@ def structured(genai: Any, structure: Structure) -> Any:
 
 
 def _means(name: str, value: Any) -> bool:
-    """Whether a parameter asks for anything; Refusal if this engine lacks or does not know it."""
+    """Whether a parameter asks for anything; Mistake if this engine lacks or does not know it."""
     if name in KNOWN:
         return value is not None
     if name not in NEUTRAL:
         near = " or ".join(map(repr, get_close_matches(name, KNOWN, n=3)))
         known = f"did you mean {near}?" if near else f"expected one of {', '.join(sorted(KNOWN))}"
-        raise Refusal(f"unknown sampling parameter '{name}', {known}")
+        raise Mistake(f"unknown sampling parameter '{name}', {known}")
     empty = value in EMPTY and not (name == NOT_EMPTY and value == [])
     if empty or str(value) == str(NEUTRAL[name]):
         return False
-    raise Refusal(
+    raise Mistake(
         f"sampling parameter '{name}' is not supported by OpenVINO GenAI models; leave it out, or "
         "serve the model with vLLM",
         "UNSUPPORTED",
@@ -215,9 +215,9 @@ def _checked(name: str, value: Any) -> Any:
     elif name in FLAGS:
         kinds, expected = (bool,), "true or false"
     if kinds and (type(value) not in kinds):
-        raise Refusal(f"sampling parameter '{name}' is {value!r}, expected {expected}")
+        raise Mistake(f"sampling parameter '{name}' is {value!r}, expected {expected}")
     if name in FLOATS and not abs(value) <= LARGEST:  # nor is NaN
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter '{name}' is {str(value)[:40]}, expected a finite number of 32 bits"
         )
     return value
@@ -230,16 +230,16 @@ def _of_text(name: str, text: str) -> Any:
         if name in FLOATS:
             return float(text)
     except ValueError:
-        raise Refusal(f"sampling parameter '{name}' is {text!r}, expected a number") from None
+        raise Mistake(f"sampling parameter '{name}' is {text!r}, expected a number") from None
     return {"true": True, "false": False}.get(text.lower(), text) if name in FLAGS else text
 
 
 def _max_tokens(found: Mapping[str, Any]) -> int | None:
     most, least = found.get("max_tokens"), found.get("min_tokens", 0)
     if most is not None and most < 1:
-        raise Refusal(f"sampling parameter 'max_tokens' is {most}, expected at least 1")
+        raise Mistake(f"sampling parameter 'max_tokens' is {most}, expected at least 1")
     if least < 0 or (most is not None and least > most):
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'min_tokens' is {least}, expected 0 to max_tokens ({most})"
         )
     return most
@@ -248,32 +248,32 @@ def _max_tokens(found: Mapping[str, Any]) -> int | None:
 def _check_sampled(found: Mapping[str, Any]) -> None:
     """Refuse values that the library refuses at other temperatures."""
     if not 0 < found.get("top_p", 1) <= 1:
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'top_p' is {found['top_p']}, expected above 0 and at most 1"
         )
     if not 0 <= found.get("min_p", 0) <= 1:
-        raise Refusal(f"sampling parameter 'min_p' is {found['min_p']}, expected 0 to 1")
+        raise Mistake(f"sampling parameter 'min_p' is {found['min_p']}, expected 0 to 1")
     if found.get("top_k", 0) < -1:
-        raise Refusal(f"sampling parameter 'top_k' is {found['top_k']}, expected at least -1")
+        raise Mistake(f"sampling parameter 'top_k' is {found['top_k']}, expected at least -1")
 
 
 def _stops(given: Any) -> tuple[str, ...]:
     words = ([given] if given else []) if isinstance(given, str) else given or []
     if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'stop' is {str(given)[:40]!r}, expected a text or a list of texts"
         )
     if len(words) > MOST_STOPS:
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'stop' has {len(words)} texts, expected at most {MOST_STOPS}"
         )
     if (longest := max(map(len, words), default=0)) > MOST_STOP_LETTERS:
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'stop' has a text of {longest} characters, expected at most "
             f"{MOST_STOP_LETTERS}"
         )
     if "" in words:
-        raise Refusal("sampling parameter 'stop' has an empty text; leave it out")
+        raise Mistake("sampling parameter 'stop' has an empty text; leave it out")
     return tuple(words)
 
 
@@ -284,7 +284,7 @@ def _stop_tokens(given: Any) -> frozenset[int]:
     if not isinstance(tokens, list) or not all(
         type(each) is int and 0 <= each < TOKENS for each in tokens
     ):
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'stop_token_ids' is {str(given)[:40]}, expected a list of tokens"
         )
     return frozenset(tokens)
@@ -295,7 +295,7 @@ def _logprobs(wanted: int | None, temperature: float) -> int | None:
         return wanted
     if wanted == 1 and not temperature:
         return 1
-    raise Refusal(
+    raise Mistake(
         f"sampling parameter 'logprobs' is {wanted}, but OpenVINO GenAI computes log probabilities "
         "of the chosen token only: expected 0, or 1 at temperature 0",
         "UNSUPPORTED",
@@ -312,22 +312,22 @@ def _structure(found: Mapping[str, Any]) -> Structure | None:
     if isinstance(given, str):
         given = parsed("sampling parameter 'structured_outputs' is", given)
     if not isinstance(given, dict):
-        raise Refusal(f"sampling parameter 'structured_outputs' is {given!r}, expected an object")
+        raise Mistake(f"sampling parameter 'structured_outputs' is {given!r}, expected an object")
     wanted = {name: value for name, value in given.items() if value is not None}
     if len(wanted) != 1:
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'structured_outputs' has {sorted(wanted)}, expected one of json, "
             "json_object, regex, choice, grammar"
         )
     ((form, value),) = wanted.items()
     structure = _one_structure(form, value)
     if structure is not None and found.get("min_tokens"):
-        raise Refusal(
+        raise Mistake(
             f"sampling parameter 'min_tokens' is {found['min_tokens']}, expected 0 with a "
             "structured output: the structure ends the text"
         )
     if structure is not None and not _is_unicode(structure.text):
-        raise Refusal(f"'{form}' of 'structured_outputs' has half a character (a lone surrogate)")
+        raise Mistake(f"'{form}' of 'structured_outputs' has half a character (a lone surrogate)")
     return structure
 
 
@@ -350,10 +350,10 @@ def _one_structure(kind: str, value: Any) -> Structure | None:
         if all(isinstance(each, str) and each for each in value):
             texts = [json.dumps(each, ensure_ascii=False) for each in value]
             return Structure("grammar", f"root ::= {' | '.join(texts)}")
-        raise Refusal("'choice' of 'structured_outputs' must be a list of texts")
+        raise Mistake("'choice' of 'structured_outputs' must be a list of texts")
     if kind in ("json", "json_object", "regex", "choice", "grammar"):
-        raise Refusal(f"'{kind}' of 'structured_outputs' is {str(value)[:40]!r}, of a wrong type")
-    raise Refusal(
+        raise Mistake(f"'{kind}' of 'structured_outputs' is {str(value)[:40]!r}, of a wrong type")
+    raise Mistake(
         f"'{kind}' of 'structured_outputs' is not supported by OpenVINO GenAI models, expected one "
         "of json, json_object, regex, choice, grammar",
         "UNSUPPORTED",

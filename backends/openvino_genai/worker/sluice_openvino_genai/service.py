@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from sluice_llm.chat import readable
-from sluice_llm.request import Inputs, LlmRequest, Refusal
+from sluice_llm.request import Inputs, LlmRequest, Mistake
 from sluice_llm.responses import ENDPOINT, REQUEST, OpenAiCall, TensorResponses, Writer, read_call
 from sluice_llm.running import CANCELLED, ModelContract, answering
 
@@ -68,7 +68,7 @@ class GenAiService:
                 await self._structures.check(sampling.structure)
             prompt = await asyncio.to_thread(self._prompt, llm_request)
             if sender.is_cancelled():
-                raise Refusal(CANCELLED, "CANCELLED")
+                raise Mistake(CANCELLED, "CANCELLED")
             self._add(sender, llm_request, writer, sampling, prompt)
 
     def _read(self, inputs: Inputs) -> tuple[LlmRequest, Writer]:
@@ -95,7 +95,7 @@ class GenAiService:
     def _prompt(self, llm_request: LlmRequest) -> list[int]:
         if llm_request.tokens is not None:
             if wrong := [each for each in llm_request.tokens if not 0 <= each < self._tokens.size]:
-                raise Refusal(
+                raise Mistake(
                     f"'prompt' has the token {wrong[0]}, expected 0 to {self._tokens.size - 1}"
                 )
             return list(llm_request.tokens)
@@ -130,16 +130,16 @@ class GenAiService:
         try:
             return self._pipeline.add_request(number, tokens, config)
         except RuntimeError as error:
-            raise Refusal(reason(error)) from error
+            raise Mistake(reason(error)) from error
 
     def _room(self, prompt: int, wanted: int) -> int:
-        """The new tokens for which there is room; Refusal if there is none, or never for these."""
+        """The new tokens for which there is room; Mistake if there is none, or never for these."""
         if not prompt:
-            raise Refusal("the prompt has no tokens, expected at least 1")
+            raise Mistake("the prompt has no tokens, expected at least 1")
         cache = self._blocks * BLOCK_TOKENS
         limit = self._contract.max_length or cache
         if wanted > limit:
-            raise Refusal(
+            raise Mistake(
                 f"sampling parameter 'max_tokens' is {wanted}, expected at most {limit}: the "
                 "model's limit of prompt and answer"
             )
@@ -148,7 +148,7 @@ class GenAiService:
             why = f"the model's cache has {self._blocks} blocks of {BLOCK_TOKENS} tokens"
             if longest < cache:
                 why = f"the model's limit of prompt and answer is {longest} tokens"
-            raise Refusal(f"the prompt has {prompt} tokens, expected at most {longest - 1}: {why}")
+            raise Mistake(f"the prompt has {prompt} tokens, expected at most {longest - 1}: {why}")
         return longest - prompt
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 
 from .pattern_size import MOST_DEPTH, depth, size
 from .sampling import Structure
@@ -39,13 +39,13 @@ class StructureCheck:
         self._process: subprocess.Popen[bytes] | None = None
 
     def knows(self, structure: Structure) -> bool:
-        """Whether it has been checked; Refusal if it is wrong."""
+        """Whether it has been checked; Mistake if it is wrong."""
         if wrong := self._found.get(structure):
-            raise Refusal(wrong)
+            raise Mistake(wrong)
         return structure in self._found
 
     async def check(self, structure: Structure) -> None:
-        """Refusal if the library cannot compile it, or takes too long."""
+        """Mistake if the library cannot compile it, or takes too long."""
         async with self._turn:
             if self.knows(structure):
                 return
@@ -87,7 +87,7 @@ class StructureCheck:
             _answer(process, START_SECS)
         except OSError as error:
             self.close()
-            raise Refusal("the check of structures cannot be started", "UNAVAILABLE") from error
+            raise Mistake("the check of structures cannot be started", "UNAVAILABLE") from error
         return process
 
 

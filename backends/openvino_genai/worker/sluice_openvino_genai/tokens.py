@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from sluice_llm.request import Refusal, clean
+from sluice_llm.request import Mistake, clean
 
 PROBE = 1 << 15
 """Words of a text that shows whether the tokenizer cuts."""
@@ -101,9 +101,9 @@ class Tokens:
         try:
             found = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data
         except Exception as error:  # a tokenizer is foreign code
-            raise Refusal(f"the tokenizer fails: {clean(error)}") from error
+            raise Mistake(f"the tokenizer fails: {clean(error)}") from error
         if self._most is not None and found.size >= self._most:
-            raise Refusal(
+            raise Mistake(
                 f"the prompt has {self._most} tokens or more, expected at most {self._most - 1}: "
                 "the model's tokenizer cuts longer ones"
             )
@@ -119,7 +119,7 @@ class Tokens:
                 list(messages), generation, tools=tools, extra_context=rest or None
             )
         except Exception as error:  # a template is foreign code
-            raise Refusal(f"the chat template fails: {clean(error)}") from error
+            raise Mistake(f"the chat template fails: {clean(error)}") from error
         return self.of_text(text, special=False)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .request import Refusal, parsed
+from .request import Mistake, parsed
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ChatReader(Protocol):
     """Reads the text of one choice, in pieces or, without a stream, at once."""
 
     def read(self, text: str, *, final: bool) -> ChatPiece:
-        """The content of the next piece; Refusal if a parser fails."""
+        """The content of the next piece; Mistake if a parser fails."""
 
 
 class PlainReader:
@@ -70,7 +70,7 @@ class ChatParsers(Protocol):
     def readers(
         self, tools: Tools | None, template: Mapping[str, Any], *, stream: bool
     ) -> Callable[[], ChatReader]:
-        """A factory of readers, one for each choice; Refusal if the model has no parser of tools.
+        """A factory of readers, one for each choice; Mistake if the model has no parser of tools.
 
         `template` has the variables of the chat template, on which thinking may depend.
         """
@@ -88,7 +88,7 @@ class NoParsers:
         if tools is None:
             return PlainReader
         if not tools.named:
-            raise Refusal(
+            raise Mistake(
                 "'tools' is not supported by this model: no parser reads calls from its text; name "
                 "the function in 'tool_choice'",
                 "UNSUPPORTED",
@@ -97,13 +97,13 @@ class NoParsers:
 
 
 def readable(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """The messages with one text each; Refusal names an invalid message or part."""
+    """The messages with one text each; Mistake names an invalid message or part."""
     return [_readable(place, message) for place, message in enumerate(messages)]
 
 
 def _readable(place: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise Refusal(f"message {place} is {json.dumps(message)[:40]}, expected an object")
+        raise Mistake(f"message {place} is {json.dumps(message)[:40]}, expected an object")
     found = dict(message)
     if isinstance(content := found.get("content"), list):
         found["content"] = "\n".join(_text(place, part) for part in content)
@@ -118,7 +118,7 @@ def _text(place: int, part: Any) -> str:
     if isinstance(part, dict):
         text = part.get("text") if part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise Refusal(
+        raise Mistake(
             f"message {place} has the part {json.dumps(part)[:40]}, but this model takes only "
             "parts of the type text"
         )

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from .chat import Tools
-from .request import GUIDE, GUIDE_TYPE, LORA_NAME, LlmRequest, Refusal
+from .request import GUIDE, GUIDE_TYPE, LORA_NAME, LlmRequest, Mistake
 
 NUMBERS = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (int, float)),
@@ -63,12 +63,12 @@ NO_VARIABLES = frozenset(
 
 
 def read_body(body: Mapping[str, Any], *, chat: bool, adapters: Collection[str]) -> LlmRequest:
-    """The request in a body; Refusal names a wrong member."""
+    """The request in a body; Mistake names a wrong member."""
     _refuse_unserved(body, {**REFUSED, **(REFUSED_CHAT if chat else REFUSED_COMPLETION)})
     stream = _typed(body, "stream", bool, "true or false") or False
     options = _typed(body, "stream_options", dict, "an object") or {}
     if options and not stream:
-        raise Refusal("`stream_options` can only be used when `stream` is True")
+        raise Mistake("`stream_options` can only be used when `stream` is True")
     _refuse_unserved(options, {"continuous_usage_stats": False})
     tools = read_tools(body) if chat else None
     sampling = {**_sampling(body), **_guide(body), **_forced(body, tools)}
@@ -86,7 +86,7 @@ def _refuse_unserved(body: Mapping[str, Any], unserved: Mapping[str, Any]) -> No
         value = body[name]
         if value in (None, unserved[name], "", [], {}) or (value is False and not unserved[name]):
             continue
-        raise Refusal(f"'{name}' is not supported for this model; leave it out", "UNSUPPORTED")
+        raise Mistake(f"'{name}' is not supported for this model; leave it out", "UNSUPPORTED")
 
 
 def _chat(
@@ -94,10 +94,10 @@ def _chat(
 ) -> LlmRequest:
     messages = _typed(body, "messages", list, "a list")
     if not messages:
-        raise Refusal("'messages' is missing or empty, expected a list of messages")
+        raise Mistake("'messages' is missing or empty, expected a list of messages")
     template = _typed(body, "chat_template_kwargs", dict, "an object") or {}
     if closed := NO_VARIABLES & template.keys():
-        raise Refusal(f"'chat_template_kwargs' has '{min(closed)}', which clients cannot set")
+        raise Mistake(f"'chat_template_kwargs' has '{min(closed)}', which clients cannot set")
     template = {**_template_members(body), **template}
     if tools is not None:
         template["tools"] = tools.definitions
@@ -111,7 +111,7 @@ def _template_members(body: Mapping[str, Any]) -> dict[str, Any]:
         found["add_generation_prompt"] = False
     if (effort := body.get("reasoning_effort")) is not None:
         if effort not in EFFORTS:
-            raise Refusal(
+            raise Mistake(
                 f"'reasoning_effort' is {_shown(effort)}, expected one of {', '.join(EFFORTS)}"
             )
         found["reasoning_effort"] = effort
@@ -123,9 +123,9 @@ def _completion(body: Mapping[str, Any], stream: bool, sampling: Mapping[str, An
     text, tokens = _prompt(body.get("prompt"))
     echo = bool(_typed(body, "echo", bool, "true or false"))
     if echo and text is None:
-        raise Refusal("'echo' needs a 'prompt' that is a text")
+        raise Mistake("'echo' needs a 'prompt' that is a text")
     if echo and "logprobs" in sampling:
-        raise Refusal("'logprobs' of an 'echo' are not supported: ask for one of them")
+        raise Mistake("'logprobs' of an 'echo' are not supported: ask for one of them")
     return LlmRequest(text=text, tokens=tokens, stream=stream, echo=echo, sampling=sampling)
 
 
@@ -136,14 +136,14 @@ def top_logprobs(body: Mapping[str, Any], *, chat: bool) -> int | None:
     wanted = _typed(body, "logprobs", bool, "true or false")
     top = _top(body, "top_logprobs")
     if top and not wanted:
-        raise Refusal("'top_logprobs' needs 'logprobs' to be true")
+        raise Mistake("'top_logprobs' needs 'logprobs' to be true")
     return top or 0 if wanted else None
 
 
 def _top(body: Mapping[str, Any], name: str) -> int | None:
     found: int | None = _typed(body, name, int, "an integer")
     if found is not None and not 0 <= found <= MOST_LOGPROBS:
-        raise Refusal(f"'{name}' is {found}, expected 0 to {MOST_LOGPROBS}")
+        raise Mistake(f"'{name}' is {found}, expected 0 to {MOST_LOGPROBS}")
     return found
 
 
@@ -152,12 +152,12 @@ def read_tools(body: Mapping[str, Any]) -> Tools | None:
     definitions = _typed(body, "tools", list, "a list")
     choice = body.get("tool_choice")
     if not definitions and choice not in (None, "none"):
-        raise Refusal(f"'tool_choice' is {_shown(choice)}, which needs 'tools'")
+        raise Mistake(f"'tool_choice' is {_shown(choice)}, which needs 'tools'")
     if not definitions or choice == "none":
         return None
     names = [_function_name(each) for each in definitions]
     if None in names:
-        raise Refusal(
+        raise Mistake(
             f"'tools' has {_shown(definitions[names.index(None)])}, expected the type function "
             "with a function that has a name"
         )
@@ -165,13 +165,13 @@ def read_tools(body: Mapping[str, Any]) -> Tools | None:
     if choice in (None, "auto"):
         return Tools(definitions, parallel=parallel)
     if choice == "required":
-        raise Refusal(
+        raise Mistake(
             "'tool_choice' is \"required\", which is not supported for this model; name "
             "the function, or leave the choice to the model",
             "UNSUPPORTED",
         )
     if (name := _function_name(choice)) not in names or name is None:
-        raise Refusal(f"'tool_choice' is {_shown(choice)}, expected a function of 'tools'")
+        raise Mistake(f"'tool_choice' is {_shown(choice)}, expected a function of 'tools'")
     return Tools(definitions, named=name)
 
 
@@ -187,11 +187,11 @@ def _forced(body: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
         return {}
     for name in ("response_format", "structured_outputs"):
         if body.get(name):
-            raise Refusal(f"'{name}' and a function in 'tool_choice' exclude each other")
+            raise Mistake(f"'{name}' and a function in 'tool_choice' exclude each other")
     found = next(each for each in tools.definitions if _function_name(each) == tools.named)
     schema = found["function"].get("parameters")
     if schema is not None and not isinstance(schema, dict):
-        raise Refusal(f"'tools' has the parameters {_shown(schema)}, expected an object")
+        raise Mistake(f"'tools' has the parameters {_shown(schema)}, expected an object")
     if not schema:
         return {GUIDE_TYPE: "json"}
     return {GUIDE_TYPE: "json_schema", GUIDE: json.dumps(schema)}
@@ -205,7 +205,7 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if isinstance(value, bool) or not isinstance(value, kinds):
             expected = "an integer" if kinds == (int,) else "a number"
-            raise Refusal(f"'{name}' is {_shown(value)}, expected {expected}")
+            raise Mistake(f"'{name}' is {_shown(value)}, expected {expected}")
         found[name] = value
     if (longest := _typed(body, "max_completion_tokens", int, "an integer")) is not None:
         found["max_tokens"] = longest
@@ -220,7 +220,7 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
 def _stop(stop: Any) -> dict[str, Any]:
     words = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
-        raise Refusal(f"'stop' is {_shown(stop)}, expected a text or a list of texts")
+        raise Mistake(f"'stop' is {_shown(stop)}, expected a text or a list of texts")
     return {"stop": words} if words else {}
 
 
@@ -232,9 +232,9 @@ def _guide(body: Mapping[str, Any]) -> dict[str, Any]:
     if not wanted:
         return guide
     if guide:
-        raise Refusal("'response_format' and 'structured_outputs' exclude each other")
+        raise Mistake("'response_format' and 'structured_outputs' exclude each other")
     if len(wanted) > 1 or not wanted.keys() <= STRUCTURES.keys():
-        raise Refusal(
+        raise Mistake(
             f"'structured_outputs' is {_shown(given)}, expected one of {', '.join(STRUCTURES)}"
         )
     ((name, value),) = wanted.items()
@@ -256,7 +256,7 @@ def _response_format(wanted: Any) -> dict[str, Any]:
     schema = wanted.get("json_schema") if kind == "json_schema" else None
     schema = schema.get("schema") if isinstance(schema, dict) else None
     if not isinstance(schema, dict):
-        raise Refusal(
+        raise Mistake(
             f"'response_format' is {_shown(wanted)}, expected the type text, json_object, or "
             "json_schema with a schema"
         )
@@ -270,7 +270,7 @@ def _prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
         return found, None
     if isinstance(found, list) and found and all(type(each) is int for each in found):
         return None, found
-    raise Refusal(f"'prompt' is {_shown(prompt)}, expected one text or one list of tokens")
+    raise Mistake(f"'prompt' is {_shown(prompt)}, expected one text or one list of tokens")
 
 
 def _is_nested(prompt: list[Any]) -> bool:
@@ -280,7 +280,7 @@ def _is_nested(prompt: list[Any]) -> bool:
 def _typed(body: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
     found = body.get(name)
     if found is not None and type(found) is not kind:
-        raise Refusal(f"'{name}' is {_shown(found)}, expected {expected}")
+        raise Mistake(f"'{name}' is {_shown(found)}, expected {expected}")
     return found
 
 

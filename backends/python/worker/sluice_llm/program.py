@@ -11,7 +11,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from sluice_worker.errors import BadAnswer
 
-from .request import Refusal
+from .request import Mistake
 
 
 class EngineLoop:
@@ -42,15 +42,15 @@ class EngineLoop:
 def importing(
     package: str, how_to_install: str, explain: Callable[[BaseException], str]
 ) -> Iterator[None]:
-    """Turn errors of the block's imports into a Refusal."""
+    """Turn errors of the block's imports into a Mistake."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise Refusal(
+        raise Mistake(
             f"its environment has no package '{error.name}'; {how_to_install}", "UNAVAILABLE"
         ) from error
     except (ImportError, OSError, RuntimeError) as error:
-        raise Refusal(f"{package} cannot be imported: {explain(error)}") from error
+        raise Mistake(f"{package} cannot be imported: {explain(error)}") from error
 
 
 def parameter(config: dict[str, Any], name: str) -> str:
@@ -58,6 +58,6 @@ def parameter(config: dict[str, Any], name: str) -> str:
     return str(config.get("parameters", {}).get(name, {}).get("string_value", ""))
 
 
-def for_model(name: str, refusal: Refusal) -> BadAnswer:
+def for_model(name: str, refusal: Mistake) -> BadAnswer:
     """The error that the gateway reports unchanged."""
     return BadAnswer(f"model '{name}': {refusal}")

@@ -21,7 +21,7 @@ NOT_SAMPLING = frozenset({"id"})
 """Request parameters of HTTP generate that are no sampling parameters."""
 
 
-class Refusal(Exception):
+class Mistake(Exception):
     """The text is for clients; `code` is the name of one of Triton's codes."""
 
     def __init__(self, message: str, code: str = "INVALID_ARG") -> None:
@@ -71,7 +71,7 @@ class Inputs:
         """The only element; None if the input is missing."""
         found = self.values(name)
         if name in self and len(found) != 1:
-            raise Refusal(f"input '{name}' has {len(found)} elements, expected 1")
+            raise Mistake(f"input '{name}' has {len(found)} elements, expected 1")
         return found[0] if found else None
 
     def text(self, name: str) -> str | None:
@@ -92,13 +92,13 @@ class Inputs:
         found = parsed(f"input '{name}' is", text)
         if not isinstance(found, kind):
             expected = "a list" if kind is list else "an object"
-            raise Refusal(f"input '{name}' is JSON, but {expected} is expected in it")
+            raise Mistake(f"input '{name}' is JSON, but {expected} is expected in it")
         return found
 
     def refuse_unread(self) -> None:
         """Refuse inputs that the config declares and that have no meaning here."""
         if self._unread:
-            raise Refusal(
+            raise Mistake(
                 f"input '{sorted(self._unread)[0]}' has no counterpart in this model's "
                 "engine; leave it out",
                 "UNSUPPORTED",
@@ -106,13 +106,13 @@ class Inputs:
 
 
 def parsed(subject: str, text: bytes | str) -> Any:
-    """The JSON value in a client's text; Refusal if "`subject` not valid JSON"."""
+    """The JSON value in a client's text; Mistake if "`subject` not valid JSON"."""
     try:
         return json.loads(text)
     except ValueError as error:  # also of bytes that are no text
-        raise Refusal(f"{subject} not valid JSON: {error}") from None
+        raise Mistake(f"{subject} not valid JSON: {error}") from None
     except RecursionError:
-        raise Refusal(f"{subject} not valid JSON: {TOO_DEEP}") from None
+        raise Mistake(f"{subject} not valid JSON: {TOO_DEEP}") from None
 
 
 def _decoded(name: str, value: bytes | str) -> str:
@@ -121,7 +121,7 @@ def _decoded(name: str, value: bytes | str) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise Refusal(
+        raise Mistake(
             f"input '{name}' is not valid UTF-8: {error.reason} at byte {error.start}"
         ) from None
 

@@ -20,7 +20,7 @@ from .deltas import (
     contract_logprobs,
 )
 from .openai_request import read_body, read_tools, top_logprobs
-from .request import Inputs, LlmRequest, Refusal
+from .request import Inputs, LlmRequest, Mistake
 
 USAGE = "sluice_usage"
 """The response parameter with prompt tokens, new tokens and the finish reason, for the gateway."""
@@ -158,15 +158,15 @@ def _table(deltas: Sequence[SequenceDelta]) -> list[list[float]]:
 def read_call(
     inputs: Inputs, model: str, adapters: Collection[str], decode: Decode, parsers: ChatParsers
 ) -> "OpenAiCall":
-    """The call in the tensors; Refusal names a wrong input or member."""
+    """The call in the tensors; Mistake names a wrong input or member."""
     body = inputs.json(REQUEST, dict)
     endpoint = inputs.text(ENDPOINT) or CHAT
     for name in ("text_input", "messages"):
         if name in inputs:
-            raise Refusal(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
+            raise Mistake(f"expected one of the inputs '{name}' and '{REQUEST}', got both")
     inputs.refuse_unread()
     if endpoint not in (CHAT, COMPLETIONS):
-        raise Refusal(
+        raise Mistake(
             f"this model serves '{CHAT}' and '{COMPLETIONS}', not '{endpoint}'",
             "UNSUPPORTED",
         )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import triton_python_backend_utils as pb_utils
 
 from .chat import ChatParsers, NoParsers
-from .request import TOO_DEEP, Refusal
+from .request import TOO_DEEP, Mistake
 
 PREFIX = "Error generating request: "
 """The prefix of Triton's model for the reason of a failed request."""
@@ -102,16 +102,16 @@ def answering(sender: Any) -> Iterator[None]:
     """Around one request: an exception becomes its error."""
     try:
         yield
-    except Refusal as refusal:
+    except Mistake as refusal:
         fail(sender, refusal)
     except RecursionError:  # only values of clients are read by recursion
-        fail(sender, Refusal(f"the request cannot be read: {TOO_DEEP}"))
+        fail(sender, Mistake(f"the request cannot be read: {TOO_DEEP}"))
     except Exception as error:  # noqa: BLE001 - around one request
         pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-        fail(sender, Refusal(BROKEN, "INTERNAL"))
+        fail(sender, Mistake(BROKEN, "INTERNAL"))
 
 
-def fail(sender: Any, refusal: Refusal) -> None:
+def fail(sender: Any, refusal: Mistake) -> None:
     """Send the error that ends a request."""
     error = pb_utils.TritonError(str(refusal), getattr(pb_utils.TritonError, refusal.code))
     sender.send(pb_utils.InferenceResponse(error=error), FINAL)

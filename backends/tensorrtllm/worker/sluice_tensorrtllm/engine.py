@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_llm.program import importing
-from sluice_llm.request import Refusal, clean
+from sluice_llm.request import Mistake, clean
 
 from .model_file import LlmModelFile
 
@@ -40,21 +40,21 @@ def choose_gpu(args: Mapping[str, str], file: LlmModelFile) -> None:
     number = int(args["model_instance_device_id"])
     seen = [each for each in os.environ.get(VISIBLE, "").split(",") if each]
     if seen and number >= len(seen):
-        raise Refusal(f"its instance group names GPU {number}, but {VISIBLE} shows {len(seen)}")
+        raise Mistake(f"its instance group names GPU {number}, but {VISIBLE} shows {len(seen)}")
     os.environ[VISIBLE] = seen[number] if seen else str(number)
 
 
 def _check_one_gpu(file: LlmModelFile) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
         if (size := file.arguments.get(name, 1)) != 1:
-            raise Refusal(
+            raise Mistake(
                 f"its {file.name} has {name} {size!r}, but its instance group is KIND_GPU, which "
                 "gives an engine one GPU; use KIND_MODEL"
             )
 
 
 def import_library() -> tuple[Any, LlmLibrary]:
-    """The class `LLM`, and the others; Refusal if the package is missing or cannot be imported."""
+    """The class `LLM`, and the others; Mistake if the package is missing or cannot be imported."""
     with importing("tensorrt_llm", HOW_TO_INSTALL, _explained):
         from tensorrt_llm import LLM
         from tensorrt_llm.executor import LoRARequest, RequestError
@@ -69,9 +69,9 @@ def opened(llm: Any, file: LlmModelFile) -> Any:
     try:
         return llm(**arguments)
     except (TypeError, ValueError) as error:  # those of pydantic are ValueErrors
-        raise Refusal(f"its {file.name} is refused by tensorrt_llm.LLM: {clean(error)}") from error
+        raise Mistake(f"its {file.name} is refused by tensorrt_llm.LLM: {clean(error)}") from error
     except Exception as error:  # one load, by foreign code
-        raise Refusal(f"its engine does not start: {_explained(error)}", "INTERNAL") from error
+        raise Mistake(f"its engine does not start: {_explained(error)}", "INTERNAL") from error
 
 
 def _explained(error: BaseException) -> str:

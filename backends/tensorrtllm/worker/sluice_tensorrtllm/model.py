@@ -8,7 +8,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from sluice_llm.metrics import MetricFamilies, TokenLengths
 from sluice_llm.program import EngineLoop, for_model, parameter
-from sluice_llm.request import Refusal
+from sluice_llm.request import Mistake
 from sluice_llm.running import AbortWatch, ModelContract
 
 from .engine import choose_gpu, import_library, opened
@@ -27,7 +27,7 @@ class TritonPythonModel:
         known = config.as_dict()
         try:
             file = read_model_file(Path(pb_utils.get_model_dir()), _stored(known))
-        except Refusal as refusal:
+        except Mistake as refusal:
             raise for_model(known["name"], refusal) from None
         if "model_transaction_policy" not in known:
             config.set_model_transaction_policy({"decoupled": file.decoupled is not False})
@@ -39,7 +39,7 @@ class TritonPythonModel:
         """Start the engine, which may take minutes; BadAnswer if that fails."""
         try:
             self._start(args)
-        except Refusal as refusal:
+        except Mistake as refusal:
             raise for_model(args["model_name"], refusal) from refusal.__cause__
 
     def execute(self, requests: Sequence[Any]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_llm.request import LORA_NAME, LlmRequest, Refusal, clean
+from sluice_llm.request import LORA_NAME, LlmRequest, Mistake, clean
 
 YAML, JSON, ADAPTERS = "model.yaml", "model.json", "multi_lora.json"
 OF_TRITON = "triton_config"
@@ -30,7 +30,7 @@ class LlmModelFile:
 
 
 def read_model_file(folder: Path, stored: str = "") -> LlmModelFile:
-    """The file of this folder; Refusal if it is invalid or cannot be read.
+    """The file of this folder; Mistake if it is invalid or cannot be read.
 
     A folder that is itself a model of Hugging Face's needs no file. `stored` is the folder
     of the model that the config names, in the place of a `model`.
@@ -39,7 +39,7 @@ def read_model_file(folder: Path, stored: str = "") -> LlmModelFile:
         return _read(folder, stored)
     except OSError as error:
         name = Path(str(error.filename or folder)).name
-        raise Refusal(f"its {name} cannot be read: {error.strerror}") from None
+        raise Mistake(f"its {name} cannot be read: {error.strerror}") from None
 
 
 def _read(folder: Path, stored: str) -> LlmModelFile:
@@ -47,7 +47,7 @@ def _read(folder: Path, stored: str) -> LlmModelFile:
     if path is None and (folder / "config.json").is_file():
         return LlmModelFile(name="config.json", arguments={"model": str(folder)})
     if path is None:
-        raise Refusal(
+        raise Mistake(
             f"its version folder '{folder.name}' has no {YAML} or {JSON} with the arguments of "
             "tensorrt_llm.LLM, such as `model: Qwen/Qwen3-8B` (engines that trtllm-build has made, "
             "and the parameter 'gpt_model_path', are not served)"
@@ -56,7 +56,7 @@ def _read(folder: Path, stored: str) -> LlmModelFile:
     triton = _mapping(arguments.pop(OF_TRITON, None) or {}, f"'{OF_TRITON}' of {path.name}")
     arguments["model"] = _source(arguments.get("model") or stored, folder, path.name)
     if unknown := triton.keys() - KNOWN_OF_TRITON:
-        raise Refusal(
+        raise Mistake(
             f"its {path.name} has the key '{sorted(unknown)[0]}' in {OF_TRITON}, expected one of "
             f"{', '.join(sorted(KNOWN_OF_TRITON))}"
         )
@@ -75,30 +75,30 @@ def _parsed(path: Path) -> Any:
         try:
             return json.loads(path.read_bytes())
         except ValueError as error:
-            raise Refusal(f"its {JSON} is not valid JSON: {error}") from None
+            raise Mistake(f"its {JSON} is not valid JSON: {error}") from None
     try:
         import yaml  # present in the library's environment, but not in every other
     except ImportError:
-        raise Refusal(
+        raise Mistake(
             f"its {YAML} cannot be read: its environment has no PyYAML; add it, or write {JSON}",
             "UNAVAILABLE",
         ) from None
     try:
         return yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
-        raise Refusal(f"its {YAML} is not valid YAML: {clean(error)}") from None
+        raise Mistake(f"its {YAML} is not valid YAML: {clean(error)}") from None
 
 
 def _mapping(found: Any, what: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise Refusal(f"its {what} must be a mapping of names, found {type(found).__name__}")
+        raise Mistake(f"its {what} must be a mapping of names, found {type(found).__name__}")
     return dict(found)
 
 
 def _source(source: Any, folder: Path, file: str) -> str:
     """The folder of that name in the version folder, else the name as it is."""
     if not isinstance(source, str) or not source:
-        raise Refusal(f"its {file} must name a model: the key 'model' is missing or no text")
+        raise Mistake(f"its {file} must name a model: the key 'model' is missing or no text")
     inside = folder / source
     return str(inside) if (inside / "config.json").is_file() else source
 
@@ -108,7 +108,7 @@ def _said(triton: Mapping[str, Any], key: str, kind: type, file: str) -> Any:
     if found is None or type(found) is kind:
         return found
     expected = "true or false" if kind is bool else "an integer"
-    raise Refusal(f"its {file} has {OF_TRITON}.{key} {found!r}, expected {expected}")
+    raise Mistake(f"its {file} has {OF_TRITON}.{key} {found!r}, expected {expected}")
 
 
 def _adapters(folder: Path) -> Mapping[str, str]:
@@ -119,7 +119,7 @@ def _adapters(folder: Path) -> Mapping[str, str]:
     try:
         found = _mapping(json.loads(path.read_bytes()), ADAPTERS)
     except ValueError as error:
-        raise Refusal(f"its {ADAPTERS} is not valid JSON: {error}") from None
+        raise Mistake(f"its {ADAPTERS} is not valid JSON: {error}") from None
     return {name: str(folder / str(place)) for name, place in found.items()}
 
 
@@ -139,18 +139,18 @@ class AdapterRequests:
         if name is None and number is None:
             return None
         if name is not None and not isinstance(name, str):
-            raise Refusal(f"'{LORA_NAME}' is {name!r}, expected a name")
+            raise Mistake(f"'{LORA_NAME}' is {name!r}, expected a name")
         if not self._enabled:
-            raise Refusal("LoRA feature is not enabled.")
+            raise Mistake("LoRA feature is not enabled.")
         if name is None:
             name = self._named(number)
         if name not in self._paths:
-            raise Refusal(f"LoRA {name} is not supported, we currently support {self.names}")
+            raise Mistake(f"LoRA {name} is not supported, we currently support {self.names}")
         return self._request_class(name, self.names.index(name) + 1, self._paths[name])
 
     def _named(self, number: int | None) -> str:
         if number is None or not 1 <= number <= len(self.names):
-            raise Refusal(
+            raise Mistake(
                 f"'lora_task_id' is {number}, expected a number from 1 to {len(self.names)}: the "
                 "adapters of multi_lora.json, in its order"
             )

@@ -13,7 +13,7 @@ from sluice_llm.chat import (
     ToolCall,
     Tools,
 )
-from sluice_llm.request import Refusal, clean
+from sluice_llm.request import Mistake, clean
 
 READ_OF_TOOLS = ("name", "description", "parameters")
 
@@ -35,7 +35,7 @@ class ParsedReader:
             content, thoughts = self._think(text, final)
             content, calls = self._call(content, final)
         except Exception as error:  # a parser is foreign code
-            raise Refusal(f"the text cannot be read: {clean(error)}", "INTERNAL") from error
+            raise Mistake(f"the text cannot be read: {clean(error)}", "INTERNAL") from error
         return ChatPiece(content, thoughts, calls if self._parallel else _first(calls))
 
     def _think(self, text: str, final: bool) -> tuple[str, str]:
@@ -93,7 +93,7 @@ class Parsers:
     def readers(
         self, tools: Tools | None, template: Mapping[str, Any], *, stream: bool
     ) -> Callable[[], ChatReader]:
-        """A factory of readers, one for each choice; Refusal if the model has no parser of tools.
+        """A factory of readers, one for each choice; Mistake if the model has no parser of tools.
 
         `template` has the variables of the chat template, on which thinking may depend.
         """
@@ -113,7 +113,7 @@ class Parsers:
 
     def _defined(self, tools: Tools) -> list[Any]:
         if self.tools is None or self.definition is None:
-            raise Refusal(
+            raise Mistake(
                 "'tools' is not supported by this model: its parameter 'tool_call_parser' names no "
                 "parser that reads calls from its text; name the function in 'tool_choice'",
                 "UNSUPPORTED",
@@ -121,17 +121,17 @@ class Parsers:
         try:
             return [self.definition(**_bare(each)) for each in tools.definitions]
         except (TypeError, ValueError) as error:  # those of pydantic are ValueErrors
-            raise Refusal(f"'tools' are refused: {clean(error)}") from error
+            raise Mistake(f"'tools' are refused: {clean(error)}") from error
 
 
 def load_parsers(thoughts: str, tools: str) -> Parsers:
-    """The library's parsers of these names, "" for none; Refusal if a parser is unknown."""
+    """The library's parsers of these names, "" for none; Mistake if a parser is unknown."""
     try:
         make_thoughts, raw_thoughts = _of_thoughts(thoughts)
         make_tools, raw_tools, definition = _of_tools(tools)
     except (ImportError, ValueError) as error:
         names = " and ".join(f"'{each}'" for each in (thoughts, tools) if each)
-        raise Refusal(f"tensorrt_llm has no parser {names}: {clean(error)}") from error
+        raise Mistake(f"tensorrt_llm has no parser {names}: {clean(error)}") from error
     return Parsers(make_thoughts, raw_thoughts, make_tools, raw_tools, definition)
 
 

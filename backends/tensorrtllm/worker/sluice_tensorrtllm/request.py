@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sluice_llm.request import GUIDE, GUIDE_TYPE, Inputs, LlmRequest, Refusal
+from sluice_llm.request import GUIDE, GUIDE_TYPE, Inputs, LlmRequest, Mistake
 
 _SAME = (
     *("max_tokens", "min_tokens", "top_k", "end_id", "pad_id", "temperature", "top_p", "seed"),
@@ -80,9 +80,9 @@ def guided(sampling: dict[str, Any]) -> dict[str, Any]:
         return {"json_object": True}
     if kind not in GUIDES:
         known = ", ".join(("json", *GUIDES))
-        raise Refusal(f"'{GUIDE_TYPE}' is {kind!r}, expected one of {known}")
+        raise Mistake(f"'{GUIDE_TYPE}' is {kind!r}, expected one of {known}")
     if not guide:
-        raise Refusal(f"'{GUIDE_TYPE}' is '{kind}', which needs '{GUIDE}'")
+        raise Mistake(f"'{GUIDE_TYPE}' is '{kind}', which needs '{GUIDE}'")
     return {GUIDES[kind]: guide}
 
 
@@ -113,7 +113,7 @@ def _coerced(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         meaning = ONE.get(name) or LISTS.get(name) or name
         if meaning in CLOSED or meaning.startswith("_"):
-            raise Refusal(f"sampling parameter '{name}' cannot be set by clients", "UNSUPPORTED")
+            raise Mistake(f"sampling parameter '{name}' cannot be set by clients", "UNSUPPORTED")
         value = _number(meaning, value) if isinstance(value, str) else value
         if value is not None or meaning not in INTEGERS | FLOATS:
             _check_kind(meaning, value)
@@ -123,9 +123,9 @@ def _coerced(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_kind(name: str, value: Any) -> None:
     if name in INTEGERS and type(value) is not int:
-        raise Refusal(f"sampling parameter '{name}' is {value!r}, expected a whole number")
+        raise Mistake(f"sampling parameter '{name}' is {value!r}, expected a whole number")
     if name in FLOATS and type(value) not in (int, float):
-        raise Refusal(f"sampling parameter '{name}' is {value!r}, expected a number")
+        raise Mistake(f"sampling parameter '{name}' is {value!r}, expected a number")
 
 
 def _number(name: str, text: str) -> Any:
@@ -134,7 +134,7 @@ def _number(name: str, text: str) -> Any:
             return int(text)
         return float(text) if name in FLOATS else text
     except ValueError:
-        raise Refusal(f"sampling parameter '{name}' is {text!r}, expected a number") from None
+        raise Mistake(f"sampling parameter '{name}' is {text!r}, expected a number") from None
 
 
 def _with_beams(sampling: dict[str, Any]) -> dict[str, Any]:
@@ -159,15 +159,15 @@ FLAGS = {
 
 
 def read_request(inputs: Inputs) -> LlmRequest:
-    """The request in the tensors; Refusal names a wrong one."""
+    """The request in the tensors; Mistake names a wrong one."""
     text, messages = inputs.text("text_input"), inputs.json("messages", list)
     if (text is None) == (messages is None):
         found = "neither" if text is None else "both"
-        raise Refusal(f"expected one of the inputs 'text_input' and 'messages', got {found}")
+        raise Mistake(f"expected one of the inputs 'text_input' and 'messages', got {found}")
     stream = inputs.flag("stream", "streaming") is True
     exclude = inputs.flag("exclude_input_in_output", "sampling_param_exclude_input_from_output")
     if stream and exclude is False:
-        raise Refusal("When streaming, `exclude_input_in_output` = False is not allowed.")
+        raise Mistake("When streaming, `exclude_input_in_output` = False is not allowed.")
     sampling = read_sampling(inputs)
     if (adapter := inputs.text("lora_name")) is not None:
         sampling["lora_name"] = adapter

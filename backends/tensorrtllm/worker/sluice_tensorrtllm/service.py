@@ -8,7 +8,7 @@ from typing import Any
 from sluice_llm.chat import readable
 from sluice_llm.deltas import SequenceDelta
 from sluice_llm.metrics import TokenLengths
-from sluice_llm.request import Inputs, LlmRequest, Refusal, clean
+from sluice_llm.request import Inputs, LlmRequest, Mistake, clean
 from sluice_llm.responses import ENDPOINT, REQUEST, OpenAiCall, TensorResponses, Writer, read_call
 from sluice_llm.running import (
     CANCELLED,
@@ -98,9 +98,9 @@ class RequestService:
 
     def _check_stream(self, llm_request: LlmRequest) -> None:
         if not self._contract.decoupled:
-            raise Refusal("Streaming is only supported in decoupled mode.", "UNSUPPORTED")
+            raise Mistake("Streaming is only supported in decoupled mode.", "UNSUPPORTED")
         if revises(llm_request.sampling):
-            raise Refusal(
+            raise Mistake(
                 "beams, and a 'best_of' above the number of sequences, cannot be streamed: which "
                 "of them are the answer is known only at the end",
                 "UNSUPPORTED",
@@ -109,9 +109,9 @@ class RequestService:
     def _stop(self, request_id: str) -> None:
         """Abort requests with this id: Triton's way to cancel."""
         if not request_id:
-            raise Refusal("A request id must be provided for request cancellation")
+            raise Mistake("A request id must be provided for request cancellation")
         self._abort_watch.stop(request_id)
-        raise Refusal(CANCELLED, "CANCELLED")
+        raise Mistake(CANCELLED, "CANCELLED")
 
     async def _prompt(self, llm_request: LlmRequest) -> tuple[Any, list[int] | None]:
         """The prompt for the library, and its tokens if the client sent no text."""
@@ -133,7 +133,7 @@ class RequestService:
         try:
             return list(self._tokenizer().encode(text, add_special_tokens=special))
         except Exception as error:  # a tokenizer is foreign code
-            raise Refusal(f"{PREFIX}the tokenizer fails: {clean(error)}") from error
+            raise Mistake(f"{PREFIX}the tokenizer fails: {clean(error)}") from error
 
     def _rendered(self, llm_request: LlmRequest) -> list[int]:
         """Messages as tokens: as a text they would get the template's special tokens twice."""
@@ -146,7 +146,7 @@ class RequestService:
                 return_dict=False,
             )
         except Exception as error:  # a template is foreign code
-            raise Refusal(f"{PREFIX}the chat template fails: {clean(error)}") from error
+            raise Mistake(f"{PREFIX}the chat template fails: {clean(error)}") from error
         return [int(token) for token in found]
 
     def _echoed(self, llm_request: LlmRequest, tokens: list[int] | None) -> str:
@@ -160,7 +160,7 @@ class RequestService:
     def _tokenizer(self) -> Any:
         found = self._llm.tokenizer
         if found is None:
-            raise Refusal("the model has no tokenizer (skip_tokenizer_init)", "UNSUPPORTED")
+            raise Mistake("the model has no tokenizer (skip_tokenizer_init)", "UNSUPPORTED")
         return found
 
     def _submit(self, prompt: Any, llm_request: LlmRequest) -> Any:
@@ -181,9 +181,9 @@ class RequestService:
                 streaming=llm_request.stream,
             )
         except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
-            raise Refusal(PREFIX + clean(error)) from error
+            raise Mistake(PREFIX + clean(error)) from error
         except self._library.RequestError as error:
-            raise Refusal(PREFIX + clean(error), "INTERNAL") from error
+            raise Mistake(PREFIX + clean(error), "INTERNAL") from error
         except RuntimeError as error:  # an engine that has died
             end(error)
 
@@ -197,7 +197,7 @@ class RequestService:
                 deltas, final = progress.read(output), output.finished
                 prompt_tokens = len(output.prompt_token_ids)
                 if any(each.finish_reason == "cancelled" for each in deltas):
-                    raise Refusal(CANCELLED, "CANCELLED")
+                    raise Mistake(CANCELLED, "CANCELLED")
                 made += sum(each.tokens for each in deltas)
                 if final:
                     self._metrics.finished(prompt_tokens, made)
@@ -219,6 +219,6 @@ class RequestService:
         try:
             yield
         except self._library.RequestError as error:
-            raise Refusal(PREFIX + clean(error), "INTERNAL") from error
+            raise Mistake(PREFIX + clean(error), "INTERNAL") from error
         except Exception as error:  # noqa: BLE001 - any other exception: the engine has died
             end(error)

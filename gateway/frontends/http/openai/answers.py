@@ -13,9 +13,10 @@ from gateway.frontends.http.body import read_body
 from gateway.frontends.http.errors import (
     JSON,
     RETRY_AFTER_SECS,
+    SHOULD_RETRY,
+    error_headers,
     log_refusal,
     openai_form,
-    retry_after,
 )
 from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
 from gateway.frontends.http.openai.request import (
@@ -208,7 +209,7 @@ class OpenAiAnswers:
         finally:
             # The model has taken the members, or parses the text: do not keep both.
             call.body.take()
-        headers = {**_headers(request, responses), **replay_headers(responses)}
+        headers = {**self._headers(request, responses), **replay_headers(responses)}
         return Response(body, headers=headers, media_type=JSON)
 
     async def _resume(self, request: Request, endpoint: Endpoint) -> Response:
@@ -226,7 +227,7 @@ class OpenAiAnswers:
         body: RequestBody | None = None,
     ) -> Response:
         """A chunk for each response; an error before the first one decides the status."""
-        headers = _headers(request, responses)
+        headers = self._headers(request, responses)
 
         def begin(first: First) -> Response:
             if body is not None:
@@ -235,6 +236,13 @@ class OpenAiAnswers:
 
         refuse = partial(_refused, request.scope["path"], headers)
         return PendingEvents(responses, self._settings.first_response_secs, begin, refuse)
+
+    def _headers(self, request: Request, responses: Responses) -> Mapping[str, str]:
+        headers, model = request_id_header(request), responses.model
+        headers = {**headers, **self._dataplane.limits(caller_in(request.scope))}
+        if model is not None and model.chooser is not None:
+            return {**headers, **version_header(model)}
+        return headers
 
     async def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
         caller = caller_in(request.scope)
@@ -260,13 +268,6 @@ class OpenAiAnswers:
         return await self._recordings.open_anywhere(asked, submit)
 
 
-def _headers(request: Request, responses: Responses) -> Mapping[str, str]:
-    headers, model = request_id_header(request), responses.model
-    if model is not None and model.chooser is not None:
-        return {**headers, **version_header(model)}
-    return headers
-
-
 def openai_refused(request: Request, error: InferenceError) -> Response:
     """Log a failed request, and return its response."""
     return _refused(request.scope["path"], request_id_header(request), error)
@@ -279,9 +280,10 @@ def openai_error(request: Request, status: int, body: bytes) -> Response:
 
 def _refused(path: str, headers: Mapping[str, str], error: InferenceError) -> Response:
     log_refusal(path, error)
-    return _error({**headers, **retry_after(error)}, *openai_form(error))
+    return _error({**headers, **error_headers(error)}, *openai_form(error))
 
 
 def _error(headers: Mapping[str, str], status: int, body: bytes) -> Response:
-    late = {"Retry-After": RETRY_AFTER_SECS} if status == SERVICE_UNAVAILABLE else {}
+    is_late = status == SERVICE_UNAVAILABLE and SHOULD_RETRY not in headers
+    late = {"Retry-After": RETRY_AFTER_SECS} if is_late else {}
     return Response(body, status, {**late, **headers}, media_type=JSON)

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, Refusal
 from gateway.frontends.http.errors import JSON, openai_refusal
 from gateway.frontends.http.openai.request import (
     OpenAiRequest,
@@ -181,6 +181,9 @@ class EmbeddingAnswers:
             encoder.request(text, found, call.received_ns, caller, version) for text in asked.texts
         ]
 
+        if self._dataplane.admission is not None:
+            self._dataplane.admission.check_requests(caller, model, len(requests))
+
         def submit(each: InferRequest) -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, each)
             if model.chooser is not None:
@@ -191,7 +194,8 @@ class EmbeddingAnswers:
         with window, OnDisconnect(request.scope, window.cancel):
             answered = await _read(window, _Items(encoder, asked))
         body = answered.whole(found, call.model or model.name)
-        return Response(body, headers=request_id_header(request), media_type=JSON)
+        headers = {**request_id_header(request), **self._dataplane.limits(caller)}
+        return Response(body, headers=headers, media_type=JSON)
 
 
 class _Items:
@@ -231,6 +235,8 @@ async def _read(window: RequestWindow, items: _Items) -> _Items:
         while (response := await window.take()) is not None:
             items.add(response)
     except InferenceError as error:
+        if isinstance(error, Refusal):
+            raise
         message = f"text {items.count} of `input`: {error.message}"
         raise InferenceError(error.code, message) from error
     return items

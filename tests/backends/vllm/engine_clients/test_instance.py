@@ -37,7 +37,7 @@ async def be_ready(process: Process) -> Channel:
 
     channel = Channel(lambda _: None)
     await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=process.theirs)
-    channel.send(ClientKind.READY, NO_CALL, write(Offer((), 512)))
+    channel.send(ClientKind.READY, NO_CALL, write(Offer((), 512, 64)))
     return channel
 
 

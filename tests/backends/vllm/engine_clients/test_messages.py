@@ -45,7 +45,7 @@ def test_settings(model: EngineModel) -> None:
 
 
 def test_an_offer() -> None:
-    assert read_offer(write(Offer(("pirate",), 8192))) == Offer(("pirate",), 8192)
+    assert read_offer(write(Offer(("pirate",), 8192, 64))) == Offer(("pirate",), 8192, 64)
 
 
 def test_other_errors_keep_code_and_text() -> None:

@@ -55,7 +55,7 @@ class Situation:
         """Have the client be ready."""
         offering = asyncio.create_task(self.client.offer())
         assert (await soon(self.heard.get())).payload == b"settings"
-        self.far.send(ClientKind.READY, NO_CALL, write(Offer(("pirate",), 512)))
+        self.far.send(ClientKind.READY, NO_CALL, write(Offer(("pirate",), 512, 64)))
         return await soon(offering)
 
 
@@ -70,7 +70,7 @@ async def situation() -> AsyncIterator[Situation]:
 
 
 async def test_a_client_that_is_ready_says_what_it_offers(situation: Situation) -> None:
-    assert await situation.offered() == Offer(("pirate",), 512)
+    assert await situation.offered() == Offer(("pirate",), 512, 64)
 
 
 async def test_a_client_that_cannot_serve_says_why(situation: Situation) -> None:

@@ -15,8 +15,8 @@ from gateway.frontends.grpc.rpc import (
     RpcCall,
     RpcError,
     StatusCode,
-    methods,
 )
+from gateway.frontends.grpc.server import methods
 from gateway.protos import grpc_service_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

@@ -21,7 +21,9 @@ SHARED = replace(SETTINGS, cors_origins=frozenset({APP, "https://other.example"}
 OF_ALL = replace(SETTINGS, cors_origins=frozenset({"*"}))
 EXPOSED = (
     "X-Request-Id, Retry-After, inference-header-content-length, Sluice-Stream, "
-    "Idempotency-Replayed"
+    "Idempotency-Replayed, Retry-After-Ms, X-Should-Retry, X-Refused-Reason, X-Predicted-Wait-Ms, "
+    "x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
+    "x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
 STREAM = "/v2/models/text/generate_stream"
 PREFLIGHT = {

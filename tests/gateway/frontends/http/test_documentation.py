@@ -15,6 +15,7 @@ from tests.gateway.frontends.http.apps import app_of
 from tests.gateway.frontends.http.conftest import Open
 
 DOCUMENTED = """
+GET /admin/tenants server and models: Tenants
 GET /health OpenAI: Health
 GET /load OpenAI: Load
 GET /ping OpenAI: Health

@@ -6,10 +6,19 @@ import re
 import pytest
 from starlette.requests import Request
 
-from gateway.errors import Code, InferenceError, RetryLater
+from gateway.errors import (
+    Code,
+    InferenceError,
+    Refusal,
+    RefusalReason,
+    RetryAdvice,
+    RetryLater,
+)
 from gateway.frontends.http.errors import (
     MAX_LOGGED,
     MAX_MESSAGE,
+    OPENAI_REFUSALS,
+    REFUSAL_STATUS,
     STATUS,
     error_body,
     error_response,
@@ -30,8 +39,64 @@ def test_the_time_of_a_retry_is_that_of_the_error() -> None:
     assert "retry-after" not in error_response(InferenceError(Code.NOT_FOUND, "no")).headers
 
 
-def test_every_code_has_a_status() -> None:
+def test_every_code_and_every_reason_has_a_status() -> None:
     assert STATUS.keys() == set(Code)
+    assert REFUSAL_STATUS.keys() == OPENAI_REFUSALS.keys() == set(RefusalReason)
+
+
+def test_a_refusal_has_the_headers_of_its_advice() -> None:
+    advice = RetryAdvice(retry_after_secs=1.25, predicted_wait_secs=2.5, headers={"x-left": "0"})
+    refusal = Refusal(RefusalReason.DEADLINE_UNREACHABLE, "too late", advice)
+    response = error_response(refusal)
+    assert (response.status_code, response.body) == (503, b'{"error":"too late"}')
+    expected = {
+        "x-refused-reason": "deadline_unreachable",
+        "x-should-retry": "true",
+        "x-left": "0",
+        "retry-after": "2",
+        "retry-after-ms": "1250",
+        "x-predicted-wait-ms": "2500",
+    }
+    assert expected.items() <= dict(response.headers).items()
+
+
+def test_a_refusal_that_no_retry_helps_names_no_time() -> None:
+    advice = RetryAdvice(retry_after_secs=1.25, retries=False)
+    refusal = Refusal(RefusalReason.DEADLINE_UNREACHABLE, "no", advice)
+    request = Request({"type": "http", "path": "/v1/completions", "headers": []})
+    for response in (error_response(refusal), openai_refused(request, refusal)):
+        assert response.headers["x-should-retry"] == "false"
+        assert not {"retry-after", "retry-after-ms"} & set(response.headers)
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit", "status", "kind", "code"),
+    [
+        (RefusalReason.RATE_LIMITED, "requests", 429, "requests", "rate_limit_exceeded"),
+        (RefusalReason.RATE_LIMITED, "tokens", 429, "tokens", "rate_limit_exceeded"),
+        (RefusalReason.OVERLOADED, "", 503, "server_error", "server_overloaded"),
+        (RefusalReason.DEADLINE_UNREACHABLE, "", 503, "server_error", "deadline_unreachable"),
+        (RefusalReason.DEADLINE_EXCEEDED, "", 504, "server_error", "deadline_exceeded"),
+    ],
+)
+def test_a_refusal_has_openais_type_and_code(
+    reason: RefusalReason, limit: str, status: int, kind: str, code: str
+) -> None:
+    request = Request({"type": "http", "path": "/v1/completions", "headers": []})
+    response = openai_refused(request, Refusal(reason, "no", RetryAdvice(limit=limit)))
+    assert response.status_code == status
+    error = {"message": "no", "type": kind, "param": None, "code": code}
+    assert json.loads(response.body) == {"error": error}
+    assert response.headers["x-refused-reason"] == reason
+
+
+@pytest.mark.parametrize("reason", RefusalReason)
+def test_the_frontend_does_not_repeat_lines_of_the_admission(
+    reason: RefusalReason, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused("/v2", Refusal(reason, "no", RetryAdvice()))
+    is_logged = reason in (RefusalReason.OVERLOADED, RefusalReason.DEADLINE_EXCEEDED)
+    assert bool(caplog.records) is is_logged
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 from starlette.types import ASGIApp
 
+from gateway.admission.admission import Admission
 from gateway.backend import Answer, Instance
 from gateway.config.data_type import DataType
+from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.http.app import build_app
 from gateway.frontends.http.openai.embeddings import AT_ONCE, shorten
 from gateway.messages import InferRequest, InferResponse
+from gateway.policy.tenants import TenantRules, Tenants
 from gateway.tensor import Datatype, array_tensor
-from tests.builders import ScriptedInstance, soon
+from tests.builders import LoadedModels, ScriptedInstance, soon
 from tests.conftest import Serve
 from tests.exchange import Exchange
 from tests.gateway.frontends.http.conftest import Open
@@ -196,3 +200,23 @@ async def test_an_answer_without_a_vector_is_an_error(serve: Serve) -> None:
         execution.end()
         assert (await exchange.start())[0] == 500
         assert b"did not answer with 4 finite numbers" in await exchange.rest()
+
+
+async def test_each_text_is_a_request_of_the_tenant_and_a_list_is_refused_as_a_whole(
+    serve: Serve, connect: Open
+) -> None:
+    instance = EncoderInstance()
+    dataplane = DataPlane(LoadedModels(serve(instance, config=ENCODER)))  # type: ignore[arg-type]
+    rules = TenantRules(requests_per_minute=3.0)
+    dataplane.admission = Admission(Tenants({"": rules}), lambda: 1000.0)
+    app = build_app(dataplane, SETTINGS, "triton")
+    refused = await embed(connect, app, ["a", "b", "c", "d"])
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (429, "false")
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert instance.texts == []
+    found = await embed(connect, app, ["a", "b"])
+    assert found.status_code == 200
+    assert found.headers["x-ratelimit-remaining-requests"] == "1"
+    late = await embed(connect, app, ["a", "b"])
+    assert (late.status_code, late.headers["x-should-retry"]) == (429, "true")
+    assert instance.texts == ["a", "b"]

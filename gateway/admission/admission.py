@@ -1,0 +1,260 @@
+"""Admission of requests: limits of tenants, refusals, and accounts of accepted requests."""
+
+import logging
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from gateway.admission.booking import Booking, TenantAccount
+from gateway.admission.costs import ModelCosts
+from gateway.admission.quotas import IN_FLIGHT, Limit, LimitKind, TenantLimits, limits_of
+from gateway.backend import MetricReading
+from gateway.errors import Refusal, RefusalReason, RetryAdvice
+from gateway.messages import NO_PARAMETERS, InferRequest
+from gateway.models.model import Model
+from gateway.models.taps import Tap
+from gateway.policy.caller import Caller, tenant_of
+from gateway.policy.tenants import NO_RULES, TenantRules, Tenants
+
+log = logging.getLogger("sluice.admission")
+
+REFUSED = "gateway_refused_total"
+ADMISSION_METRICS = {
+    REFUSED: "Requests refused by a limit of their tenant, by reason",
+}
+NO_LIMITS: Mapping[LimitKind, Limit] = MappingProxyType({})
+MOST_ACCOUNTS = 2048
+"""Above it accounts of tenants without limits are dropped, such as those that were removed."""
+LOG_SECS = 1.0
+MOST_RETRY_SECS = 60.0
+IN_FLIGHT_RETRY_SECS = 1.0
+"""The wait that is advised at the limit of requests in flight, whose ends are not known."""
+WORDS = {
+    LimitKind.REQUESTS: "requests",
+    LimitKind.TOKENS: "tokens",
+    LimitKind.COMPUTE_MS: "milliseconds of compute time",
+}
+
+
+def jitter() -> float:
+    """The factor of advised waits, so that refused clients do not all retry at one time."""
+    return random.uniform(1, 1.5)
+
+
+class _Account(TenantAccount):
+    """An account with its refusals; `unlogged` are those since the last line of the log."""
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__(tenant)
+        self.refused: Counter[str] = Counter()
+        self.unlogged = 0
+        self.logged_at = -math.inf
+
+
+class Admission:
+    """Decides about each request of a client just before its model gets it.
+
+    `tenants` has the rules, `clock` the time in seconds. The accounts keep their state when rules
+    change.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = jitter,
+    ) -> None:
+        self.tenants = tenants
+        self._clock = clock
+        self._jitter = jitter
+        self._accounts: dict[str, _Account] = {}
+        self._costs: WeakKeyDictionary[Model, ModelCosts] = WeakKeyDictionary()
+        self._refused: Counter[tuple[str, str]] = Counter()
+
+    def admit(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
+        """The tap of a request: its account around the given tap, or that without limits.
+
+        Raises Refusal. A refused request has cost one request; what an accepted one costs is taken
+        when the model accepts it.
+        """
+        tenant = tenant_of(request.caller)
+        rules = self.tenants.rules(tenant)
+        if rules is NO_RULES:
+            return tap
+        account = self._account(tenant)
+        limits = account.limits(rules)
+        if not limits:
+            return tap
+        costs, now = self._costs_of(model), self._clock()
+        asked = costs.asked(request)
+        booked = {
+            LimitKind.REQUESTS: float(asked.prompts),
+            LimitKind.TOKENS: costs.tokens(asked, tenant, model.max_model_len),
+            LimitKind.COMPUTE_MS: costs.compute_ms,
+        }
+        requests = limits.by_kind.get(LimitKind.REQUESTS)
+        if requests is not None:
+            self._check(account, model, LimitKind.REQUESTS, booked, requests, now)
+            account.buckets[LimitKind.REQUESTS].take(1, requests, now)
+            booked[LimitKind.REQUESTS] -= 1
+        if limits.in_flight is not None and account.in_flight >= limits.in_flight:
+            text = f"has {account.in_flight} requests in flight, the most of {limits.in_flight}"
+            raise self._refusal(account, model, text, IN_FLIGHT, IN_FLIGHT_RETRY_SECS)
+        for kind, limit in limits.by_kind.items():
+            if kind is not LimitKind.REQUESTS:
+                self._check(account, model, kind, booked, limit, now)
+        return Booking(account, limits, costs, asked, booked, tap=tap, clock=self._clock)
+
+    def _check(
+        self,
+        account: _Account,
+        model: Model,
+        kind: LimitKind,
+        booked: Mapping[LimitKind, float],
+        limit: Limit,
+        now: float,
+    ) -> None:
+        bucket, needed, word = account.buckets[kind], booked[kind], WORDS[kind]
+        wait_secs = bucket.wait_secs(needed, limit, now)
+        if not wait_secs:
+            return
+        if math.isinf(wait_secs):
+            fix = "; lower 'max_tokens', or 'n'" if kind is LimitKind.TOKENS else ""
+            text = f"may use {limit.most:.0f} {word} at once, the request needs {needed:.0f}{fix}"
+        else:
+            left = max(0.0, bucket.remaining(limit, now))
+            text = (
+                f"has {left:.0f} of {limit.per_minute:g} {word} per minute left, the request needs "
+                f"{needed:.0f}: in {wait_secs:.1f} s"
+            )
+        raise self._refusal(account, model, text, kind, wait_secs)
+
+    def _refusal(
+        self, account: _Account, model: Model, text: str, limit: str, wait_secs: float
+    ) -> Refusal:
+        reason = RefusalReason.RATE_LIMITED
+        self._refused[model.name, reason] += 1
+        account.refused[limit] += 1
+        self._log(account, model, limit)
+        may_succeed = math.isfinite(wait_secs)
+        secs = min(wait_secs * self._jitter(), MOST_RETRY_SECS) if may_succeed else 0.0
+        advice = RetryAdvice(
+            retry_after_secs=secs,
+            retries=may_succeed,
+            limit=limit,
+            headers=self._headers(account.tenant),
+        )
+        return Refusal(reason, f"tenant '{account.tenant}' {text}", advice)
+
+    def _log(self, account: _Account, model: Model, limit: str) -> None:
+        """Log one line a second of a tenant, with the number of refusals since the last one."""
+        account.unlogged += 1
+        now = self._clock()
+        if now < account.logged_at + LOG_SECS:
+            return
+        fields = {"tenant": account.tenant, "model": model.name, "limit": limit}
+        log.warning("requests refused", extra={**fields, "count": account.unlogged})
+        account.logged_at, account.unlogged = now, 0
+
+    def _account(self, tenant: str) -> _Account:
+        found = self._accounts.get(tenant)
+        if found is None:
+            if len(self._accounts) >= MOST_ACCOUNTS:
+                self._drop_unlimited()
+            found = self._accounts[tenant] = _Account(tenant)
+        return found
+
+    def _drop_unlimited(self) -> None:
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if account.in_flight or limits_of(self.tenants.rules(name))
+        }
+
+    def _costs_of(self, model: Model) -> ModelCosts:
+        found = self._costs.get(model)
+        if found is None:
+            found = self._costs[model] = ModelCosts(model)
+        return found
+
+    # For frontends.
+
+    def check_requests(self, caller: Caller | None, model: Model, count: int) -> None:
+        """Raise Refusal if a caller has no room for as many requests, which follow in parts.
+
+        Else a part would be executed before the refusal, at each retry.
+        """
+        limit = self._limits(tenant_of(caller)).get(LimitKind.REQUESTS)
+        if limit is not None:
+            account, booked = self._account(tenant_of(caller)), {LimitKind.REQUESTS: float(count)}
+            self._check(account, model, LimitKind.REQUESTS, booked, limit, self._clock())
+
+    def limits(self, caller: Caller | None) -> bool:
+        """Whether a caller has limits that headers show."""
+        return bool(self._limits(tenant_of(caller)))
+
+    def _limits(self, tenant: str) -> Mapping[LimitKind, Limit]:
+        """The limits per minute of a tenant; one without rules has no account."""
+        rules = self.tenants.rules(tenant)
+        return NO_LIMITS if rules is NO_RULES else self._account(tenant).limits(rules).by_kind
+
+    def limit_headers(self, caller: Caller | None) -> Mapping[str, str]:
+        """The headers of a caller's limits, or metadata of gRPC; none without limits."""
+        return self._headers(tenant_of(caller))
+
+    def _headers(self, tenant: str) -> Mapping[str, str]:
+        limits = self._limits(tenant)
+        if not limits:
+            return NO_PARAMETERS
+        return dict(self._account(tenant).buckets.headers(limits, self._clock()))
+
+    def describe(self, models: Iterable[Model] = ()) -> list[dict[str, Any]]:
+        """The tenants with rules, and those with requests, as members of JSON.
+
+        Requests that wait are those of `models`.
+        """
+        names, queues = sorted({*self.tenants.names, *self._accounts}), [m.fair for m in models]
+        return [
+            {**self._described(name), "waiting": sum(q.waiting(name) for q in queues if q)}
+            for name in names
+        ]
+
+    def _described(self, tenant: str) -> dict[str, Any]:
+        rules = self.tenants.rules(tenant)
+        account = self._accounts.get(tenant) or _Account(tenant)
+        return {
+            "tenant": tenant,
+            "rules": _described_rules(rules),
+            "buckets": self._described_buckets(account, limits_of(rules)),
+            "in_flight": account.in_flight,
+            "refused": {str(limit): count for limit, count in account.refused.items()},
+        }
+
+    def _described_buckets(self, account: TenantAccount, limits: TenantLimits) -> dict[str, Any]:
+        now = self._clock()
+        return {
+            str(kind): {
+                "remaining": round(account.buckets[kind].remaining(limit, now), 1),
+                "most": limit.most,
+                "reset_secs": round(account.buckets[kind].reset_secs(now), 3),
+            }
+            for kind, limit in limits.by_kind.items()
+        }
+
+    def families(self) -> list[MetricReading]:
+        """The metrics of refusals; none before the first one."""
+        found = MetricReading(REFUSED, ADMISSION_METRICS[REFUSED], "counter")
+        for (model, reason), count in sorted(self._refused.items()):
+            found.add_sample(REFUSED, {"model": model, "reason": reason}, count)
+        return [found] if found.samples else []
+
+
+def _described_rules(rules: TenantRules) -> dict[str, Any]:
+    """The rules without those that are no limit."""
+    members = {name: getattr(rules, name) for name in TenantRules.__dataclass_fields__}
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,0 +1,137 @@
+"""The account of one request: what it was booked with, and what it has used at its end."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from gateway.admission.costs import Asked, ModelCosts, used_tokens
+from gateway.admission.quotas import Buckets, Limit, LimitKind, TenantLimits, limits_of
+from gateway.errors import InferenceError
+from gateway.messages import InferResponse, StreamRecorder, Usage
+from gateway.models.taps import Tap
+from gateway.observability.request_record import Record
+from gateway.policy.tenants import NO_RULES, TenantRules
+
+
+class TenantAccount:
+    """The buckets of a tenant, and its requests in flight."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.buckets = Buckets()
+        self.in_flight = 0
+        self._rules = NO_RULES
+        self._limits = limits_of(NO_RULES)
+
+    def limits(self, rules: TenantRules) -> TenantLimits:
+        """The limits in the present rules, which seldom change."""
+        if rules is not self._rules:
+            self._rules, self._limits = rules, limits_of(rules)
+        return self._limits
+
+
+class Booking:
+    """Implements Tap and StreamRecorder, around those of others.
+
+    An accepted request takes its estimated units; its end takes the difference to those it has
+    used, by the limits of its booking. Tokens of prompts and answers count as they are reported, so
+    a cancelled request has used what was made.
+    """
+
+    __slots__ = (
+        "_account",
+        "_answers",
+        "_asked",
+        "_booked",
+        "_clock",
+        "_costs",
+        "_limits",
+        "_outer",
+        "_prompt",
+        "_record",
+        "_tap",
+        "_tokens",
+    )
+
+    def __init__(  # noqa: PLR0913 - the parts of an account, each by its name
+        self,
+        account: TenantAccount,
+        limits: TenantLimits,
+        costs: ModelCosts,
+        asked: Asked,
+        booked: dict[LimitKind, float],
+        *,
+        tap: Tap | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._account = account
+        self._limits = limits
+        self._costs = costs
+        self._asked = asked
+        self._booked = booked
+        self._tap = tap
+        self._clock = clock
+        self._tokens = 0.0
+        self._prompt = self._answers = 0
+
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `Tap`."""
+        self._record = record
+        self._outer = account if self._tap is None else self._tap.recorder(record, account)
+        self._account.in_flight += 1
+        now = self._clock()
+        for kind, limit, units in self._charges():
+            self._account.buckets[kind].take(units, limit, now)
+        return self
+
+    def responded(self, response: InferResponse) -> None:
+        """See `StreamRecorder`."""
+        if response.usage is not None:
+            self._count(response.usage)
+        self._outer.responded(response)
+
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """See `StreamRecorder`."""
+        made = sum([each for each in tokens if each])
+        self._answers += made
+        self._tokens += made
+        self._outer.delivered(name, texts, tokens)
+
+    def taken(self) -> None:
+        """See `StreamRecorder`."""
+        self._outer.taken()
+
+    def wasted(self, response: InferResponse) -> None:
+        """See `StreamRecorder`; tokens after the end are taken at once."""
+        limit = self._limits.by_kind.get(LimitKind.TOKENS)
+        if response.usage is not None and limit is not None:
+            units = used_tokens(response.usage)
+            self._account.buckets[LimitKind.TOKENS].take(units, limit, self._clock())
+        self._outer.wasted(response)
+
+    def ended(self, error: InferenceError | None) -> None:
+        """See `StreamRecorder`."""
+        self._settle(has_answer=error is None)
+        self._outer.ended(error)
+
+    def _count(self, usage: Usage) -> None:
+        self._prompt += usage.prompt_tokens
+        self._answers += usage.completion_tokens
+        self._tokens += used_tokens(usage)
+
+    def _settle(self, *, has_answer: bool) -> None:
+        self._account.in_flight -= 1
+        used = {LimitKind.TOKENS: self._tokens, LimitKind.COMPUTE_MS: self._compute_ms()}
+        now = self._clock()
+        for kind, limit, booked in self._charges():
+            self._account.buckets[kind].settle(booked, used.get(kind, booked), limit, now)
+        if has_answer and self._tokens:
+            self._costs.learn(self._asked, self._account.tenant, self._prompt, self._answers)
+        elif has_answer:
+            self._costs.learn_compute(used[LimitKind.COMPUTE_MS])
+
+    def _compute_ms(self) -> float:
+        """Its compute time; an engine that reports tokens executes many requests at once."""
+        return 0.0 if self._tokens else self._record.compute_ms(time.perf_counter_ns())
+
+    def _charges(self) -> list[tuple[LimitKind, Limit, float]]:
+        return [(kind, limit, self._booked[kind]) for kind, limit in self._limits.by_kind.items()]

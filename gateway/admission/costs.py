@@ -1,0 +1,172 @@
+"""Costs of requests: what they ask for, and what requests of a model have cost so far."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.generation import MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT, generates_text
+from gateway.messages import InferRequest, Usage
+from gateway.models.model import Model
+from gateway.openai_contract import ENDPOINT, REQUEST, Endpoint, RequestBody
+from gateway.schedulers.token_ratio import TokenRatio
+from gateway.tensor import Datatype, Tensor
+
+MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Members of OpenAI's API, and sampling parameters, with the tokens of one answer."""
+COUNTS = ("n", "best_of")
+LISTS = ("prompt", "input", "documents")
+"""Members with a list of texts, each of which is one prompt."""
+WITHOUT_ANSWER = frozenset(
+    {Endpoint.EMBEDDINGS, Endpoint.SCORE, Endpoint.RERANK, Endpoint.TOKENIZE, Endpoint.DETOKENIZE}
+)
+READ_BYTES = 1 << 18
+"""A longer JSON text is not parsed here, since that would block other requests."""
+FIRST_ANSWER = 256
+"""Tokens of an answer without a limit, before a tenant has had some of a model."""
+ANSWERS = 32
+"""The latest answers of a tenant whose 90th percentile is expected of the next one."""
+LATEST = 0.2
+"""The weight of the latest execution in the mean compute time."""
+CACHED = 0.1
+"""The cost of a prompt's token that the engine had in its cache, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The size of a request: its prompts, their bytes, its answers, and their tokens.
+
+    `max_tokens` is the limit of each answer; None if the request has none.
+    """
+
+    prompts: int = 1
+    prompt_bytes: int = 0
+    answers: int = 1
+    max_tokens: int | None = None
+
+
+def read_asked(request: InferRequest) -> Asked:
+    """The size of a request for text."""
+    body = request.input(REQUEST)
+    if body is not None:
+        return _of_openai(body, request.input(ENDPOINT))
+    texts = [
+        len(each)
+        for name in (TEXT_INPUT, MESSAGES)
+        if (found := request.input(name)) is not None and found.datatype is Datatype.BYTES
+        for each in found.elements()
+    ]
+    sampling = request.input(SAMPLING_PARAMETERS)
+    members = request.parameters if sampling is None else _parsed(sampling)
+    prompts = max(1, len(texts))
+    most = _first(members, MOST_TOKENS)
+    if most is None:
+        most = _number(request.input(MOST_TOKENS[1]))
+    return Asked(prompts, sum(texts), prompts * _answers(members), most)
+
+
+def _of_openai(body: Tensor, endpoint: Tensor | None) -> Asked:
+    members = body.data.peek() if isinstance(body.data, RequestBody) else None
+    if members is None:
+        members = _parsed(body)
+    size = sum(map(len, body.elements()))
+    name = b"".join(endpoint.elements()).decode("utf-8", "replace") if endpoint else ""
+    prompts = 1 if name == Endpoint.RESPONSES else _prompts(members)
+    if name in WITHOUT_ANSWER:
+        return Asked(prompts, size, prompts, 0)
+    return Asked(prompts, size, prompts * _answers(members), _first(members, MOST_TOKENS))
+
+
+def _parsed(tensor: Tensor) -> Mapping[str, Any]:
+    """The members of a JSON text; none of another or a long one: the model refuses what is none."""
+    elements = tensor.elements() if tensor.datatype is Datatype.BYTES else ()
+    if len(elements) != 1 or len(elements[0]) > READ_BYTES:
+        return {}
+    try:
+        found = orjson.loads(elements[0])
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _prompts(members: Mapping[str, Any]) -> int:
+    """The number of prompts; a list of numbers is one prompt of token ids."""
+    for name in LISTS:
+        given = members.get(name)
+        if isinstance(given, list) and given and not isinstance(given[0], int):
+            return len(given)
+    return 1
+
+
+def _answers(members: Mapping[str, Any]) -> int:
+    return max(1, *(_whole(members.get(name)) or 1 for name in COUNTS))
+
+
+def _first(members: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((each for n in names if (each := _whole(members.get(n))) is not None), None)
+
+
+def _whole(value: Any) -> int | None:
+    """A number that is whole and not negative; the model refuses others."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_whole else None
+
+
+def _number(tensor: Tensor | None) -> int | None:
+    """The only number of a tensor of integers, as models of TensorRT-LLM have it."""
+    raw = b"" if tensor is None or tensor.datatype is Datatype.BYTES else bytes(tensor.raw())
+    is_one = tensor is not None and tensor.datatype.value.endswith(("INT32", "INT64"))
+    return _whole(int.from_bytes(raw, "little", signed=True)) if is_one and len(raw) <= 8 else None
+
+
+class ModelCosts:
+    """The costs of the requests of one model so far, from which those of the next are estimated.
+
+    `compute_ms` is the mean of a request.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._has_tokens = generates_text(model.config)
+        self._ratio = TokenRatio()
+        self._answers: dict[str, deque[int]] = {}
+        self.compute_ms = 0.0
+
+    def asked(self, request: InferRequest) -> Asked:
+        """The size of a request; that of a model without tokens is one request."""
+        return read_asked(request) if self._has_tokens else Asked(max_tokens=0)
+
+    def tokens(self, asked: Asked, tenant: str, most: int | None) -> float:
+        """The most tokens that a request may use; each prompt with an answer at most `most`."""
+        if not self._has_tokens:
+            return 0
+        prompt = self._ratio.tokens(asked.prompt_bytes)
+        answer = self._usual(tenant) if asked.max_tokens is None else asked.max_tokens
+        if most is not None:
+            prompt = min(prompt, most * asked.prompts)
+            answer = min(answer, max(0, most - prompt // asked.prompts))
+        return prompt + asked.answers * answer
+
+    def _usual(self, tenant: str) -> int:
+        """The tokens of an answer without a limit: the tenant's 90th percentile."""
+        found = self._answers.get(tenant)
+        return sorted(found)[len(found) * 9 // 10] if found else FIRST_ANSWER
+
+    def learn(self, asked: Asked, tenant: str, prompt: int, answers: int) -> None:
+        """Take the tokens of a request that has its answer into account."""
+        self._has_tokens = True
+        self._ratio.learn(asked.prompt_bytes, prompt)
+        if tenant not in self._answers:
+            self._answers[tenant] = deque(maxlen=ANSWERS)
+        self._answers[tenant].append(answers // asked.answers)
+
+    def learn_compute(self, compute_ms: float) -> None:
+        """Take the compute time of a request into account."""
+        self.compute_ms += LATEST * (compute_ms - self.compute_ms)
+
+
+def used_tokens(usage: Usage) -> float:
+    """The tokens that a response has cost."""
+    cached = usage.cached_tokens or 0
+    return usage.prompt_tokens - cached + CACHED * cached + usage.completion_tokens

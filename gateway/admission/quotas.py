@@ -1,0 +1,149 @@
+"""The limits of tenants per minute: buckets in the form of GCRA; the time is an argument."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+
+from gateway.policy.tenants import TenantRules
+
+MINUTE = 60.0
+IN_FLIGHT = "in_flight"
+"""The limit of requests at a time, which no bucket has."""
+
+
+class LimitKind(StrEnum):
+    """A limit per minute."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    COMPUTE_MS = "compute_ms"
+
+    # That of an enum is written in Python: several calls for each request.
+    __hash__ = str.__hash__
+
+
+SHOWN = (LimitKind.REQUESTS, LimitKind.TOKENS)
+"""The limits with headers, by OpenAI's names."""
+NAMES = {
+    kind: tuple(f"x-ratelimit-{part}-{kind}" for part in ("limit", "remaining", "reset"))
+    for kind in SHOWN
+}
+LIMIT_HEADERS = tuple(chain.from_iterable(zip(*NAMES.values(), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Units per minute; a bucket holds those of `burst_secs`."""
+
+    per_minute: float
+    burst_secs: float
+
+    @property
+    def most(self) -> float:
+        """The units of a full bucket."""
+        return self.per_minute * self.burst_secs / MINUTE
+
+    def secs(self, units: float) -> float:
+        """The time in which a bucket gains the units."""
+        if units <= 0:
+            return 0.0
+        return units * MINUTE / self.per_minute if self.per_minute > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """The limits of one tenant."""
+
+    by_kind: Mapping[LimitKind, Limit]
+    in_flight: int | None
+
+    def __bool__(self) -> bool:
+        return bool(self.by_kind) or self.in_flight is not None
+
+
+def limits_of(rules: TenantRules) -> TenantLimits:
+    """The limits in the rules of a tenant."""
+    given = {
+        LimitKind.REQUESTS: rules.requests_per_minute,
+        LimitKind.TOKENS: rules.tokens_per_minute,
+        LimitKind.COMPUTE_MS: rules.compute_ms_per_minute,
+    }
+    burst_secs = rules.burst * MINUTE
+    found = {kind: Limit(each, burst_secs) for kind, each in given.items() if each is not None}
+    return TenantLimits(found, rules.max_in_flight)
+
+
+class Bucket:
+    """The account of one limit: `full_at` is the time at which the bucket is full again.
+
+    The limit is an argument of each call, since a key file may change it; what is used stays used.
+    """
+
+    __slots__ = ("full_at",)
+
+    def __init__(self) -> None:
+        self.full_at = 0.0
+
+    def wait_secs(self, units: float, limit: Limit, now: float) -> float:
+        """The time until the bucket has the units; infinite if it never holds as many."""
+        needed = limit.secs(units)
+        if needed > limit.burst_secs:
+            return math.inf
+        return max(0.0, self._lacks(now) + needed - limit.burst_secs)
+
+    def take(self, units: float, limit: Limit, now: float) -> None:
+        """Take units, also more than there are."""
+        if limit.per_minute > 0:
+            self.full_at = max(self.full_at, now) + limit.secs(units)
+
+    def settle(self, booked: float, used: float, limit: Limit, now: float) -> None:
+        """Give back the units that were booked by this limit and not used, or take more."""
+        if used > booked:
+            self.take(used - booked, limit, now)
+        elif limit.per_minute > 0:
+            self.full_at -= limit.secs(booked - used)
+
+    def remaining(self, limit: Limit, now: float) -> float:
+        """The units that are left; negative after more was used than booked."""
+        return limit.most - self._lacks(now) * limit.per_minute / MINUTE
+
+    def reset_secs(self, now: float) -> float:
+        """The time until it is full."""
+        return self._lacks(now)
+
+    def _lacks(self, now: float) -> float:
+        return max(0.0, self.full_at - now)
+
+
+class Buckets(dict[LimitKind, Bucket]):
+    """The buckets of one tenant; one without a limit is never made."""
+
+    def __missing__(self, kind: LimitKind) -> Bucket:
+        made = self[kind] = Bucket()
+        return made
+
+    def headers(self, limits: Mapping[LimitKind, Limit], now: float) -> Iterator[tuple[str, str]]:
+        """The headers of the limits, with names and forms of OpenAI's."""
+        for kind in SHOWN:
+            limit = limits.get(kind)
+            if limit is not None:
+                bucket = self[kind]
+                of_limit, of_rest, of_reset = NAMES[kind]
+                yield of_limit, str(math.floor(limit.per_minute))
+                yield of_rest, str(max(0, math.floor(bucket.remaining(limit, now))))
+                yield of_reset, shown_secs(bucket.reset_secs(now))
+
+
+def shown_secs(secs: float) -> str:
+    """A duration in OpenAI's form, rounded up: `120ms`, `1s`, `6m0s`."""
+    if secs < 1:
+        return f"{math.ceil(secs * 1000)}ms"
+    if math.isinf(secs):
+        return "never"
+    minutes, rest = divmod(math.ceil(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,0 +1,47 @@
+"""The fair queue of a version, on a server with a key file."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.backend import MetricReading
+from gateway.config import ModelConfig
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest
+from gateway.models.limits import TokenWeights
+from gateway.policy.tenants import Tenants
+from gateway.schedulers.scheduler import Scheduler
+
+
+class Sharing(Protocol):
+    """The part of `FairScheduler` that is no scheduler's; few servers import it."""
+
+    @property
+    def configured(self) -> bool:
+        """Whether a tenant has rules, so that tenants have shares."""
+
+    def refusal(self, request: InferRequest, most: int, total: int) -> InferenceError | None:
+        """The error of a request of a tenant that has its share of `most` requests in flight.
+
+        A share is that of the tenants with a request in the last minute. `total` are in flight.
+        """
+
+    def waiting(self, tenant: str) -> int:
+        """The number of requests of a tenant that wait in front of the scheduler."""
+
+    def families(self, labels: Mapping[str, str]) -> list[MetricReading]:
+        """The metrics of tenants, with these labels of the model."""
+
+
+def shared_among(
+    tenants: Tenants, inner: Scheduler, config: ModelConfig
+) -> tuple[Scheduler, Sharing]:
+    """A fair queue in front of a scheduler, as a scheduler and by its other part.
+
+    It is there from the load on, so that rules count as soon as the key file gets them.
+    """
+    from gateway.schedulers.fair import FairScheduler
+    from gateway.schedulers.shares import Costs
+
+    weights = TokenWeights.read(config)
+    found = FairScheduler(inner, config, tenants, Costs(weights.prompt, weights.output))
+    return found, found

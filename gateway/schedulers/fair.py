@@ -1,0 +1,366 @@
+"""The fair queue: requests of tenants wait in front of a scheduler, which gets few at a time.
+
+`shares.py` decides which tenant is served next, `service.py` sees what requests cost, and
+`waiting_sequences.py` keeps the requests of a sequence together.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+from gateway.backend import Instance, MetricReading
+from gateway.config import ModelConfig
+from gateway.config.scheduling import DynamicBatching
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest, Usage
+from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
+from gateway.policy.caller import tenant_of
+from gateway.policy.tenants import Tenants
+from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.queue import (
+    NS_PER_US,
+    QueuedRequest,
+    QueueRules,
+    RequestQueue,
+    queue_full,
+)
+from gateway.schedulers.rate_limiter import Registration
+from gateway.schedulers.scheduler import Scheduler, Timer
+from gateway.schedulers.service import CACHED, COMPUTE, PROMPT, Service, TenantTotals
+from gateway.schedulers.shares import ActiveTenants, Costs, TenantShares
+from gateway.schedulers.token_ratio import text_bytes
+from gateway.schedulers.waiting_sequences import WaitingSequences
+
+LEAST_IN_FLIGHT = 16
+"""Requests that any tenant may have in flight."""
+MOST_TIMES = 2
+"""All tenants together have at most as many times the limit of requests in flight."""
+NO_PRIORITY = 1 << 64
+"""The level of requests without a priority: behind all priorities, which have 64 bits."""
+BATCHES = 2
+"""Batches of an instance in the window: one is executed, and one stands ready."""
+
+
+class FairScheduler(Scheduler):
+    """Shares a scheduler among tenants, which wait in front of it. Implements `ServiceReader`.
+
+    A request is released to the scheduler while those released and not ended have fewer places
+    than the instances and some slack. It is ordered by priority within its tenant, and first in,
+    first out within a priority. While no tenant has rules, requests pass.
+
+    The requests of a sequence that has not begun wait together. Those of one that has begun are
+    released at once: it has a slot for which other sequences may wait.
+    """
+
+    def __init__(
+        self, inner: Scheduler, config: ModelConfig, tenants: Tenants, costs: Costs
+    ) -> None:
+        self._inner = inner
+        self._model = config.name
+        self._tenants = tenants
+        self.preparation, self.order = inner.preparation, inner.order
+        self._sequences = self._add_sequences(inner)
+        self._rules = QueueRules(config.dynamic_batching or DynamicBatching())
+        self._levels = self._rules.levels
+        self._batched = (config.dynamic_batching or config.sequence_batching) is not None
+        self._batch = BATCHES * max(1, config.max_batch_size) if self._batched else 1
+        self._costs = costs
+        self._shares = TenantShares(tenants.weight)
+        self._active = ActiveTenants()
+        self._totals = TenantTotals()
+        self._places: dict[Instance, float] = {}
+        self._room = 0.0
+        self._taken = 0
+        self._released: set[Service] = set()
+        self._queues: dict[str, RequestQueue] = {}
+        self._in_flight: Counter[str] = Counter()
+        self._releasing = False
+        self._timeout = Timer(self._timed_out)
+
+    def _add_sequences(self, inner: Scheduler) -> WaitingSequences | None:
+        """Add the sequences that wait here to those by which the scheduler admits requests."""
+        if inner.sequences is None:
+            return None
+        found = self.sequences = inner.sequences = WaitingSequences(inner.sequences)
+        return found
+
+    def admit(self, request: InferRequest) -> None:
+        request = self._capped(request)
+        self._inner.admit(request)
+        if self._rules.limited and self._queues:
+            level = self._rules.level(request.priority)
+            if 0 < self._rules.limit(level) <= self._queued(level):
+                raise queue_full(request)
+
+    def submit(self, entry: Entry) -> None:
+        if not (self._tenants.configured or self._queues) or entry.stream.done:
+            self._inner.submit(entry)
+            return
+        tenant = tenant_of(entry.request.caller)
+        entry.request = self._capped(entry.request)
+        entry.arrived_ns = time.monotonic_ns()
+        entry.service = service = Service(self, entry.record, tenant)
+        service.account = entry.stream.observe(service) or entry.record
+        self._expect(service, entry.request)
+        self._in_flight[tenant] += 1
+        if self._sequences is not None:
+            first = self._sequences.follow(entry)
+            if first is not None:
+                entry.stream.on_cancel(partial(self._cancelled, first))
+                return
+            if self._sequences.continues(entry.request):
+                self._start(entry, service, entry.arrived_ns)
+                return
+        if not self._queues and self._taken < self._window:
+            self._shares.pass_on(tenant)
+            self._start(entry, service, entry.arrived_ns)
+        else:
+            self._wait(entry, tenant)
+
+    def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._places[instance] = self._places_of(instance)
+        self._room = sum(self._places.values())
+        self._inner.add(instance, registration)
+        self._release()
+
+    def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
+        self._places.pop(instance, None)
+        self._room = sum(self._places.values())
+        return self._inner.remove(instance, error)
+
+    @property
+    def executions(self) -> Iterable[Execution]:
+        return self._inner.executions
+
+    async def run(self) -> None:
+        try:
+            await self._inner.run()
+        finally:
+            self._timeout.clear()
+
+    # Of the whole model.
+
+    @property
+    def configured(self) -> bool:
+        """Whether a tenant has rules, so that tenants have shares."""
+        return self._tenants.configured
+
+    def refusal(self, request: InferRequest, most: int, total: int) -> InferenceError | None:
+        """The error of a request of a tenant that has its share of `most` requests in flight.
+
+        A share is that of the tenants with a request in the last minute. `total` are in flight.
+        """
+        tenant = tenant_of(request.caller)
+        share = self._active.share(tenant, self._tenants.weight(tenant), time.monotonic_ns())
+        allowed = max(LEAST_IN_FLIGHT, int(share * most))
+        if self._in_flight[tenant] < allowed and total < MOST_TIMES * most:
+            return None
+        return InferenceError(
+            Code.UNAVAILABLE,
+            f"model '{self._model}' has {self._in_flight[tenant]} requests of tenant '{tenant}' in "
+            f"flight, its share is {allowed}, and {total} of all tenants (its parameter "
+            f"'max_in_flight' is {most}); retry later",
+        )
+
+    def waiting(self, tenant: str) -> int:
+        """The number of requests of a tenant that wait here."""
+        return len(self._queues[tenant]) if tenant in self._queues else 0
+
+    def families(self, labels: Mapping[str, str]) -> list[MetricReading]:
+        """The metrics of tenants, with these labels of the model."""
+        label = self._tenants.label
+        waiting, in_flight = Counter[str](), Counter[str]()
+        for tenant, queue in self._queues.items():
+            waiting[label(tenant)] += len(queue)
+        for tenant, count in self._in_flight.items():
+            in_flight[label(tenant)] += count
+        return self._totals.families(labels, waiting, in_flight)
+
+    # Service, as `ServiceReader`.
+
+    def served(self, tenant: str, service: float) -> None:
+        """Count service of a tenant, negative to take back an estimate."""
+        self._shares.charge(tenant, service)
+
+    def prompted(self, service: Service, usage: Usage) -> None:
+        """See `ServiceReader.prompted`."""
+        tokens, cached = usage.prompt_tokens, usage.cached_tokens or 0
+        self._settle(service, self._costs.prompted(tokens, cached, service.size_bytes))
+        self._note(service, PROMPT, tokens - cached)
+        self._note(service, CACHED, cached)
+
+    def made(self, service: Service, kind: str, tokens: int) -> None:
+        """See `ServiceReader.made`."""
+        self.served(service.tenant, self._costs.output_weight * tokens)
+        self._note(service, kind, tokens)
+
+    def computed(self, service: Service, ms: float) -> None:
+        """See `ServiceReader.computed`."""
+        self._settle(service, self._costs.computed(ms, service.rows))
+        self._note(service, COMPUTE, ms)
+
+    def freed(self, service: Service) -> None:
+        """See `ServiceReader.freed`."""
+        if service in self._released:
+            self._released.discard(service)
+            self._taken -= service.places
+            if self._queues:
+                self._release()
+
+    def ended(self, service: Service) -> None:
+        """See `ServiceReader.ended`."""
+        tenant = service.tenant
+        self._in_flight[tenant] -= 1
+        if not self._in_flight[tenant]:
+            del self._in_flight[tenant]
+        if service.outputs:
+            self._costs.answered(service.outputs)
+        if service in self._released and not service.record.has_begun:
+            self._settle(service, 0.0)
+        self.freed(service)
+
+    def _expect(self, service: Service, request: InferRequest) -> None:
+        if self._batched:
+            service.places = service.rows
+        if self._costs.has_tokens:
+            service.size_bytes = text_bytes(request)
+        service.level = self._rules.level(request.priority)
+        service.estimate = self._costs.before(service.size_bytes, service.rows)
+
+    def _settle(self, service: Service, cost: float) -> None:
+        """Charge the real cost in place of the estimate."""
+        self.served(service.tenant, cost - service.estimate)
+        service.estimate = 0.0
+
+    def _note(self, service: Service, kind: str, amount: float) -> None:
+        self._totals.add(self._tenants.label(service.tenant), kind, amount)
+
+    # Requests that wait.
+
+    def _wait(self, entry: Entry, tenant: str) -> None:
+        request = entry.request
+        waiting = QueuedRequest(
+            entry,
+            rows=1,
+            arrived_ns=entry.arrived_ns,
+            level=self._priority(request),
+            deadline_ns=self._deadline_ns(request, entry.arrived_ns),
+        )
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = RequestQueue(self._rules)
+        queue.push(waiting)
+        if self._sequences is not None:
+            self._sequences.begin(waiting)
+        entry.stream.on_cancel(partial(self._cancelled, waiting))
+        if waiting.deadline_ns:
+            self._timeout.set(waiting.deadline_ns)
+        self._look_at(tenant)
+
+    def _capped(self, request: InferRequest) -> InferRequest:
+        """The request with the best priority that its tenant may have, where it asks for better."""
+        if not self._levels:
+            return request
+        best = self._tenants.rules(tenant_of(request.caller)).highest_priority
+        level = self._rules.level(request.priority)
+        capped = min(max(level, best), self._levels)
+        return request if level == capped else replace(request, priority=capped)
+
+    def _priority(self, request: InferRequest) -> int:
+        """The level within the tenant; models without levels of their own have one per priority."""
+        if self._levels:
+            return self._rules.level(request.priority)
+        best = self._tenants.rules(tenant_of(request.caller)).highest_priority
+        return max(request.priority, best) if request.priority else NO_PRIORITY
+
+    def _deadline_ns(self, request: InferRequest, arrived_ns: int) -> int:
+        if self._sequences is None:
+            level = self._rules.level(request.priority)
+            return self._rules.deadline_ns(level, request.timeout_us, arrived_ns)
+        return arrived_ns + request.timeout_us * NS_PER_US if request.timeout_us else 0
+
+    def _queued(self, level: int) -> int:
+        """The requests of a level that wait here, or in the scheduler."""
+        queues = self._queues.values()
+        here = sum(each.size(level) if self._levels else len(each) for each in queues)
+        unbegun = [each.level for each in self._released if not each.record.has_begun]
+        return here + unbegun.count(level)
+
+    def _look_at(self, tenant: str) -> None:
+        """Tell the shares which request of a tenant is the next one, if any."""
+        queue = self._queues.get(tenant)
+        if queue:
+            self._shares.wait(tenant, next(iter(queue)).arrived_ns)
+        elif queue is not None:
+            del self._queues[tenant]
+            self._shares.leave(tenant)
+
+    def _with_others(self, waiting: QueuedRequest) -> Sequence[Entry]:
+        """A request that is queued no more, and those that have waited with it."""
+        if self._sequences is None:
+            return (waiting.entry,)
+        return (waiting.entry, *self._sequences.take(waiting))
+
+    # Release.
+
+    @property
+    def _window(self) -> float:
+        return self._room + self._costs.slack
+
+    def _places_of(self, instance: Instance) -> float:
+        if instance.places is not None:
+            return instance.places
+        return inf if instance.concurrency is None else instance.concurrency * self._batch
+
+    def _release(self) -> None:
+        """Release requests while the window has places."""
+        if self._releasing:
+            return  # a request ended as it was released: the outer call continues
+        self._releasing = True
+        try:
+            while self._taken < self._window and (tenant := self._shares.next) is not None:
+                queue = self._queues[tenant]
+                waiting = next(iter(queue))
+                queue.remove((waiting,))
+                self._look_at(tenant)
+                self._shares.released(tenant)
+                now_ns = time.monotonic_ns()
+                for entry in self._with_others(waiting):
+                    if entry.service is not None:
+                        self._start(entry, entry.service, now_ns)
+        finally:
+            self._releasing = False
+
+    def _start(self, entry: Entry, service: Service, now_ns: int) -> None:
+        self._taken += service.places
+        self._released.add(service)
+        self.served(service.tenant, service.estimate)
+        self._totals.waited(now_ns - entry.arrived_ns)
+        self._inner.submit(entry)
+
+    # Requests that leave without an execution.
+
+    def _cancelled(self, waiting: QueuedRequest) -> None:
+        if waiting.queued:
+            self._queues[tenant_of(waiting.entry.request.caller)].remove((waiting,))
+            self._drop(waiting, InferenceError(Code.CANCELLED, "Request was cancelled"))
+
+    def _timed_out(self) -> None:
+        text = QUEUE_TIMEOUT if self._sequences is None else SEQUENCE_TIMEOUT
+        now_ns = time.monotonic_ns()
+        for tenant, queue in tuple(self._queues.items()):
+            for waiting in queue.expire(now_ns):
+                self._drop(waiting, InferenceError(Code.UNAVAILABLE, text))
+            self._look_at(tenant)  # others may have been delayed
+        deadlines = [found for each in self._queues.values() if (found := each.nearest_deadline_ns)]
+        if deadlines:
+            self._timeout.set(min(deadlines))
+
+    def _drop(self, waiting: QueuedRequest, error: InferenceError) -> None:
+        entries = self._with_others(waiting)
+        self._look_at(tenant_of(waiting.entry.request.caller))
+        for entry in entries:
+            entry.stream.fail(error)
