@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gateway.admission.admission import Admission
+from gateway.admission.deadlines import PARAMETER, timed
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import InferenceError, Refusal, RefusalReason, exiting, no_longer_valid
@@ -27,11 +28,13 @@ from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
 from gateway.policy.caller import Caller
+from gateway.policy.tenants import Tenants
 from gateway.request_name import RequestName
 from gateway.rollouts.readings import rollout_families
 from gateway.rollouts.rollouts import Rollouts
 from gateway.rollouts.state import StateDirectory
 from gateway.running_requests import RunningRequests
+from gateway.settings import AdmissionSettings
 from gateway.shared_memory.regions import SharedMemory
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES, Threads, request_threads
@@ -46,10 +49,10 @@ def _note_refusal(
     model: Model | None,
     error: InferenceError,
 ) -> None:
-    """Note a refusal by the chosen version; a limit of the tenant says nothing about versions."""
+    """Note a refusal by the chosen version; limits and deadlines of clients say nothing of it."""
     if trace is not None:
         trace.refused()
-    if isinstance(error, Refusal) and error.refusal_reason is RefusalReason.RATE_LIMITED:
+    if isinstance(error, Refusal) and error.refusal_reason is not RefusalReason.OVERLOADED:
         return
     if chooser is not None and model is not None:
         chooser.refused(request, model, error)
@@ -66,8 +69,8 @@ class DataPlane:
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
     with `audit`, which gets a line for each change of the server, and `access_log`, which notes
     requests of clients. `state_directory` has the state of rollouts. `fleet` is the server's part
-    in a fleet, if it has one. `admission` decides about requests; None on a server without a key
-    file.
+    in a fleet, if it has one. `admission` decides about requests; None without a key file, before
+    the first deadline.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -82,11 +85,13 @@ class DataPlane:
         audit: AuditLog | None = None,
         access_log: AccessLog | None = None,
         state_directory: Path | None = None,
+        admission: AdmissionSettings | None = None,
     ) -> None:
         self.threads = threads or request_threads()
         self.audit = audit
         self.access_log = access_log
         self.fleet: FleetMember | None = None
+        self._admission_settings = admission or AdmissionSettings()
         self.admission: Admission | None = None
         self.tracer = tracer or Tracer()
         self.log = log or Log()
@@ -126,6 +131,7 @@ class DataPlane:
         try:
             if self._exiting and not self._ending_sequences:
                 raise exiting()
+            request = timed(request) if PARAMETER in request.parameters else request
             if model is None or model.retired:
                 model = self.model(request.model, request.version, caller)
             if caller is not None and not caller.valid:
@@ -138,7 +144,8 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            if model.recorder or self.admission or self.access_log:
+            has_account = self.admission or request.deadline or model.max_wait_ns
+            if has_account or model.recorder or self.access_log:
                 tap = self._tapped(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
@@ -151,6 +158,8 @@ class DataPlane:
         """The tap of a request that is recorded, has an account, or is noted, around another."""
         if model.recorder is not None:
             tap = model.recorder.tap(request, tap)
+        if self.admission is None and model.watches(request.deadline):
+            self.admission = Admission(Tenants(), settings=self._admission_settings)
         if self.admission is not None:
             tap = self.admission.admit(request, model, tap)
         if self.access_log is not None:

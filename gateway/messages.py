@@ -184,6 +184,26 @@ class RoutedPrompt:
     keys: tuple[bytes, ...] = ()
 
 
+@value
+class Deadline:
+    """Times of `time.perf_counter_ns` by which a request has its responses; 0 is none.
+
+    The first response is due at `first_ns`, the whole answer at `whole_ns`. The server ends a
+    request that has none at `held_first_ns`, or is incomplete at `held_whole_ns`; at the others
+    its client or its RPC ends. `slo_first_ns` and `slo_token_ns` are wishes: the durations to the
+    first response, and of each token behind it. It is `asked` of the server unless it is only that
+    of a client, or of an RPC.
+    """
+
+    first_ns: int = 0
+    whole_ns: int = 0
+    held_first_ns: int = 0
+    held_whole_ns: int = 0
+    slo_first_ns: int = 0
+    slo_token_ns: int = 0
+    asked: bool = False
+
+
 @keyword_value
 class InferRequest:
     """One request.
@@ -201,6 +221,7 @@ class InferRequest:
     use as key, by `header:NAME` and `openai:NAME`; only a model with such a rollout gets them.
     Members of an ensemble neither count an `uncounted` request nor answer it from a cache.
     `version` is `chosen` if a router has set it for a client that named none, during a rollout.
+    `deadline` is None if nothing in the request names one.
     """
 
     model: str
@@ -222,6 +243,7 @@ class InferRequest:
     sticky: Mapping[str, str] | None = field(default=None, compare=False, repr=False)
     uncounted: bool = False
     chosen: bool = field(default=False, compare=False, repr=False)
+    deadline: Deadline | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

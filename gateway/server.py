@@ -115,9 +115,10 @@ class Server:
             audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
             access_log=_build_access_log(settings),
             state_directory=settings.state_directory,
+            admission=settings.admission,
         )
         if self.tenants is not None:
-            self.dataplane.admission = Admission(self.tenants)
+            self.dataplane.admission = Admission(self.tenants, settings=settings.admission)
         self._router = self.dataplane.fleet = _build_router(settings, self._control)
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()

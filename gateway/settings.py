@@ -307,6 +307,18 @@ class ResumptionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSettings:
+    """Requests with deadlines.
+
+    One of `probe` requests that cannot meet their deadline is admitted all the same, 0 for none.
+    With `enforce_slo` one is refused also by the wish for its first response, `x-slo-ttft-ms`.
+    """
+
+    probe: int = 64
+    enforce_slo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """A router or a replica of the fleet `name`.
 
@@ -350,6 +362,7 @@ class Settings:
     cache: CacheSettings | None = None
     models: ModelSettings = field(default_factory=ModelSettings)
     resumption: ResumptionSettings = field(default_factory=ResumptionSettings)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 from gateway.admission.booking import Booking, TenantAccount
 from gateway.admission.costs import ModelCosts
 from gateway.admission.quotas import IN_FLIGHT, Limit, LimitKind, TenantLimits, limits_of
+from gateway.admission.waits import WAIT_METRICS, Waits
 from gateway.backend import MetricReading
 from gateway.errors import Refusal, RefusalReason, RetryAdvice
 from gateway.messages import NO_PARAMETERS, InferRequest
@@ -20,12 +22,14 @@ from gateway.models.model import Model
 from gateway.models.taps import Tap
 from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.tenants import NO_RULES, TenantRules, Tenants
+from gateway.settings import AdmissionSettings
 
 log = logging.getLogger("sluice.admission")
 
 REFUSED = "gateway_refused_total"
 ADMISSION_METRICS = {
-    REFUSED: "Requests refused by a limit of their tenant, by reason",
+    REFUSED: "Requests refused by a limit of their tenant or their deadline, by reason",
+    **WAIT_METRICS,
 }
 NO_LIMITS: Mapping[LimitKind, Limit] = MappingProxyType({})
 MOST_ACCOUNTS = 2048
@@ -60,7 +64,7 @@ class Admission:
     """Decides about each request of a client just before its model gets it.
 
     `tenants` has the rules, `clock` the time in seconds. The accounts keep their state when rules
-    change.
+    change. `settings` are those of requests with deadlines.
     """
 
     def __init__(
@@ -68,8 +72,10 @@ class Admission:
         tenants: Tenants,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = jitter,
+        settings: AdmissionSettings | None = None,
     ) -> None:
         self.tenants = tenants
+        self._waits = Waits(settings or AdmissionSettings(), tenants)
         self._clock = clock
         self._jitter = jitter
         self._accounts: dict[str, _Account] = {}
@@ -82,6 +88,29 @@ class Admission:
         Raises Refusal. A refused request has cost one request; what an accepted one costs is taken
         when the model accepts it.
         """
+        tap = self._within_limits(request, model, tap)
+        if not self._waits.observes(request, model):
+            return tap
+        try:
+            return self._waits.admit(request, model, tap, self._costs_of(model))
+        except Refusal as error:
+            raise self._counted(error, request, model) from None
+
+    def _counted(self, error: Refusal, request: InferRequest, model: Model) -> Refusal:
+        """The refusal for a deadline with a jitter in its advice; it is counted.
+
+        Frontends log a deadline that has passed.
+        """
+        reason, advice = error.refusal_reason, error.advice
+        account = self._account(tenant_of(request.caller))
+        account.refused[reason] += 1
+        self._refused[model.name, reason] += 1
+        if reason is RefusalReason.DEADLINE_UNREACHABLE:
+            self._log(account, model, reason)
+        secs = min(advice.retry_after_secs * self._jitter(), MOST_RETRY_SECS)
+        return Refusal(reason, error.message, replace(advice, retry_after_secs=secs))
+
+    def _within_limits(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
         tenant = tenant_of(request.caller)
         rules = self.tenants.rules(tenant)
         if rules is NO_RULES:
@@ -249,9 +278,9 @@ class Admission:
     def families(self) -> list[MetricReading]:
         """The metrics of refusals; none before the first one."""
         found = MetricReading(REFUSED, ADMISSION_METRICS[REFUSED], "counter")
-        for (model, reason), count in sorted(self._refused.items()):
+        for (model, reason), count in sorted((self._refused + self._waits.exceeded).items()):
             found.add_sample(REFUSED, {"model": model, "reason": reason}, count)
-        return [found] if found.samples else []
+        return [*([found] if found.samples else []), *self._waits.families()]
 
 
 def _described_rules(rules: TenantRules) -> dict[str, Any]:

@@ -137,11 +137,15 @@ class ModelCosts:
         """The size of a request; that of a model without tokens is one request."""
         return read_asked(request) if self._has_tokens else Asked(max_tokens=0)
 
+    def prompt_tokens(self, asked: Asked) -> int:
+        """The expected tokens of the prompts; 0 for a model without tokens."""
+        return self._ratio.tokens(asked.prompt_bytes)
+
     def tokens(self, asked: Asked, tenant: str, most: int | None) -> float:
         """The most tokens that a request may use; each prompt with an answer at most `most`."""
         if not self._has_tokens:
             return 0
-        prompt = self._ratio.tokens(asked.prompt_bytes)
+        prompt = self.prompt_tokens(asked)
         answer = self._usual(tenant) if asked.max_tokens is None else asked.max_tokens
         if most is not None:
             prompt = min(prompt, most * asked.prompts)

@@ -35,6 +35,7 @@ from gateway.flags.values import (
 from gateway.settings import (
     ENVIRONMENT,
     MOST_PER_ADDRESS,
+    AdmissionSettings,
     FleetSettings,
     HttpSettings,
     HttpTimeLimits,
@@ -64,6 +65,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_process_flags(parser)
     jwt_flags.add_flags(parser)
     _add_resumption_flags(parser)
+    _add_admission_flags(parser)
     cache_flags.add_flags(parser)
     fleet_flags.add_flags(parser)
     telemetry_flags.add_flags(parser)
@@ -90,6 +92,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         fleet=fleet,
         resumption=_resumption_settings(flags),
+        admission=AdmissionSettings(probe=flags.admission_probe, enforce_slo=flags.enforce_slo),
         models=replace(
             _router_models(model_flags.model_settings(flags), fleet),
             summaries=metrics.summary_latencies,
@@ -312,6 +315,24 @@ def _add_resumption_flags(parser: argparse.ArgumentParser) -> None:
         default=defaults.total_size,
         metavar="BYTES",
         help="size of all these buffers together (bytes, default: %(default)s)",
+    )
+
+
+def _add_admission_flags(parser: argparse.ArgumentParser) -> None:
+    group, defaults = parser.add_argument_group("deadlines"), AdmissionSettings()
+    group.add_argument(
+        "--admission-probe",
+        type=natural,
+        default=defaults.probe,
+        metavar="N",
+        help="admit one of N requests that cannot meet their deadline, to measure how many would "
+        "have; 0 for none (default: %(default)s)",
+    )
+    add_truth(
+        group,
+        "--enforce-slo",
+        defaults.enforce_slo,
+        "refuse requests that cannot meet their header x-slo-ttft-ms",
     )
 
 

@@ -27,12 +27,13 @@ class Limits:
 
     `max_in_flight`: requests accepted and not yet ended. `restart_tries`: restarts of an instance
     that died, before the model stays unavailable. `continue_tries`: continuations of one text whose
-    replica was lost.
+    replica was lost. `max_wait_ms`: the longest wait for a first response, 0 for any.
     """
 
     max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
     restart_tries: int = DEFAULT_RESTART_TRIES
     continue_tries: int = 0
+    max_wait_ms: int = 0
 
     @classmethod
     def read(cls, config: ModelConfig) -> "Limits":
@@ -43,7 +44,13 @@ class Limits:
             continue_tries=_number(
                 config, "continue_tries", int(config.backend in JOINING_BACKENDS), least=0
             ),
+            max_wait_ms=_number(config, "max_wait_ms", 0, least=0),
         )
+
+    @property
+    def max_wait_ns(self) -> int:
+        """`max_wait_ms` in nanoseconds."""
+        return self.max_wait_ms * (NS_PER_SECOND // 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, no_instance
-from gateway.messages import NO_PARAMETERS, Checked, InferRequest
+from gateway.messages import NO_PARAMETERS, Checked, Deadline, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.golden_results import GoldenResult
 from gateway.models.instance_groups import InstanceSlot
@@ -59,6 +59,10 @@ def build_scheduler(
 
 log = logging.getLogger("sluice.model")
 
+WATCHED = 8
+"""Requests in flight from which on limits that clients have of their own matter: many clients send
+one with every request."""
+
 
 class VersionChooser(Protocol):
     """Shares the requests of a model without a version among two of its versions.
@@ -94,8 +98,9 @@ class Model:
     duration of its load, `loaded_at` its time (seconds since the epoch), `namespace` its repository
     if names are not unique. `further_names` are names for OpenAI's clients besides its own;
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
-    both in `prepare`. It accepts `most_in_flight` requests at a time. `members` are the models that
-    an ensemble calls. `golden` are the results of its golden requests; `recorder` makes new ones.
+    both in `prepare`. It accepts `most_in_flight` requests at a time, whose first response is due
+    after `max_wait_ns`, 0 for any time. `members` are the models that an ensemble calls. `golden`
+    are the results of its golden requests; `recorder` makes new ones.
     `waking` wakes it if it sleeps. A model in a rollout has a `chooser`. A `retired` model
     completes its requests and must get no others. A model `of_fleet` is hosted by replicas, which
     keep its sequences and conversations. `fair` shares it among `tenants`, on a server with a key
@@ -135,7 +140,8 @@ class Model:
         if tenants is not None:
             self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
-        self.most_in_flight = Limits.read(config).max_in_flight
+        limits = Limits.read(config)
+        self.most_in_flight, self.max_wait_ns = limits.max_in_flight, limits.max_wait_ns
         self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
         self.requests = RequestsInFlight()
@@ -287,6 +293,12 @@ class Model:
         if waking is not None and not stream.done:
             waking.wish(stream)
         return stream
+
+    def watches(self, deadline: Deadline | None) -> bool:
+        """Whether its waits matter for a request with this deadline."""
+        if deadline is not None and (deadline.asked or len(self.requests) >= WATCHED):
+            return True
+        return self.max_wait_ns > 0
 
     def call(self, request: InferRequest) -> ResponseStream:
         """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""

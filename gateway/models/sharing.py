@@ -19,6 +19,10 @@ class Sharing(Protocol):
     def configured(self) -> bool:
         """Whether a tenant has rules, so that tenants have shares."""
 
+    @property
+    def slack(self) -> int:
+        """The requests that it releases beyond the places of the instances."""
+
     def refusal(self, request: InferRequest, most: int, total: int) -> InferenceError | None:
         """The error of a request of a tenant that has its share of `most` requests in flight.
 

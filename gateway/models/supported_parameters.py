@@ -278,6 +278,7 @@ OF_ALL_MODELS = (
     "max_in_flight",
     "max_model_len",
     "max_padded_length",
+    "max_wait_ms",
     "openai_names",
     "padded_inputs",
     "padded_outputs",

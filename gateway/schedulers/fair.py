@@ -165,6 +165,11 @@ class FairScheduler(Scheduler):
             f"'max_in_flight' is {most}); retry later",
         )
 
+    @property
+    def slack(self) -> int:
+        """The requests that it releases beyond the places of the instances."""
+        return self._costs.slack
+
     def waiting(self, tenant: str) -> int:
         """The number of requests of a tenant that wait here."""
         return len(self._queues[tenant]) if tenant in self._queues else 0

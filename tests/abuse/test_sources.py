@@ -11,6 +11,7 @@ SECRETS = ("digest", "secret")
 """Parts of the names of values that are compared in constant time."""
 
 WALL_CLOCK = {
+    "gateway/admission/deadlines.py": "a deadline that a client gives as a date",
     "gateway/conversations/history.py": "the start of a conversation, as other machines compare it",
     "gateway/fleet/router.py": "`created` of a model that replicas host",
     "gateway/flags/keys.py": "the expiry of a new key",

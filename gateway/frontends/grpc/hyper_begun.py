@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from httpunk import HeaderMap
 
+from gateway.admission.deadlines import TIMES
 from gateway.frontends.grpc.http2_wire import (
     DEADLINE,
     DEADLINE_PASSED,
@@ -91,7 +92,8 @@ class BegunCalls:
         if beginning is None or (method.compresses and self._compresses):
             return False
         headers = request.method, request.headers.raw_items()
-        if headers != self._known_headers:
+        is_known = is_untimed = headers == self._known_headers
+        if not is_known:
             allowed = request.headers.get(DEADLINE)
             try:
                 require_grpc(request)
@@ -100,20 +102,23 @@ class BegunCalls:
                 return False
             if request.headers.get(ENCODING) is not None:
                 return False
-            if allowed is None:
+            is_untimed = TIMES.isdisjoint(dict(headers[1]))
+            if allowed is None and is_untimed:
                 self._known_headers, self._known_caller = headers, None
+                is_known = True
         message = _whole_message(request, beginning.may_begin)
         if message is None:
             return False
         call = BegunHyperCall(self, request)
-        if secs is None:
+        call.untimed = is_untimed
+        if is_known:
             call.caller = self._known_caller
-        else:
+        if secs is not None:
             call.expiry = self._loop.call_later(secs, call.expire)
         self._calls.add(call)
         request._stream.reset_evt.listen(call.cancel)
         method.begin(beginning, message, call)
-        if secs is None:
+        if is_known:
             self._known_caller = call.caller
         return True
 
@@ -182,7 +187,7 @@ class BegunHyperCall(BegunCall):
     `expiry` is the timer of the client's deadline; sending an answer that is ready may take longer.
     """
 
-    __slots__ = ("_calls", "_disconnected", "_ended", "expiry", "request")
+    __slots__ = ("_calls", "_disconnected", "_ended", "expiry", "request", "untimed")
 
     def __init__(self, calls: "BegunCalls", request: Any) -> None:
         super().__init__()
@@ -191,6 +196,7 @@ class BegunHyperCall(BegunCall):
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
         self.expiry: asyncio.TimerHandle | None = None
+        self.untimed = False
 
     @property
     def metadata(self) -> Metadata:
@@ -207,6 +213,11 @@ class BegunHyperCall(BegunCall):
     @property
     def authority(self) -> str:
         return authority_of(self.request)
+
+    def time_remaining(self) -> float | None:
+        if self.expiry is None:
+            return None
+        return self.expiry.when() - asyncio.get_running_loop().time()
 
     def on_disconnect(self, disconnected: Callable[[], object]) -> None:
         self._disconnected = disconnected

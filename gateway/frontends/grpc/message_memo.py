@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, RAW_INPUT, parse_request, sized
-from gateway.messages import InferRequest
+from gateway.messages import Deadline, InferRequest
 from gateway.policy.caller import Caller
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.request_memo import MOST_BYTES, RequestMemo
@@ -44,7 +44,9 @@ class MemoEntry(NamedTuple):
                 return False
         return True
 
-    def request(self, data: bytes, caller: Caller | None = None) -> InferRequest:
+    def request(
+        self, data: bytes, caller: Caller | None = None, deadline: Deadline | None = None
+    ) -> InferRequest:
         """The request of a caller's message with these bytes."""
         asked = self.asked
         return InferRequest(
@@ -62,6 +64,7 @@ class MemoEntry(NamedTuple):
             timeout_us=asked.timeout_us,
             received_ns=time.perf_counter_ns(),
             caller=caller,
+            deadline=deadline,
         )
 
 
@@ -107,7 +110,7 @@ class MessageMemo:
         if not _is_plain(message, raw, request):
             return
         known = MemoEntry(
-            replace(request, inputs=(), caller=None),
+            replace(request, inputs=(), caller=None, deadline=None),
             tuple(_pieces(len(header), marks, raw, request)),
         )
         if known.fits(data) and _is_all_but_raw(header, message):

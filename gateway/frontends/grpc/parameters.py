@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gateway.admission.deadlines import TEXT_TIMES, Wishes, read_wishes
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.rpc import Metadata
-from gateway.messages import InferRequest, Parameter, SequenceTag
+from gateway.messages import Deadline, InferRequest, Parameter, SequenceTag
 from gateway.models.model import VersionChooser
 from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.forwarding import ForwardedNames, is_reserved
@@ -62,6 +63,20 @@ def keyed(request: InferRequest, chooser: VersionChooser, rpc: HasMetadata) -> I
         return request
     texts = {name: value for name, value in rpc.metadata if isinstance(value, str)}
     return chooser.keyed(request, lambda name: texts.get(name.lower()))
+
+
+def wishes_of(
+    metadata: Metadata, rpc: Deadline | None = None, *, streams: bool = False
+) -> Wishes | None:
+    """The times in the metadata of an RPC, with the RPC's own deadline; None without any."""
+    if TEXT_TIMES.isdisjoint([name for name, _ in metadata]):
+        return None
+    headers = [
+        (name.encode(), value.encode("latin-1", "replace"))
+        for name, value in metadata
+        if isinstance(value, str)
+    ]
+    return read_wishes(headers, 0 if rpc is None else rpc.whole_ns, streams=streams)
 
 
 class HeaderForwarding:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway.admission.deadlines import Wishes, deadline_of
 from gateway.config import ModelConfig
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
@@ -22,6 +23,7 @@ from gateway.frontends.grpc.protobuf_wire import (
 from gateway.frontends.grpc.rpc import Metadata
 from gateway.messages import (
     MOST_OUTPUTS,
+    Deadline,
     InferRequest,
     RequestedOutput,
     SharedRegion,
@@ -92,7 +94,7 @@ class DecodedRequest:
 class RequestDecoder:
     """Decodes the requests of one RPC, and forwards metadata of the RPC to each."""
 
-    __slots__ = ("_forwarding", "_shared_memory", "caller", "metadata")
+    __slots__ = ("_forwarding", "_rpc", "_shared_memory", "_wishes", "caller", "metadata")
 
     def __init__(
         self,
@@ -100,11 +102,12 @@ class RequestDecoder:
         forwarding: HeaderForwarding,
         metadata: Metadata,
         caller: Caller | None = None,
+        wishes: Wishes | None = None,
+        rpc: Deadline | None = None,
     ) -> None:
-        self.caller = caller
+        self.caller, self._wishes, self._rpc = caller, wishes, rpc
         self._shared_memory = shared_memory if caller is None else shared_memory.of(caller)
-        self._forwarding = forwarding
-        self.metadata = metadata
+        self._forwarding, self.metadata = forwarding, metadata
 
     def decode(
         self,
@@ -139,6 +142,7 @@ class RequestDecoder:
             timeout_us=parameters.timeout_us,
             received_ns=received_ns,
             caller=self.caller,
+            deadline=deadline_of(self._wishes, received_ns) if self._wishes else self._rpc,
         )
 
     def _outputs(self, given: Sequence[Any]) -> tuple[RequestedOutput, ...]:

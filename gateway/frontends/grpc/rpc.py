@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterable,
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.errors import Code, InferenceError, Refusal, RefusalReason, unexpected
 from gateway.frontends.grpc import refusals
+from gateway.messages import Deadline
 from gateway.policy.caller import Caller
 from gateway.threads import LARGE_BYTES
 from gateway.tls.certificates import Certificates
@@ -27,6 +29,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 log = logging.getLogger("sluice.grpc")
 
+NS_PER_SECOND = 1_000_000_000
 UNPARSABLE = "Unable to parse request"
 """Triton's text, with INTERNAL."""
 
@@ -71,9 +74,13 @@ class ClientDisconnected(Exception):
 
 
 class RpcHead(ABC):
-    """The client of an RPC, and its headers. The guard of the method sets `caller`."""
+    """The client of an RPC, and its headers. The guard of the method sets `caller`.
+
+    It is `untimed` if its headers are known to name no further time than `grpc-timeout`.
+    """
 
     __slots__ = ("caller",)
+    untimed = False
 
     def __init__(self) -> None:
         self.caller: Caller | None = None
@@ -98,6 +105,18 @@ class RpcHead(ABC):
         """The identity of the client's certificate; None without mutual TLS."""
         return None
 
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None without a deadline."""
+        return None
+
+    @property
+    def deadline(self) -> Deadline | None:
+        """That of the RPC, which its transport ends then."""
+        remaining = self.time_remaining()
+        if remaining is None:
+            return None
+        return Deadline(whole_ns=time.perf_counter_ns() + int(remaining * NS_PER_SECOND))
+
 
 class RpcCall(RpcHead):
     """Interface between a method and the transport of its RPC.
@@ -106,10 +125,6 @@ class RpcCall(RpcHead):
     """
 
     __slots__ = ()
-
-    @abstractmethod
-    def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline; None without a deadline."""
 
     @abstractmethod
     async def send(self, messages: Sequence[bytes]) -> None:

@@ -1,14 +1,16 @@
 """GRPCInferenceService: one method per RPC of the v2 protocol."""
 
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from functools import partial
 from typing import Any
 
 from gateway import metadata
+from gateway.admission.deadlines import TEXT_TIMES
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage
-from gateway.frontends.grpc.parameters import HeaderForwarding
+from gateway.frontends.grpc.parameters import HeaderForwarding, wishes_of
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
 from gateway.frontends.grpc.request import LargeMessages, RequestDecoder
 from gateway.frontends.grpc.rpc import Parse, ParseLarge, RpcCall
@@ -78,7 +80,7 @@ class Servicer:
         if name == "ModelInfer":
             return self._prepare_unary
         if name == "ModelStreamInfer":
-            return self._prepare
+            return partial(self._prepare, streams=True)
 
         def parse_in_thread(data: bytes, call: RpcCall) -> Awaitable[Any]:
             return self._dataplane.threads.run(parse, data)
@@ -88,8 +90,8 @@ class Servicer:
     async def _prepare_unary(self, data: bytes, call: RpcCall) -> InferMessage:
         return InferMessage(data, None, *await self._prepare(data, call))
 
-    async def _prepare(self, data: bytes, call: RpcCall) -> Message:
-        return await self._large.prepare(data, self._decoder(call))
+    async def _prepare(self, data: bytes, call: RpcCall, *, streams: bool = False) -> Message:
+        return await self._large.prepare(data, self._decoder(call, streams=streams))
 
     def stop_reading(self) -> None:
         """Refuse further requests on every open stream; the received ones are answered."""
@@ -135,7 +137,7 @@ class Servicer:
         return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**row) for row in rows])
 
     def ModelStreamInfer(self, requests: AsyncIterator[Message], call: RpcCall) -> Awaitable[None]:
-        return self._streams.serve(requests, self._decoder(call), call)
+        return self._streams.serve(requests, self._decoder(call, streams=True), call)
 
     async def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, call: RpcCall
@@ -246,9 +248,12 @@ class Servicer:
     def _regions(self, call: RpcCall) -> SharedMemory:
         return self._dataplane.shared_memory.of(call.caller)
 
-    def _decoder(self, call: RpcCall) -> RequestDecoder:
-        shared_memory = self._dataplane.shared_memory
-        return RequestDecoder(shared_memory, self._forwarding, call.metadata, call.caller)
+    def _decoder(self, call: RpcCall, *, streams: bool) -> RequestDecoder:
+        shared_memory, metadata, rpc = self._dataplane.shared_memory, call.metadata, call.deadline
+        wishes = None
+        if not TEXT_TIMES.isdisjoint([name for name, _ in metadata]):
+            wishes = wishes_of(metadata, rpc, streams=streams)
+        return RequestDecoder(shared_memory, self._forwarding, metadata, call.caller, wishes, rpc)
 
 
 def _override(parameters: Parameters) -> Override | None:

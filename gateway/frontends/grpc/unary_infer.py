@@ -1,15 +1,17 @@
 """ModelInfer: one request, one response."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gateway.admission.admission import Admission
+from gateway.admission.deadlines import deadline_of
 from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
-from gateway.frontends.grpc.parameters import HeaderForwarding, keyed
+from gateway.frontends.grpc.parameters import HeaderForwarding, keyed, wishes_of
 from gateway.frontends.grpc.refusals import WANTS_LIMITS
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
@@ -85,11 +87,14 @@ class UnaryInferRpcs:
                 Code.UNSUPPORTED,
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             )
+        rpc = call.deadline
+        wishes = None if call.untimed else wishes_of(call.metadata, rpc)
         if known is not None:
-            return model, known.request(incoming.data, call.caller)
+            deadline = rpc if wishes is None else deadline_of(wishes, time.perf_counter_ns())
+            return model, known.request(incoming.data, call.caller, deadline)
         metadata = call.metadata if self._forwarding.enabled else ()
         decoder = RequestDecoder(
-            self._dataplane.shared_memory, self._forwarding, metadata, call.caller
+            self._dataplane.shared_memory, self._forwarding, metadata, call.caller, wishes, rpc
         )
         return model, decoder.decode(message, incoming.raw, model.config)
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
+from gateway.admission.deadlines import TIMES, deadline_of, read_wishes
 from gateway.dataplane import DataPlane
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.frontends.http.body import decoded, read_body
@@ -52,6 +54,8 @@ from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 from gateway.tensor import Buffer
 
+STREAMING = "_stream"
+"""The end of the path of a request for a stream."""
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
     "generates various number of responses"
@@ -195,6 +199,9 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
     refuse_repeated_inputs(body, members, model.config)
     caller = caller_in(scope)
     asked = decode_generate(members, model.config, version, received_ns, caller)
+    if not TIMES.isdisjoint(dict(scope["headers"])):
+        found = read_wishes(scope["headers"], streams=scope["path"].endswith(STREAMING))
+        asked = replace(asked, deadline=deadline_of(found, received_ns))
     wanted, resumable = without_resumable(asked)
     return _Call(model, wanted, key_of(scope, body), resumable)
 

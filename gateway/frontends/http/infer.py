@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.admission.deadlines import TIMES, deadline_of, read_wishes
 from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.frontends.http.body import (
@@ -83,11 +84,12 @@ AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
 
 
 class _Head(NamedTuple):
-    """The model, the requested version and the headers of a request."""
+    """The model, the requested version and the headers of a request; it `has_times` in these."""
 
     model: str
     version: str
     headers: dict[bytes, bytes]
+    has_times: bool
 
 
 class _Call(NamedTuple):
@@ -150,7 +152,7 @@ class InferRoute:
         elif scope["method"] != "POST":
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
-            head = _Head(*address, dict(scope["headers"]))
+            head = _head(address, dict(scope["headers"]))
             refusal = self._pages.refusal(scope) if ORIGIN in head.headers else None
             call = _Call(scope, receive, head, received_ns, caller)
             try:
@@ -203,7 +205,7 @@ class InferRoute:
         if found is None or scope["method"] != "POST" or not WITH_TASK.isdisjoint(headers):
             return None
         address = path_address(self._dataplane, *found.groups(""), caller=caller_in(scope))
-        return None if address is None else _Head(*address, headers)
+        return None if address is None else _head(address, headers)
 
     def encode(self, call: _Call, answered: Answered) -> ASGIApp:
         """The response; if its encoding takes long, an application that encodes it in a thread."""
@@ -332,6 +334,8 @@ class InferRoute:
     ) -> tuple[InferRequest, OutputForms]:
         forwarded = self._filter.of(call.scope) if self._filter.on else ()
         target = Target(model.config, call.head.version, forwarded, call.received_ns, call.caller)
+        if call.head.has_times and (found := read_wishes(call.scope["headers"])) is not None:
+            target = target._replace(deadline=deadline_of(found, call.received_ns))
         header, binary = body
         if header is None:
             return self._decoder.decode_raw(target, binary)
@@ -365,6 +369,10 @@ class _BegunInfer(BegunRequest[ASGIApp]):
             self.start(answer)
         else:
             write_whole(cycle, answer.headers, answer.parts)
+
+
+def _head(address: tuple[str, str], headers: dict[bytes, bytes]) -> _Head:
+    return _Head(*address, headers, not TIMES.isdisjoint(headers))
 
 
 def _failed(call: _Call, error: Exception) -> Response:

@@ -25,6 +25,7 @@ from gateway.frontends.http.json_object import (
 from gateway.messages import (
     MOST_OUTPUTS,
     NO_PARAMETERS,
+    Deadline,
     InferRequest,
     Parameter,
     RequestedOutput,
@@ -268,6 +269,7 @@ class Target(NamedTuple):
     """The model of a request, and the parts that are not in its body.
 
     `version` is the requested one; `headers` are those that the model gets as parameters.
+    `deadline` is that of its other headers.
     """
 
     config: ModelConfig
@@ -275,6 +277,7 @@ class Target(NamedTuple):
     headers: Iterable[tuple[str, str]] = ()
     received_ns: int = 0
     caller: Caller | None = None
+    deadline: Deadline | None = None
 
 
 class InferDecoder:
@@ -339,6 +342,7 @@ class InferDecoder:
             parameters=parameters,
             received_ns=target.received_ns,
             caller=target.caller,
+            deadline=target.deadline,
         )
         return request, OutputForms(default=True, only_binary=True)
 
@@ -359,4 +363,5 @@ def _request(target: Target, known: KnownRequest, inputs: tuple[Tensor, ...]) ->
         timeout_us=parameters.timeout_us,
         received_ns=target.received_ns,
         caller=target.caller,
+        deadline=target.deadline,
     )

@@ -7,6 +7,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admission.deadlines import TIMES, deadline_of, read_wishes
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.body import read_body
@@ -246,6 +247,9 @@ class OpenAiAnswers:
 
     async def _infer(self, request: Request, call: OpenAiRequest, model: Model) -> Responses:
         caller = caller_in(request.scope)
+        wishes = None
+        if not TIMES.isdisjoint(dict(request.scope["headers"])):
+            wishes = read_wishes(request.scope["headers"], streams=call.stream)
         infer_request = InferRequest(
             model=model.name,
             version=self._dataplane.address(call.model, caller=caller)[1],
@@ -253,6 +257,7 @@ class OpenAiAnswers:
             inputs=request_tensors(call.body, call.endpoint, model.config),
             received_ns=call.received_ns,
             caller=caller,
+            deadline=None if wishes is None else deadline_of(wishes, call.received_ns),
         )
         if model.chooser is not None:
             infer_request = keyed(infer_request, model.chooser, request.scope, call.members)

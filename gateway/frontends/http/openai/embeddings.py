@@ -8,7 +8,7 @@ import base64
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admission.deadlines import deadline_of, read_wishes
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.frontends.http.errors import JSON, openai_refusal
@@ -180,11 +181,14 @@ class EmbeddingAnswers:
         requests = [
             encoder.request(text, found, call.received_ns, caller, version) for text in asked.texts
         ]
+        wishes = read_wishes(request.scope["headers"])
+        deadline = deadline_of(wishes, call.received_ns)
 
         if self._dataplane.admission is not None:
             self._dataplane.admission.check_requests(caller, model, len(requests))
 
         def submit(each: InferRequest) -> ResponseStream:
+            each = replace(each, deadline=deadline) if deadline is not None else each
             trace = begin_trace(request.scope, self._dataplane.tracer, each)
             if model.chooser is not None:
                 each = keyed(each, model.chooser, request.scope, call.members)

@@ -1,0 +1,265 @@
+"""Admission by deadlines: the waits of models, refusals, and how true the predictions were."""
+
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+from gateway.admission.costs import ModelCosts
+from gateway.admission.deadlines import earliest
+from gateway.admission.prediction import CAUTION, WaitPrediction
+from gateway.admission.timed_request import TimedRequest, exceeded, seconds, unreachable
+from gateway.backend import MetricReading
+from gateway.errors import InferenceError, Refusal, RefusalReason
+from gateway.messages import Deadline, InferRequest
+from gateway.models.model import Model
+from gateway.models.taps import Tap
+from gateway.observability.metrics import histogram_samples
+from gateway.observability.statistics import Histogram
+from gateway.policy.caller import tenant_of
+from gateway.policy.tenants import Tenants
+from gateway.settings import AdmissionSettings
+
+OUTPUT_WEIGHT = 2.0
+"""The service of a token of an answer in tokens of prompts: its step reads all weights."""
+ONE_TENANT = ""
+"""The tenant of all requests of a queue that is not fair."""
+ROOM_SECS = 1.0
+"""The age at which the room of a model is counted again."""
+
+RATIO = "gateway_admission_wait_ratio"
+RATIOS = (0.25, 0.5, 0.7, 0.9, 1.0, 1.1, 1.3, 1.5, 2.0, 4.0)
+COUNTERS = {
+    "gateway_admitted_late_total": "Admitted requests that missed their deadline",
+    "gateway_admission_probes_total": "Requests admitted although they could not meet their "
+    "deadline by the prediction",
+    "gateway_refused_in_vain_total": "Such requests that met it all the same",
+    "gateway_slo_requests_total": "Ended requests with a header x-slo-ttft-ms or x-slo-tpot-ms",
+    "gateway_slo_met_total": "Such requests that got what these headers name",
+}
+WAIT_METRICS = {
+    RATIO: "Real waits of admitted requests per predicted one, of those that had to wait",
+    **COUNTERS,
+}
+"""The families of this module, with their help texts."""
+
+
+class Waits:
+    """Admits the requests of models by their deadlines.
+
+    A model is observed from the first request on that it watches. `exceeded` counts the requests
+    that ended at their deadline, by model and reason. `tenants` have the weights of fair queues.
+    """
+
+    def __init__(self, settings: AdmissionSettings, tenants: Tenants) -> None:
+        self.exceeded: Counter[tuple[str, str]] = Counter()
+        self._settings = settings
+        self._tenants = tenants
+        self._models: dict[Model, ModelWaits] = {}
+
+    def observes(self, request: InferRequest, model: Model) -> bool:
+        """Whether a request counts: the model is observed, or is from this request on."""
+        return model in self._models or model.watches(request.deadline)
+
+    def admit(self, request: InferRequest, model: Model, tap: Tap | None, costs: ModelCosts) -> Tap:
+        """The tap of a request, around another one; Refusal if it would miss its deadline."""
+        waits = self._models.get(model)
+        if waits is None:
+            prediction = WaitPrediction(lambda tenant: self._tenants.rules(tenant).weight)
+            waits = ModelWaits(model, prediction, costs, self._settings, self.exceeded)
+            self._models[model] = waits
+            model.when_closed(partial(self._forget, model))
+        return waits.admit(request, tap)
+
+    def _forget(self, model: Model) -> None:
+        self._models.pop(model, None)
+
+    def families(self) -> list[MetricReading]:
+        """The metrics; none before the first request with a deadline."""
+        if not self._models:
+            return []
+        ratio = MetricReading(RATIO, WAIT_METRICS[RATIO], "histogram")
+        counters = {name: MetricReading(name, text, "counter") for name, text in COUNTERS.items()}
+        for model, waits in self._models.items():
+            labels = {"model": model.name, "version": model.version}
+            ratio.samples.extend(histogram_samples(RATIO, labels, waits.ratios))
+            for name, value in waits.counts.items():
+                counters[name].add_sample(name, labels, value)
+        return [ratio, *counters.values()]
+
+
+class ModelWaits:
+    """The waits of one model; implements `WaitObserver`."""
+
+    def __init__(
+        self,
+        model: Model,
+        prediction: WaitPrediction,
+        costs: ModelCosts,
+        settings: AdmissionSettings,
+        exceeded: Counter[tuple[str, str]],
+    ) -> None:
+        self.requests = model.requests
+        self.prediction = prediction
+        self.ratios = Histogram(RATIOS)
+        self.counts = dict.fromkeys(COUNTERS, 0)
+        self._model = model
+        self._costs = costs
+        self._settings = settings
+        self._exceeded = exceeded
+        self._refusals = 0
+        self._room_at = -ROOM_SECS
+
+    def admit(self, request: InferRequest, tap: Tap | None) -> Tap:
+        """The tap of a request; Refusal if it would miss its deadline."""
+        deadline, received_ns = request.deadline, request.received_ns or time.perf_counter_ns()
+        if self._model.max_wait_ns:
+            deadline = _with_default(deadline, received_ns + self._model.max_wait_ns)
+        asked = self._costs.asked(request)
+        fair = self._model.fair
+        if fair is not None and not fair.configured:
+            fair = None
+        tenant = ONE_TENANT if fair is None else tenant_of(request.caller)
+        timed = TimedRequest(self, tenant, asked, deadline, tap)
+        prediction, now = self.prediction, seconds(timed.arrived_ns)
+        if now - self._room_at >= ROOM_SECS:
+            self._room_at, prediction.room = now, _room(self._model)
+            prediction.slack = 0 if fair is None else fair.slack
+        timed.prompt_estimate = self._costs.prompt_tokens(asked)
+        is_able = self._model.instances.able  # the time of a load, or of a wake, tells no wait
+        timed.waits = prediction.full or not is_able
+        if is_able:
+            timed.raw = prediction.raw_wait(timed.tenant, timed.prompt_estimate, now)
+            if prediction.learnt:
+                timed.predicted = timed.raw * prediction.correction(timed.tenant)
+        if deadline is not None:
+            self._check(timed, deadline, received_ns)
+        return timed
+
+    def _check(self, timed: TimedRequest, deadline: Deadline, received_ns: int) -> None:
+        now_ns = timed.arrived_ns
+        if 0 < earliest(deadline.held_first_ns, deadline.held_whole_ns) <= now_ns:
+            raise exceeded(0, retries=False)
+        first_ns = earliest(deadline.first_ns, deadline.whole_ns)
+        if self._settings.enforce_slo and deadline.slo_first_ns:
+            first_ns = earliest(first_ns, received_ns + deadline.slo_first_ns)
+        refusal = None if timed.predicted is None else self._refusal(timed, first_ns, deadline)
+        if refusal is None:
+            return
+        self._refusals += 1
+        probe = self._settings.probe
+        if not probe or self._refusals % probe:
+            raise refusal
+        timed.is_probe = True
+
+    def _refusal(self, timed: TimedRequest, first_ns: int, deadline: Deadline) -> Refusal | None:
+        """The refusal of a request that would be late by the prediction."""
+        wait = timed.predicted or 0.0
+        left = seconds(first_ns - timed.arrived_ns)
+        if first_ns and wait > CAUTION * left:
+            return unreachable(wait, left, "its first response")
+        if deadline.whole_ns:
+            whole = wait + self.prediction.answer_secs(timed.asked.max_tokens)
+            left = seconds(deadline.whole_ns - timed.arrived_ns)
+            if whole > CAUTION * left:
+                return unreachable(whole, left, "its whole answer")
+        return None
+
+    def arrived(self, timed: TimedRequest, rows: int) -> None:
+        """See `WaitObserver`."""
+        timed.service = float(rows)
+        if timed.prompt_estimate:
+            answer = self.prediction.expected_tokens(timed.asked.max_tokens)
+            timed.service = timed.prompt_estimate + OUTPUT_WEIGHT * timed.asked.answers * answer
+        self.prediction.arrive(timed.tenant, timed.service, seconds(timed.arrived_ns))
+        self.counts["gateway_admission_probes_total"] += timed.is_probe
+
+    def begun(self, timed: TimedRequest) -> None:
+        """See `WaitObserver`."""
+        self.prediction.begin(timed.tenant, timed.service, seconds(timed.first_ns))
+        real = seconds(timed.first_ns - timed.arrived_ns)
+        if timed.waits:
+            self._learn(timed, real)
+        else:
+            self.prediction.learn_prefill(real, timed.prompt_estimate)
+
+    def ended(self, timed: TimedRequest, error: InferenceError | None) -> None:
+        """See `WaitObserver`."""
+        now, is_exceeded = seconds(timed.ended_ns), _is_exceeded(error)
+        if timed.first_ns:
+            self.prediction.end(now)
+            self._learn_tokens(timed)
+        elif is_exceeded:
+            self.prediction.expire(timed.tenant, timed.service, now)
+            if timed.waits:
+                self._learn(timed, seconds(timed.ended_ns - timed.arrived_ns))
+        else:
+            self.prediction.leave(timed.tenant, timed.service, now)
+        if is_exceeded:
+            self._exceeded[self._model.name, RefusalReason.DEADLINE_EXCEEDED] += 1
+        if error is None or is_exceeded:
+            self._count(timed)
+
+    def _learn(self, timed: TimedRequest, real: float) -> None:
+        self.prediction.learn_wait(timed.tenant, real, timed.raw)
+        if timed.predicted and not timed.is_probe:
+            self.ratios.observe(real / timed.predicted)
+
+    def _learn_tokens(self, timed: TimedRequest) -> None:
+        answers = timed.answers // timed.asked.answers
+        if not timed.answers:
+            return
+        self.prediction.output_tokens.learn(answers)
+        behind = (timed.answers - timed.first_answers) // timed.asked.answers
+        if behind > 0:
+            spent = seconds(timed.ended_ns - timed.first_ns)
+            self.prediction.token_secs.learn(spent / behind)
+        if timed.learns:
+            self._costs.learn(timed.asked, timed.tenant, timed.prompt, timed.answers)
+
+    def _count(self, timed: TimedRequest) -> None:
+        deadline, counts = timed.deadline, self.counts
+        if deadline.first_ns or deadline.whole_ns:
+            if timed.is_probe:
+                counts["gateway_refused_in_vain_total"] += timed.met_deadline
+            else:
+                counts["gateway_admitted_late_total"] += not timed.met_deadline
+        if deadline.slo_first_ns or deadline.slo_token_ns:
+            counts["gateway_slo_requests_total"] += 1
+            counts["gateway_slo_met_total"] += _met_slo(timed)
+
+
+def _is_exceeded(error: InferenceError | None) -> bool:
+    found = isinstance(error, Refusal) and error.refusal_reason
+    return found is RefusalReason.DEADLINE_EXCEEDED
+
+
+def _met_slo(timed: TimedRequest) -> bool:
+    """Whether a request got its first response, and each further token, as wished."""
+    deadline, behind = timed.deadline, timed.ended_ns - timed.first_ns
+    first_ns = timed.first_ns - timed.arrived_ns
+    is_first = bool(timed.first_ns) and not 0 < deadline.slo_first_ns < first_ns
+    tokens = max(1, timed.answers - timed.first_answers)
+    return is_first and not 0 < deadline.slo_token_ns * tokens < behind
+
+
+def _with_default(deadline: Deadline | None, due: int) -> Deadline:
+    """A deadline with that of the model, unless the request or its RPC has one of its own."""
+    found = deadline or Deadline()
+    if found.held_first_ns or found.whole_ns:
+        return found
+    return replace(found, first_ns=earliest(found.first_ns, due), held_first_ns=due)
+
+
+def _room(model: Model) -> int | None:
+    """The requests that a model executes at once; None if it takes any number."""
+    room = 0
+    rows = model.config.max_batch_size if model.config.dynamic_batching is not None else 1
+    for instance in model.instances:
+        if instance.places is not None:
+            room += instance.places
+        elif instance.concurrency is None:
+            return None
+        else:
+            room += instance.concurrency * max(1, rows)
+    return room or None
