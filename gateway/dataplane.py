@@ -12,7 +12,7 @@ from gateway.admission.deadlines import PARAMETER, timed
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import InferenceError, Refusal, RefusalReason, exiting, no_longer_valid
-from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse
+from gateway.messages import NO_PARAMETERS, WATCHED, InferRequest, InferResponse
 from gateway.models.index import IndexRow
 from gateway.models.labels import labels_of, set_labels
 from gateway.models.model import Model, VersionChooser
@@ -23,6 +23,7 @@ from gateway.models.taps import Tap
 from gateway.observability.access_log import AccessLog
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
+from gateway.observability.receipts import Receipts
 from gateway.observability.remote_metrics import remote_families
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -52,6 +53,8 @@ def _note_refusal(
     """Note a refusal by the chosen version; limits and deadlines of clients say nothing of it."""
     if trace is not None:
         trace.refused()
+    if request.receipt is not None:
+        request.receipt.refused(request, error)
     if isinstance(error, Refusal) and error.refusal_reason is not RefusalReason.OVERLOADED:
         return
     if chooser is not None and model is not None:
@@ -68,9 +71,9 @@ class DataPlane:
 
     `threads` decode and encode large messages; the caller that passes them closes them. So it is
     with `audit`, which gets a line for each change of the server, and `access_log`, which notes
-    requests of clients. `state_directory` has the state of rollouts. `fleet` is the server's part
-    in a fleet, if it has one. `admission` decides about requests; None without a key file, before
-    the first deadline.
+    requests of clients. `state_directory` has the state of rollouts, `receipts` makes those of
+    requests. `fleet` is the server's part in a fleet, if it has one. `admission` decides about
+    requests; None without a key file, before the first deadline.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -86,7 +89,9 @@ class DataPlane:
         access_log: AccessLog | None = None,
         state_directory: Path | None = None,
         admission: AdmissionSettings | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
+        self.receipts = Receipts() if receipts is None else receipts
         self.threads = threads or request_threads()
         self.audit = audit
         self.access_log = access_log
@@ -145,7 +150,7 @@ class DataPlane:
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
             has_account = self.admission or request.deadline or model.max_wait_ns
-            if has_account or model.recorder or self.access_log:
+            if has_account or model.recorder or self.access_log or request.receipt:
                 tap = self._tapped(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
@@ -158,13 +163,16 @@ class DataPlane:
         """The tap of a request that is recorded, has an account, or is noted, around another."""
         if model.recorder is not None:
             tap = model.recorder.tap(request, tap)
-        if self.admission is None and model.watches(request.deadline):
+        deadline = request.deadline
+        is_watched = deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
+        if self.admission is None and (is_watched or model.max_wait_ns):
             self.admission = Admission(Tenants(), settings=self._admission_settings)
         if self.admission is not None:
             tap = self.admission.admit(request, model, tap)
         if self.access_log is not None:
             tap = self.access_log.tap(request, model, tap)
-        return tap
+        receipt = request.receipt
+        return tap if receipt is None else receipt.around(request, model.version, tap)
 
     def limits(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, on every wire; none without limits."""

@@ -100,6 +100,22 @@ class Lineage(Protocol):
         """The trace of a request that a model makes for this one."""
 
 
+class Account(Protocol):
+    """The receipt of a request, whose client asks for its times."""
+
+    def around(self, request: "InferRequest", version: str, tap: Any) -> Any:
+        """The tap of the request, which that version accepts; `tap` is a further one, or None."""
+
+    def refused(self, request: "InferRequest", error: InferenceError) -> None:
+        """The request was refused before it was queued."""
+
+    def executes(self, batch: Any) -> None:
+        """An instance executes the request in that batch."""
+
+    def member(self, request: "InferRequest") -> "Account | None":
+        """The receipt of a request of an ensemble to one of its members."""
+
+
 class Cancellation(Protocol):
     """The cancellation of one request, for the backend that executes it."""
 
@@ -184,6 +200,11 @@ class RoutedPrompt:
     keys: tuple[bytes, ...] = ()
 
 
+WATCHED = 8
+"""Requests in flight from which on limits that clients have of their own matter: many clients send
+one with every request."""
+
+
 @value
 class Deadline:
     """Times of `time.perf_counter_ns` by which a request has its responses; 0 is none.
@@ -221,7 +242,8 @@ class InferRequest:
     use as key, by `header:NAME` and `openai:NAME`; only a model with such a rollout gets them.
     Members of an ensemble neither count an `uncounted` request nor answer it from a cache.
     `version` is `chosen` if a router has set it for a client that named none, during a rollout.
-    `deadline` is None if nothing in the request names one.
+    `deadline` is None if nothing in the request names one, `receipt` unless the times of the
+    request are asked for.
     """
 
     model: str
@@ -244,6 +266,7 @@ class InferRequest:
     uncounted: bool = False
     chosen: bool = field(default=False, compare=False, repr=False)
     deadline: Deadline | None = field(default=None, compare=False, repr=False)
+    receipt: Account | None = field(default=None, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

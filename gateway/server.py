@@ -28,6 +28,7 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.observability.access_log import AccessLog
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
+from gateway.observability.receipts import Receipts
 from gateway.observability.statistics import CacheReading
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog
@@ -116,6 +117,7 @@ class Server:
             access_log=_build_access_log(settings),
             state_directory=settings.state_directory,
             admission=settings.admission,
+            receipts=Receipts(every=settings.server_timing),
         )
         if self.tenants is not None:
             self.dataplane.admission = Admission(self.tenants, settings=settings.admission)

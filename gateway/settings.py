@@ -347,6 +347,7 @@ class Settings:
     for each request, `state_directory` its rollouts. With `admin` or `grpc_admin`, further
     listeners, changes are answered there only. A `public` server logs its exposure. `fleet` is its
     part in a fleet.
+    With `server_timing` every request has a receipt.
     """
 
     id: str = "triton"
@@ -372,6 +373,7 @@ class Settings:
     fleet: FleetSettings | None = None
     log: LogSettings = field(default_factory=LogSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
+    server_timing: bool = False
 
     @property
     def listeners(self) -> Mapping[str, HttpSettings | GrpcSettings | MetricsSettings]:

@@ -1,7 +1,7 @@
 """One request in the engine: its outputs, and its abort."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from types import TracebackType
@@ -18,10 +18,11 @@ from backends.vllm.grammar_time import check_constraint
 from backends.vllm.metrics import OutputCounts
 from gateway.errors import Code, InferenceError
 from gateway.generation import Delta
-from gateway.messages import Sink
+from gateway.messages import EngineStamps, Sink
 
 ABORT_TIMEOUT_SECS = 1.0
 """An abort is only sent. To an engine that has just died it may never be."""
+NS_PER_SECOND = 1e9
 SALT = "cache_salt"
 DECODER = "decoder_prompt"
 """Keys of an engine's input: a part of the cache's keys, and the input of a decoder."""
@@ -59,6 +60,7 @@ class EngineRequest:
         self._outputs: Any = None
         self._constrained = False
         self._diverted: DivertedDeltas | None = None
+        self._statistics: Sequence[Any] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,6 +97,8 @@ class EngineRequest:
             # It may be registered already; then only an abort by this id removes it.
             await self._abort_within_limit(self._id, internal=False)
             raise
+        if getattr(parameters, "n", 1) > 1:
+            self._statistics = _statistics_of(self._engine, self._outputs)
 
     async def next(self) -> Any:
         """Wait for the output since the last call.
@@ -113,9 +117,19 @@ class EngineRequest:
         if output.finished:
             self.finished = True
             self._end_outputs()
+            self._statistics = self._statistics or (getattr(output, "metrics", None),)
             if failed(output):
                 raise self._failure()
         return output
+
+    @property
+    def stamps(self) -> EngineStamps | None:
+        """The engine's times of a finished request, once it measures them.
+
+        Of several sequences they are the earliest starts, and the latest token.
+        """
+        found = [each for each in self._statistics if each is not None]
+        return stamps_of(found) if self.finished and found else None
 
     async def _next_output(self) -> Any:
         if self._diverted is None:
@@ -169,6 +183,45 @@ class EngineRequest:
                 await asyncio.wait((abort,))
         if not abort.cancelled() and not isinstance(abort.exception(), VLLMError):
             abort.result()
+
+
+def _statistics_of(engine: Any, outputs: Any) -> Sequence[Any]:
+    """The statistics of each sequence of a request that has several."""
+    states = getattr(getattr(engine, "output_processor", None), "request_states", {})
+    return [each.stats for each in states.values() if each.queue is outputs]
+
+
+def stamps_of(statistics: Sequence[Any]) -> EngineStamps:
+    """The stamps in vLLM's statistics of the sequences of one request."""
+    return EngineStamps(
+        queued_ns=_earliest([each.queued_ts for each in statistics]),
+        scheduled_ns=_earliest([each.scheduled_ts for each in statistics]),
+        first_token_ns=_earliest([each.first_token_ts for each in statistics]),
+        last_token_ns=_ns(max(each.last_token_ts for each in statistics)),
+        preemptions=sum(each.num_preemptions for each in statistics),
+    )
+
+
+def merged(every: Sequence[EngineStamps | None]) -> EngineStamps | None:
+    """The stamps of several prompts as those of one; None if those of one are unknown."""
+    known = [each for each in every if each is not None]
+    if not known or len(known) < len(every):
+        return None
+    return EngineStamps(
+        queued_ns=min(each.queued_ns for each in known),
+        scheduled_ns=min(each.scheduled_ns for each in known),
+        first_token_ns=min(each.first_token_ns for each in known),
+        last_token_ns=max(each.last_token_ns for each in known),
+        preemptions=sum(each.preemptions for each in known),
+    )
+
+
+def _earliest(moments: Sequence[float]) -> int:
+    return _ns(min(filter(None, moments), default=0.0))
+
+
+def _ns(secs: float) -> int:
+    return round(secs * NS_PER_SECOND)
 
 
 def salted(prompt: Mapping[str, Any], tenant: str) -> dict[str, Any]:

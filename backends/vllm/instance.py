@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, get_type_hints
@@ -130,7 +130,8 @@ class VllmInstance(Instance):
                     deltas = read_output(output, logprobs=generation.optional.logprobs)
                     count = len(output.prompt_token_ids)
                     cached, final = cached_tokens(output), output.finished
-                    yield 0, transcript.respond(deltas, count, final=final, cached_tokens=cached)
+                    response = transcript.respond(deltas, count, final=final, cached_tokens=cached)
+                    yield 0, replace(response, engine=running.stamps) if final else response
                     if sink is not None:
                         running.divert(partial(transcript.deliver, sink, count), sink)
                         sink = None

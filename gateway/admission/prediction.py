@@ -6,6 +6,8 @@ of one clock, which callers pass.
 
 from collections.abc import Callable
 
+from gateway.schedulers.shares import Mean
+
 HALF_LIFE_SECS = 10.0
 LEARNT_ENDS = 20
 LEARNT_SECS = 10.0
@@ -15,8 +17,6 @@ CAUTION = 0.9
 STEP, ABOVE, BELOW = 0.02, 0.9, 0.1
 """`Correction` rises by STEP * ABOVE, and falls by STEP * BELOW."""
 MOST_CORRECTION = 4.0
-WEIGHT = 0.1
-"""The weight of the latest value in means."""
 
 
 class Correction:
@@ -31,19 +31,6 @@ class Correction:
         """Learn the ratio of a real wait to the wait that was predicted without correction."""
         change = STEP * (ABOVE if ratio > self.value else -BELOW)
         self.value = min(MOST_CORRECTION, max(1.0, self.value + change))
-
-
-class Mean:
-    """An exponential mean; `None` before the first value."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-    def learn(self, found: float) -> None:
-        """Learn one value."""
-        self.value = found if self.value is None else self.value + WEIGHT * (found - self.value)
 
 
 class Drain:
@@ -147,7 +134,7 @@ class WaitPrediction:
 
     def learn_prefill(self, secs: float, tokens: float) -> None:
         """Learn the time to the first response of a request that did not have to wait."""
-        self._prefill.learn(max(0.0, secs - (self.token_secs.value or 0.0)) / max(tokens, 1.0))
+        self._prefill.add(max(0.0, secs - self.token_secs.value) / max(tokens, 1.0))
 
     def expire(self, tenant: str, service: float, now: float) -> None:
         """As `leave`, at the deadline of the request: waits are as long as that."""
@@ -169,7 +156,7 @@ class WaitPrediction:
     def raw_wait(self, tenant: str, prompt_tokens: float, now: float) -> float:
         """The predicted seconds to the first response of a request that would arrive now."""
         self._pass(now)
-        wait = (self._prefill.value or 0.0) * prompt_tokens + (self.token_secs.value or 0.0)
+        wait = self._prefill.value * prompt_tokens + self.token_secs.value
         if self.full:
             wait += (1 + self.slack) * self._drain.gap_secs
             wait += self._share() * self._ahead(tenant) * self._drain.secs_per_service
@@ -177,11 +164,11 @@ class WaitPrediction:
 
     def answer_secs(self, most_tokens: float | None = None) -> float:
         """The expected time from the first response to the last."""
-        return self.expected_tokens(most_tokens) * (self.token_secs.value or 0.0)
+        return self.expected_tokens(most_tokens) * self.token_secs.value
 
     def expected_tokens(self, most: float | None = None) -> float:
         """The expected tokens of an answer; `most` is its limit."""
-        found = self.output_tokens.value or 0.0
+        found = self.output_tokens.value
         return found if most is None else min(found, most)
 
     def _answer(self, tenant: str, service: float) -> None:

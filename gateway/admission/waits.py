@@ -11,7 +11,7 @@ from gateway.admission.prediction import CAUTION, WaitPrediction
 from gateway.admission.timed_request import TimedRequest, exceeded, seconds, unreachable
 from gateway.backend import MetricReading
 from gateway.errors import InferenceError, Refusal, RefusalReason
-from gateway.messages import Deadline, InferRequest
+from gateway.messages import WATCHED, Deadline, InferRequest
 from gateway.models.model import Model
 from gateway.models.taps import Tap
 from gateway.observability.metrics import histogram_samples
@@ -59,7 +59,10 @@ class Waits:
 
     def observes(self, request: InferRequest, model: Model) -> bool:
         """Whether a request counts: the model is observed, or is from this request on."""
-        return model in self._models or model.watches(request.deadline)
+        if model in self._models or model.max_wait_ns:
+            return True
+        deadline = request.deadline
+        return deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
 
     def admit(self, request: InferRequest, model: Model, tap: Tap | None, costs: ModelCosts) -> Tap:
         """The tap of a request, around another one; Refusal if it would miss its deadline."""
@@ -209,11 +212,11 @@ class ModelWaits:
         answers = timed.answers // timed.asked.answers
         if not timed.answers:
             return
-        self.prediction.output_tokens.learn(answers)
+        self.prediction.output_tokens.add(answers)
         behind = (timed.answers - timed.first_answers) // timed.asked.answers
         if behind > 0:
             spent = seconds(timed.ended_ns - timed.first_ns)
-            self.prediction.token_secs.learn(spent / behind)
+            self.prediction.token_secs.add(spent / behind)
         if timed.learns:
             self._costs.learn(timed.asked, timed.tenant, timed.prompt, timed.answers)
 

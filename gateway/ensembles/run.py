@@ -114,6 +114,8 @@ class EnsembleRun:
 
     def _begin(self, flow: DataFlow, loaded: LoadedStep) -> None:
         request = loaded.requests.make(self.request, flow.values)
+        if self.request.receipt is not None:
+            request.receipt = self.request.receipt.member(request)  # type: ignore[misc]  # made here
         self.calls += 1
         try:
             stream = loaded.member.call(request)

@@ -128,6 +128,7 @@ def settings(flags: argparse.Namespace) -> Settings:
         metrics=metrics,
         log=telemetry_flags.log_settings(flags),
         trace=telemetry_flags.trace_settings(flags),
+        server_timing=flags.server_timing,
     )
     return exposed(found, flags)
 

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gateway.flags.values import add_truth, count, port, truth
-from gateway.settings import ENVIRONMENT, LogFormat, LogSettings, MetricsSettings, TraceSettings
+from gateway.settings import (
+    ENVIRONMENT,
+    LogFormat,
+    LogSettings,
+    MetricsSettings,
+    Settings,
+    TraceSettings,
+)
 
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 LATENCIES = ("counter_latencies", "histogram_latencies", "summary_latencies")
@@ -240,6 +247,12 @@ def _add_log_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("traces")
+    add_truth(
+        group,
+        "--server-timing",
+        Settings().server_timing,
+        "every answer says where its time went, as for a request with x-want-timing: 1",
+    )
     group.add_argument(
         "--trace-config",
         type=trace_setting,

@@ -13,13 +13,21 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy.typing as npt
+import orjson
 
 from gateway.arrays import to_array
 from gateway.errors import Code, InferenceError
 from gateway.in_process.request import RequestDraft
-from gateway.in_process.server_loop import ServerHandle, ServerLoop, caller, value_of
+from gateway.in_process.server_loop import (
+    LocalResponses,
+    ServerHandle,
+    ServerLoop,
+    caller,
+    value_of,
+)
 from gateway.messages import InferResponse, Parameter, Usage
-from gateway.stream import CANCELLED, INTERRUPTED, ResponseStream
+from gateway.observability.receipt import TIMING
+from gateway.stream import CANCELLED, INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,15 @@ class Response:
     final: bool
     usage: Usage | None = None
     error: InferenceError | None = None
+
+    @property
+    def timing(self) -> Mapping[str, Any] | None:
+        """The receipt of the request, in its last response, if its parameter `timing` is true.
+
+        Its parts in milliseconds add up to `total`.
+        """
+        found = self.parameters.get(TIMING)
+        return orjson.loads(found) if self.final and isinstance(found, str) else None
 
 
 class UnreadResponses:
@@ -245,7 +262,7 @@ class RemoteRequest:
     def __init__(self, server_loop: ServerLoop, draft: RequestDraft) -> None:
         self._server_loop = server_loop
         self._draft = draft
-        self._stream: ResponseStream | None = None
+        self._stream: LocalResponses | None = None
         self._cancelled = False
 
     async def batch(self) -> Sequence[InferResponse]:
@@ -300,7 +317,7 @@ class LocalRequest:
             _cancel_on_loop(self._handle.server_loop, self._stream)
 
 
-def _cancel_on_loop(server_loop: ServerLoop, request: RemoteRequest | ResponseStream) -> None:
+def _cancel_on_loop(server_loop: ServerLoop, request: RemoteRequest | LocalResponses) -> None:
     """Cancel a request on the server's loop; a stopped server has none."""
     with suppress(InferenceError):
         server_loop.post(request.cancel)
@@ -315,6 +332,8 @@ def _single(responses: Sequence[Response]) -> Response:
 
     Raises the first error of a response, and CANCELLED if the request was cancelled by its id.
     """
+    if len(responses) > 1 and not responses[-1].outputs and responses[-1].timing is not None:
+        responses = responses[:-1]  # only the receipt of the request
     for response in responses:
         if response.error is not None:
             raise response.error
@@ -338,5 +357,8 @@ def _read_only(answers: Iterable[InferResponse], request_id: str) -> list[Respon
             answer.error,
         )
         for answer in answers
-        if answer.outputs or not answer.final or answer == INTERRUPTED
+        if answer.outputs
+        or not answer.final
+        or answer == INTERRUPTED
+        or TIMING in answer.parameters
     ]

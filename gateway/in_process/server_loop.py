@@ -19,6 +19,8 @@ import uvloop
 
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.in_process.request import RequestDraft
+from gateway.messages import InferResponse
+from gateway.observability.receipt import Receipt, receipt_of, with_timing
 from gateway.server import Server, StartFailed
 from gateway.settings import Settings
 from gateway.stream import ResponseStream
@@ -35,6 +37,41 @@ Caller = tuple[int, asyncio.Task[Any] | None]
 
 CLOSE_SECS = 10.0
 """Time for a server that was not stopped to close its parts after its drain, at program exit."""
+
+
+class LocalResponses(Protocol):
+    """The responses to a request, on the server's loop."""
+
+    async def batch(self) -> list[InferResponse]:
+        """See `ResponseStream.batch`; so it is with `cancel`."""
+
+    def cancel(self) -> None:
+        """Cancel the request."""
+
+
+class TimedResponses:
+    """The responses to a request with a receipt, which the last one has as a parameter."""
+
+    def __init__(self, stream: ResponseStream, receipt: Receipt) -> None:
+        self._stream = stream
+        self._receipt = receipt
+
+    async def batch(self) -> list[InferResponse]:
+        """All unread responses; see `ResponseStream.batch`."""
+        try:
+            batch = await self._stream.batch()
+        except BaseException:
+            self._receipt.sent()
+            raise
+        if batch and batch[-1].final:
+            batch[-1] = with_timing(batch[-1], self._receipt)
+            self._receipt.sent()
+        return batch
+
+    def cancel(self) -> None:
+        """Cancel the request."""
+        self._stream.cancel()
+        self._receipt.sent()
 
 
 def not_running() -> InferenceError:
@@ -89,7 +126,7 @@ class ServerLoop:
         task = self._tasks.create_task(_answered(question))
         task.add_done_callback(partial(_deliver, deliver))
 
-    def infer(self, draft: RequestDraft) -> ResponseStream:
+    def infer(self, draft: RequestDraft) -> LocalResponses:
         """Submit a request; the caller owns the stream. Raises InferenceError."""
         dataplane = self.server.dataplane
         model = dataplane.model(draft.request.model, draft.request.version)
@@ -97,11 +134,14 @@ class ServerLoop:
         if request.model != model.name:
             name, version = dataplane.address(request.model, request.version)
             request = replace(request, model=name, version=version)
+        received_ns = request.received_ns
+        request = dataplane.receipts.begin(request, received_ns, received_ns, wished=False)
         trace = dataplane.tracer.begin(request.model) if dataplane.tracer.on else None
         stream = dataplane.infer(request, model, trace)
         if trace is not None:
             trace.sent()
-        return stream
+        receipt = receipt_of(request)
+        return stream if receipt is None else TimedResponses(stream, receipt)
 
     async def metrics(self) -> str:
         """The metrics of the server and its machine; their page is imported at the first use."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, no_instance
-from gateway.messages import NO_PARAMETERS, Checked, Deadline, InferRequest
+from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.golden_results import GoldenResult
 from gateway.models.instance_groups import InstanceSlot
@@ -59,10 +59,6 @@ def build_scheduler(
 
 log = logging.getLogger("sluice.model")
 
-WATCHED = 8
-"""Requests in flight from which on limits that clients have of their own matter: many clients send
-one with every request."""
-
 
 class VersionChooser(Protocol):
     """Shares the requests of a model without a version among two of its versions.
@@ -100,11 +96,10 @@ class Model:
     `max_model_len` is the largest number of tokens of prompt and answer together. Its instances set
     both in `prepare`. It accepts `most_in_flight` requests at a time, whose first response is due
     after `max_wait_ns`, 0 for any time. `members` are the models that an ensemble calls. `golden`
-    are the results of its golden requests; `recorder` makes new ones.
-    `waking` wakes it if it sleeps. A model in a rollout has a `chooser`. A `retired` model
-    completes its requests and must get no others. A model `of_fleet` is hosted by replicas, which
-    keep its sequences and conversations. `fair` shares it among `tenants`, on a server with a key
-    file.
+    are the results of its golden requests; `recorder` makes new ones. `waking` wakes it if it
+    sleeps. A model in a rollout has a `chooser`. A `retired` model completes its requests and must
+    get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
+    conversations. `fair` shares it among `tenants`, on a server with a key file.
     """
 
     of_fleet: bool = False
@@ -270,7 +265,7 @@ class Model:
         if waking is not None and not has_response:
             waking.check()
         is_counted = limited and not has_response
-        if is_counted and (len(self.requests) >= self.most_in_flight or self.fair is not None):
+        if is_counted and (self.fair or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
@@ -294,17 +289,13 @@ class Model:
             waking.wish(stream)
         return stream
 
-    def watches(self, deadline: Deadline | None) -> bool:
-        """Whether its waits matter for a request with this deadline."""
-        if deadline is not None and (deadline.asked or len(self.requests) >= WATCHED):
-            return True
-        return self.max_wait_ns > 0
-
     def call(self, request: InferRequest) -> ResponseStream:
         """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""
         if request.uncounted:
             return self.copy(request, ModelStatistics.of(self.config), limited=False)
-        return self.submit(request, limited=False)
+        receipt = request.receipt
+        tap = None if receipt is None else receipt.around(request, self.version, None)
+        return self.submit(request, tap=tap, limited=False)
 
     def copy(
         self,
@@ -322,7 +313,7 @@ class Model:
         waking = None if self.instances.able else self._waking_if_asleep()
         if waking is not None:
             waking.check()
-        if limited and (len(self.requests) >= self.most_in_flight or self.fair is not None):
+        if limited and (self.fair or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, statistics)
         self.scheduler.admit(request)
         record = Record(statistics, batch_size, 0, self.requests.remove)
@@ -393,18 +384,13 @@ class Model:
 
     def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
         """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""
-        total, most = len(self.requests), self.most_in_flight
+        total, most, refusal = len(self.requests), self.most_in_flight, None
         if self.fair is not None and self.fair.configured:
             refusal = self.fair.refusal(request, most, total)
-        else:
-            refusal = self._full() if total >= most else None
+        elif total >= most:
+            text = f"model '{self.name}' has {most} requests in flight, the most it accepts"
+            text += " (its parameter 'max_in_flight'); retry later"
+            refusal = InferenceError(Code.UNAVAILABLE, text)
         if refusal is not None:
             statistics.rejected()
             raise refusal
-
-    def _full(self) -> InferenceError:
-        return InferenceError(
-            Code.UNAVAILABLE,
-            f"model '{self.name}' has {self.most_in_flight} requests in flight, the most it "
-            "accepts (its parameter 'max_in_flight'); retry later",
-        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
-from gateway.messages import InferResponse, Phases, responses_of_texts
+from gateway.messages import EngineStamps, InferResponse, Phases, responses_of_texts
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
     ModelStatistics,
@@ -25,8 +25,10 @@ class Record:
     Queue time is from submission to the start of the execution, compute time from there to at most
     its end, so success time is never less than their sum. A cached response calls `hit` instead of
     `started`. `batch_size` is the number of inferences. `progress_ns` is the time of the latest
-    response, else of the start, else of the submission. `phases` are the latest that were measured.
-    `execution_rows` is the batch size of its execution, 0 if it was alone in it.
+    response, else of the start, else of the submission. `phases` are the latest that were measured,
+    `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
+    was alone in it. A fair queue sets `released_ns`. `failure` is the code and the text of its
+    error.
     """
 
     __slots__ = (
@@ -38,10 +40,14 @@ class Record:
         "_on_end",
         "_started_ns",
         "batch_size",
+        "ended_ns",
+        "engine",
         "execution_rows",
+        "failure",
         "phases",
         "progress_ns",
         "received_ns",
+        "released_ns",
         "statistics",
         "submitted_ns",
         "trace",
@@ -66,8 +72,10 @@ class Record:
         self._last_ns = 0
         self._last_tokens_ns = 0
         self._answers = 0
-        self.execution_rows = 0
+        self.released_ns = self.ended_ns = self.execution_rows = 0
         self.phases: Phases | None = None
+        self.engine: EngineStamps | None = None
+        self.failure: tuple[Code, str] | None = None
         self.trace = trace
         statistics.pending += 1
 
@@ -90,6 +98,21 @@ class Record:
         phases = within(self.phases, now - self._started_ns)
         spent_ms = (phases.input_ns + phases.infer_ns + phases.output_ns) / 1e6
         return spent_ms * self.batch_size / max(self.execution_rows, self.batch_size, 1)
+
+    @property
+    def started_ns(self) -> int:
+        """The time at which an instance took the request, 0 before."""
+        return self._started_ns
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the response cache has answered."""
+        return bool(self._hit_ns)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether responses had tokens."""
+        return bool(self._last_tokens_ns)
 
     def queued_again(self) -> None:
         """Record that the request is back in its queue: the instance did not execute it."""
@@ -122,6 +145,8 @@ class Record:
         self.progress_ns = now
         if response.phases is not None:
             self.phases = response.phases
+        if response.engine is not None:
+            self.engine = response.engine
         if self.trace is not None:
             self.trace.responded(response, now, first=not self._first_ns)
         if not self._first_ns:
@@ -168,9 +193,11 @@ class Record:
 
     def ended(self, error: InferenceError | None) -> None:
         """Count the request as a success or a failure."""
-        now = time.perf_counter_ns()
-        if error is not None and self._started_ns and not self._first_ns:
-            self._answer_error(now)
+        now = self.ended_ns = time.perf_counter_ns()
+        if error is not None:
+            self.failure = error.code, error.message
+            if self._started_ns and not self._first_ns:
+                self._answer_error(now)
         if not self._started_ns:
             self.statistics.pending -= 1
             self._fail(now, error)

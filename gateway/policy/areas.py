@@ -78,7 +78,7 @@ HTTP: Mapping[Area, Sequence[str]] = {
     Area.LOGGING: ("/v2/logging",),
     Area.PLAYGROUND: ("/", "/playground/{name}"),
     Area.METRICS: ("/metrics", "/metrics/", "/{path:path}"),
-    Area.ADMIN: ("/admin/tenants",),
+    Area.ADMIN: ("/admin/tenants", "/admin/why/{request_id:path}"),
 }
 """The paths of the routes of each area, as the applications spell them.
 

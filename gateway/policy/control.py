@@ -13,7 +13,7 @@ CHANGES: Mapping[Area, str] = {
     Area.LOGGING: "changing log settings",
 }
 """The changes in each area that has some."""
-CONTROLLED: Mapping[Area, str] = {**CHANGES, Area.ADMIN: "showing tenants"}
+CONTROLLED: Mapping[Area, str] = {**CHANGES, Area.ADMIN: "the state of tenants and requests"}
 """The requests under the conditions of changes."""
 
 

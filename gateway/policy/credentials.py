@@ -32,6 +32,7 @@ MAY_READ: Mapping[Area, frozenset[Role]] = {
     Area.MODEL_REPOSITORY: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.SHARED_MEMORY: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.STATISTICS: frozenset({Role.OBSERVE, Role.ADMIN}),
+    Area.ADMIN: frozenset({Role.ADMIN}),
     Area.TRACE: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.LOGGING: frozenset({Role.OBSERVE, Role.ADMIN}),
     Area.METRICS: frozenset({Role.OBSERVE, Role.ADMIN}),

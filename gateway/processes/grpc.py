@@ -8,15 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.errors import exiting, unexpected
-from gateway.frontends.grpc.rpc import (
-    ClientDisconnected,
-    Metadata,
-    Method,
-    RpcCall,
-    RpcError,
-    StatusCode,
-    rpc_error,
-)
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode, rpc_error
 from gateway.processes.channel import Channel, ChannelCall, Frame, headed, read_headed
 from gateway.processes.messages import FrontendKind, encodable, metadata_pairs, read_metadata
 from gateway.processes.relayed_call import (

@@ -17,6 +17,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import (
     MOST_OUTPUTS,
     NO_PARAMETERS,
+    EngineStamps,
     InferRequest,
     InferResponse,
     Parameter,
@@ -113,6 +114,7 @@ class _Response(_Array):
     phases: tuple[_Size, _Size, _Size] | None = None
     error: ErrorMessage | None = None
     cached_tokens: _Size | None = None
+    engine: tuple[_Size, _Size, _Size, _Size, _Size] | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -214,6 +216,7 @@ def write_response(response: InferResponse, large: list[LargeData] | None = None
             None if phases is None else (phases.input_ns, phases.infer_ns, phases.output_ns),
             None if error is None else written_error(error),
             None if usage is None else usage.cached_tokens,
+            None if response.engine is None else stamps_of(response.engine),
         )
     )
 
@@ -240,7 +243,17 @@ def read_response(payload: bytes, large: Sequence[Buffer] = ()) -> InferResponse
         fields["phases"] = Phases(*found.phases)
     if found.error is not None:
         fields["error"] = error_of(found.error)
+    if found.engine is not None:
+        fields["engine"] = EngineStamps(*found.engine)
     return InferResponse(**fields)
+
+
+def stamps_of(engine: EngineStamps) -> tuple[int, int, int, int, int]:
+    """The stamps of an engine as a tuple, in the order of their class."""
+    return (
+        *(engine.queued_ns, engine.scheduled_ns, engine.first_token_ns, engine.last_token_ns),
+        engine.preemptions,
+    )
 
 
 def _written(tensor: Tensor, large: list[LargeData] | None) -> _Tensor:

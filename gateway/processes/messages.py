@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from gateway.frontends.http.request_scope import CERTIFICATE, HEADER_NAMES
+from gateway.frontends.http.request_scope import BEGUN_NS, CERTIFICATE, HEADER_NAMES
 from gateway.processes.channel import FrameKind
 
 Pairs = Sequence[Sequence[str]]
@@ -52,6 +52,8 @@ def written_scope(scope: Scope, *, whole: bool) -> Mapping[str, Any]:
     found["headers"] = text_pairs(scope["headers"])
     found["names"] = [name.decode("latin-1") for name in scope["state"][HEADER_NAMES]]
     found["whole"] = whole
+    if BEGUN_NS in scope["state"]:
+        found[BEGUN_NS] = scope["state"][BEGUN_NS]
     if CERTIFICATE in scope["state"]:
         found[CERTIFICATE] = encodable(scope["state"][CERTIFICATE])
     return found
@@ -60,7 +62,8 @@ def written_scope(scope: Scope, *, whole: bool) -> Mapping[str, Any]:
 def read_scope(head: Mapping[str, Any], state: dict[str, Any]) -> Scope:
     """The ASGI scope of `written_scope`, with another `state` plus what the connection found.
 
-    That is the original header names, and the identity of the client's certificate, if any.
+    That is the original header names, the time of the first byte, and the identity of the client's
+    certificate, if any.
     """
     found: dict[str, Any] = {name: head[name] for name in AS_IS}
     found |= {name: head[name].encode("latin-1") for name in AS_TEXT}
@@ -68,8 +71,9 @@ def read_scope(head: Mapping[str, Any], state: dict[str, Any]) -> Scope:
         found[address] = None if found[address] is None else tuple(found[address])
     names = [name.encode("latin-1") for name in head["names"]]
     state = {**state, HEADER_NAMES: names}
-    if CERTIFICATE in head:
-        state[CERTIFICATE] = head[CERTIFICATE]
+    for name in (BEGUN_NS, CERTIFICATE):
+        if name in head:
+            state[name] = head[name]
     return found | {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

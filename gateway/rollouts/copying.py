@@ -37,6 +37,7 @@ def copied(request: InferRequest, model: Model) -> InferRequest:
         timeout_us=0,
         received_ns=0,
         trace=None,
+        receipt=None,
         checked=None,
         cancellation=None,
         sink=None,

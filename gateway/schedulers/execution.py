@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from gateway.backend import Answer, Begun, Instance, Note, NotSent, SingleExecutions
+from gateway.backend import Begun, Instance, Note, NotSent, SingleExecutions
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import InferRequest, InferResponse, Phases
+from gateway.observability.receipt import note_batch
 from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.sequence_call import NO_SEQUENCES, SequenceCall
 from gateway.schedulers.service import Service
 from gateway.stream import ResponseStream
 
@@ -39,22 +40,6 @@ class Entry:
     record: Record
     arrived_ns: int = 0
     service: Service | None = None
-
-
-class SequenceCall(NamedTuple):
-    """The differences of an execution of sequences from others.
-
-    `execute` is called instead of the instance's, with the same arguments. `padding_rows` are rows
-    without a request. `runs_to_end`: it continues after every reader has disconnected, because it
-    changes the states of sequences.
-    """
-
-    execute: Callable[[Sequence[InferRequest]], AsyncGenerator[Answer, None]] | None = None
-    padding_rows: int = 0
-    runs_to_end: bool = False
-
-
-NO_SEQUENCES = SequenceCall()
 
 
 def _not_freed() -> None:
@@ -250,6 +235,7 @@ class Execution:
         has_sink = len(self.entries) == 1 and self._call.execute is None
         requests: list[InferRequest] = []
         batch_size = 0
+        has_receipt = False
         for entry in self.entries:
             stream, request = entry.stream, entry.request
             if stream.done:
@@ -263,10 +249,13 @@ class Execution:
             # Requests are frozen for the type checker only; a copy would cost a microsecond.
             request.cancellation = None if runs_to_end else stream  # type: ignore[misc]
             request.sink = stream if has_sink else None  # type: ignore[misc]
+            has_receipt = has_receipt or request.receipt is not None
             requests.append(request)
         if len(requests) > 1:
             for entry in self._open.values():
                 entry.record.execution_rows = batch_size
+        if has_receipt:
+            note_batch(requests, batch_size)
         return requests, batch_size
 
     async def _deliver(self, requests: Sequence[InferRequest]) -> Phases | None:

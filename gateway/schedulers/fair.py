@@ -340,6 +340,7 @@ class FairScheduler(Scheduler):
             self._releasing = False
 
     def _start(self, entry: Entry, service: Service, now_ns: int) -> None:
+        entry.record.released_ns = now_ns  # of the clock of records, too
         self._taken += service.places
         self._released.add(service)
         self.served(service.tenant, service.estimate)

@@ -17,7 +17,8 @@ from gateway.config.scheduling import Control, ControlKind, InitialState, State
 from gateway.data_files import DataFiles
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, RequestedOutput, SequenceTag
-from gateway.schedulers.execution import Entry, SequenceCall
+from gateway.schedulers.execution import Entry
+from gateway.schedulers.sequence_call import SequenceCall
 from gateway.sequences.ready_requests import Row
 from gateway.tensor import SIZES, Datatype, Tensor
 

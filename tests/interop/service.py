@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.frontends.grpc.rpc import RpcCall, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import RpcCall
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from tests.interop.messages import (
     Empty,
     SimpleResponse,

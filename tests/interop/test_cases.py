@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.frontends.grpc.rpc import StatusCode
+from gateway.frontends.grpc.status import StatusCode
 from tests.builders import soon
 from tests.interop.clients import Client
 from tests.interop.messages import Empty, download, unary, upload

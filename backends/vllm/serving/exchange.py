@@ -8,12 +8,12 @@ from typing import Any, Self
 
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
-from backends.vllm.engine_request import EngineRequest, cached_tokens, count_tokens, text_of
+from backends.vllm.engine_request import EngineRequest, cached_tokens, count_tokens, merged, text_of
 from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
-from gateway.messages import Sink, Usage
+from gateway.messages import EngineStamps, Sink, Usage
 from gateway.openai_contract import RESPONSE
 
 DISCONNECTS = (asyncio.CancelledError, GeneratorExit)
@@ -127,6 +127,11 @@ class Exchange:
         self._cached_tokens = None
         self._prompt_tokens = self._completion_tokens = 0
         return usage
+
+    @property
+    def stamps(self) -> EngineStamps | None:
+        """The engine's times of all prompts together, once it has finished them."""
+        return merged([each.running.stamps for each in self._generations])
 
     def count(self, output: Any, *, first: bool) -> None:
         """Count the tokens of an output; `first` for the first one of a prompt of the client."""

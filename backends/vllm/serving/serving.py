@@ -155,6 +155,7 @@ def _response(chunk: Chunk, exchange: Exchange, *, final: bool) -> InferResponse
         parameters=parameters,
         final=final,
         usage=exchange.usage(final=final),
+        engine=exchange.stamps if final else None,
     )
 
 

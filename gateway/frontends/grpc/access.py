@@ -10,18 +10,16 @@ from google.protobuf.message import DecodeError
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.rpc import (
-    STATUS,
     Beginning,
     BegunCall,
     ClientDisconnected,
     Guard,
     Method,
     RpcCall,
-    RpcError,
     RpcHead,
     Serve,
-    StatusCode,
 )
+from gateway.frontends.grpc.status import STATUS, RpcError, StatusCode
 from gateway.observability.access_log import TRACEPARENT, AccessLog
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.policy.areas import AREA_OF_METHOD_CHANGE, AREA_OF_SETTINGS

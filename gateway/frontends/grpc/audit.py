@@ -4,15 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.errors import InferenceError
-from gateway.frontends.grpc.rpc import (
-    Guard,
-    RpcCall,
-    RpcError,
-    RpcHead,
-    Serve,
-    StatusCode,
-    translated,
-)
+from gateway.frontends.grpc.rpc import Guard, RpcCall, RpcHead, Serve, translated
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.models.model_folder import VERSIONS
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog, action_of

@@ -11,15 +11,9 @@ from typing import Any, NoReturn
 import grpc
 
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import (
-    ClientDisconnected,
-    Metadata,
-    Method,
-    RpcCall,
-    RpcError,
-    Transport,
-)
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall, Transport
 from gateway.frontends.grpc.sockets import require_free
+from gateway.frontends.grpc.status import Metadata, RpcError
 from gateway.policy.certificates import identity
 from gateway.settings import CompressionLevel, GrpcKeepaliveSettings, GrpcSettings, netloc
 from gateway.tls.certificates import Certificates, PemFiles

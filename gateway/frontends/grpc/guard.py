@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.frontends.grpc.audit import GrpcAudit
-from gateway.frontends.grpc.rpc import Guard, Method, RpcCall, RpcError, RpcHead, StatusCode
+from gateway.frontends.grpc.rpc import Guard, Method, RpcCall, RpcHead
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.policy.areas import (
     AREA_OF_METHOD,
     AREA_OF_METHOD_CHANGE,

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway.client_limits import most_decompressed, too_compressed
-from gateway.frontends.grpc.rpc import Metadata, RpcError, StatusCode
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import LARGE_BYTES, Threads
 

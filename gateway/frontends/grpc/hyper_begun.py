@@ -32,7 +32,9 @@ from gateway.frontends.grpc.hyper_call import (
     whole_body,
 )
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import BegunCall, Metadata, Method, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import BegunCall, Method
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
+from gateway.observability.receipt import HEADER, WISHED
 from gateway.policy.caller import Caller
 from gateway.settings import CompressionLevel
 
@@ -72,6 +74,7 @@ class BegunCalls:
         self._calls: set[BegunHyperCall] = set()
         self._known_headers: object = None  # accepted ones, without a deadline
         self._known_caller: Caller | None = None  # of the last request with these
+        self._known_wish = False
         self._none = HyperEvent()
 
     def __bool__(self) -> bool:
@@ -88,7 +91,7 @@ class BegunCalls:
         That is the case with compression, an error in the headers, or a message that is incomplete
         or large.
         """
-        beginning, secs = method.beginning, None
+        beginning, secs, wish = method.beginning, None, self._known_wish
         if beginning is None or (method.compresses and self._compresses):
             return False
         headers = request.method, request.headers.raw_items()
@@ -103,13 +106,14 @@ class BegunCalls:
             if request.headers.get(ENCODING) is not None:
                 return False
             is_untimed = TIMES.isdisjoint(dict(headers[1]))
+            wish = request.headers.get(HEADER) == WISHED.encode()
             if allowed is None and is_untimed:
                 self._known_headers, self._known_caller = headers, None
-                is_known = True
+                self._known_wish, is_known = wish, True
         message = _whole_message(request, beginning.may_begin)
         if message is None:
             return False
-        call = BegunHyperCall(self, request)
+        call = BegunHyperCall(self, request, wish)
         call.untimed = is_untimed
         if is_known:
             call.caller = self._known_caller
@@ -124,14 +128,16 @@ class BegunCalls:
 
     def answer(self, call: "BegunHyperCall", message: bytes, trailing: Metadata) -> None:
         """End an RPC with its message, and trailing metadata."""
+        send = partial(self._send_answer, call.request, message, trailing)
         try:
-            self._owner.send_together(partial(self._send_answer, call.request, message, trailing))
+            self._owner.send_together(send)
         finally:
             self.discard(call)
 
-    def fail(self, call: "BegunHyperCall", error: RpcError) -> None:
+    def fail(self, call: "BegunHyperCall", error: RpcError, trailing: Metadata) -> None:
         """End an RPC with an error."""
         full = self._owner.new_call(call.request)
+        full.set_trailing_metadata(trailing)
         try:
             self._owner.send_together(partial(self._send, full, call.request, full.fail(error)))
         finally:
@@ -185,13 +191,15 @@ class BegunHyperCall(BegunCall):
     """An RPC without a task.
 
     `expiry` is the timer of the client's deadline; sending an answer that is ready may take longer.
+    It has a `wish` for its receipt.
     """
 
-    __slots__ = ("_calls", "_disconnected", "_ended", "expiry", "request", "untimed")
+    __slots__ = ("_calls", "_disconnected", "_ended", "_wish", "expiry", "request", "untimed")
 
-    def __init__(self, calls: "BegunCalls", request: Any) -> None:
+    def __init__(self, calls: "BegunCalls", request: Any, wish: bool = False) -> None:
         super().__init__()
         self.request = request
+        self._wish = wish
         self._calls = calls
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
@@ -219,6 +227,10 @@ class BegunHyperCall(BegunCall):
             return None
         return self.expiry.when() - asyncio.get_running_loop().time()
 
+    @property
+    def wants_timing(self) -> bool:
+        return self._wish
+
     def on_disconnect(self, disconnected: Callable[[], object]) -> None:
         self._disconnected = disconnected
 
@@ -226,9 +238,9 @@ class BegunHyperCall(BegunCall):
         if self._ends():
             self._calls.answer(self, message, trailing)
 
-    def fail(self, error: RpcError) -> None:
+    def fail(self, error: RpcError, trailing: Metadata = ()) -> None:
         if self._ends():
-            self._calls.fail(self, error)
+            self._calls.fail(self, error, trailing)
             self._disconnect()
 
     def expire(self) -> None:

@@ -6,6 +6,7 @@ names of httpunk: its release is pinned, and tests fail if they change.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
@@ -30,14 +31,8 @@ from gateway.frontends.grpc.http2_wire import (
 )
 from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import (
-    ClientDisconnected,
-    Metadata,
-    Method,
-    RpcCall,
-    RpcError,
-    StatusCode,
-)
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import Threads
 
@@ -89,10 +84,9 @@ class HyperCall(RpcCall):
         threads: Threads,
     ) -> None:
         super().__init__()
-        self._threads = threads
-        self._request = request
-        self._incoming = BufferShare(budget)
-        self._outgoing = BufferShare(budget)
+        self.begun_ns = time.perf_counter_ns()
+        self._request, self._threads = request, threads
+        self._incoming, self._outgoing = BufferShare(budget), BufferShare(budget)
         self._owner = owner
         self._loop = loop
         self._deadline: float | None = None

@@ -14,7 +14,7 @@ from httpunk.h2 import connection as library
 from httpunk.h2.server import ServerRequest
 
 from gateway.frontends.grpc.hyper_ends import GradualEnds
-from gateway.frontends.grpc.rpc import RpcError, StatusCode
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
 
 TURN_BYTES = 16 << 10

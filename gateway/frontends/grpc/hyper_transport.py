@@ -18,8 +18,9 @@ from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
 from gateway.frontends.grpc.hyper_ends import in_turns
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
-from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcError, StatusCode, Transport
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, Transport
 from gateway.frontends.grpc.sockets import bound, peer_name, speaks_http_2
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.policy.certificates import identity_of
 from gateway.settings import GrpcSettings
 from gateway.threads import Threads, request_threads
@@ -384,9 +385,7 @@ class PromptWaiter:
             raise asyncio.CancelledError
         return self._received
 
-    def add_done_callback(
-        self, wake: Callable[["PromptWaiter"], object], *, context: Context
-    ) -> None:
+    def add_done_callback(self, wake: Callable[[Any], object], *, context: Context) -> None:
         """For the task: continue by this call."""
         if self._set or self._cancelled:
             self._loop.call_soon(wake, self, context=context)

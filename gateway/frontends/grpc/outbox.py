@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from gateway.frontends.grpc.refusals import refusal_parameters
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected
 from gateway.messages import InferResponse, Parameter
+from gateway.observability.receipt import Receipt, with_timing
 from gateway.observability.trace import Trace
 from gateway.resumption.reader import EventId, RecordingReader, Responses
 from gateway.stream import INTERRUPTED, Interrupted, has_data
@@ -232,6 +234,7 @@ class StreamRequest:
     single: bool
     empty_final: bool
     trace: Trace | None = None
+    receipt: Receipt | None = None
 
 
 class ResponseSender:
@@ -267,6 +270,8 @@ class ResponseSender:
             finally:
                 if asked.trace is not None:
                     asked.trace.sent()
+                if asked.receipt is not None:
+                    asked.receipt.sent()
         return None
 
     async def refuse(self, refusal: bytes, position: OrderPosition | None) -> None:
@@ -283,6 +288,8 @@ class ResponseSender:
         while batch:
             complete = batch[-1].final and _is_sent(asked, batch[-1])
             shown, error = marked(asked.stream, batch), None
+            if asked.receipt is not None and batch[-1].final:
+                shown = [*shown[:-1], with_timing(shown[-1], asked.receipt)]
             if self._strict:
                 shown, error = _until_error(shown)
             # Whether it has outputs comes first: as `_is_sent`, without a call for each token.
@@ -300,14 +307,16 @@ class ResponseSender:
                 raise StrictModeError(error)
             batch = await asked.stream.batch()
         if not complete and asked.empty_final:
-            await self._send(asked, [encode(InferResponse(final=True))])
+            flag = with_timing(InferResponse(final=True), asked.receipt)
+            await self._send(asked, [encode(flag)])
 
     async def _forward_single(self, asked: StreamRequest) -> None:
         error: InferenceError | None = None
         messages: list[bytes] = []
         encode = asked.encoder.encode_streamed
         try:
-            messages = [encode(replace(await asked.stream.only(), final=True))]
+            answer = replace(await asked.stream.only(), final=True)
+            messages = [encode(with_timing(answer, asked.receipt))]
         except Interrupted as found:
             messages = [encode(each) for each in (*found.answers, INTERRUPTED)]
         except InferenceError as found:
@@ -331,7 +340,12 @@ class ResponseSender:
         """Send messages, and record the times in the trace of the request."""
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_START")
-        await self._outbox.put(messages)
+        if asked.receipt is None:
+            await self._outbox.put(messages)
+        else:
+            since_ns = time.perf_counter_ns()
+            await self._outbox.put(messages)
+            asked.receipt.stalled(since_ns)
         if asked.trace is not None:
             asked.trace.stamp("GRPC_SEND_END")
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from gateway.admission.deadlines import TEXT_TIMES, Wishes, read_wishes
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.rpc import Metadata
+from gateway.frontends.grpc.status import Metadata
 from gateway.messages import Deadline, InferRequest, Parameter, SequenceTag
 from gateway.models.model import VersionChooser
 from gateway.policy.caller import Caller, tenant_of

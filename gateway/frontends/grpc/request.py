@@ -20,7 +20,7 @@ from gateway.frontends.grpc.protobuf_wire import (
     read_contents,
     takes_long,
 )
-from gateway.frontends.grpc.rpc import Metadata
+from gateway.frontends.grpc.status import Metadata
 from gateway.messages import (
     MOST_OUTPUTS,
     Deadline,

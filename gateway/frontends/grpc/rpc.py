@@ -12,61 +12,25 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Protocol, Self
 
 from google.protobuf.message import DecodeError
 
-from gateway.errors import Code, InferenceError, Refusal, RefusalReason, unexpected
-from gateway.frontends.grpc import refusals
+from gateway.errors import InferenceError, unexpected
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode, rpc_error
 from gateway.messages import Deadline
+from gateway.observability.receipt import HEADER, WISHED
 from gateway.policy.caller import Caller
 from gateway.threads import LARGE_BYTES
 from gateway.tls.certificates import Certificates
 
-Metadata = Sequence[tuple[str, str | bytes]]
-"""Pairs of a lower-case name and a value: text, or bytes if the name ends in `-bin`."""
-
 log = logging.getLogger("sluice.grpc")
 
 NS_PER_SECOND = 1_000_000_000
+WISH = (HEADER, WISHED)
+"""The metadata with which a client asks for receipts."""
 UNPARSABLE = "Unable to parse request"
 """Triton's text, with INTERNAL."""
-
-
-class StatusCode(IntEnum):
-    """Status codes with the numbers of `grpc-status` (gRPC, status codes)."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
-
-
-class RpcError(Exception):
-    """Ends an RPC with a status other than OK and a text for the client.
-
-    `trailers` are sent after the metadata of the method.
-    """
-
-    def __init__(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
-        super().__init__(details)
-        self.status = status
-        self.details = details
-        self.trailers = trailers
 
 
 class ClientDisconnected(Exception):
@@ -76,13 +40,15 @@ class ClientDisconnected(Exception):
 class RpcHead(ABC):
     """The client of an RPC, and its headers. The guard of the method sets `caller`.
 
+    `begun_ns` is the time at which its headers were served (`time.perf_counter_ns`), 0 if unknown.
     It is `untimed` if its headers are known to name no further time than `grpc-timeout`.
     """
 
-    __slots__ = ("caller",)
+    __slots__ = ("begun_ns", "caller")
     untimed = False
 
     def __init__(self) -> None:
+        self.begun_ns = 0
         self.caller: Caller | None = None
 
     @property
@@ -94,6 +60,11 @@ class RpcHead(ABC):
     @abstractmethod
     def peer(self) -> str:
         """The address of the client in gRPC's notation: `ipv4:127.0.0.1:40000`; "" if unknown."""
+
+    @property
+    def wants_timing(self) -> bool:
+        """Whether the client asks for the receipts of its requests."""
+        return WISH in self.metadata
 
     @property
     def authority(self) -> str:
@@ -164,7 +135,7 @@ class BegunCall(RpcHead):
         """End the RPC with a message, and trailing metadata."""
 
     @abstractmethod
-    def fail(self, error: "RpcError") -> None:
+    def fail(self, error: RpcError, trailing: Metadata = ()) -> None:
         """End the RPC with an error."""
 
 
@@ -176,47 +147,6 @@ class Beginning(Protocol):
 
     def begin(self, message: Any, call: BegunCall) -> None:
         """Answer a message now or later. An exception ends the RPC, as `fail`."""
-
-
-STATUS = {
-    Code.UNKNOWN: StatusCode.UNKNOWN,
-    Code.INTERNAL: StatusCode.INTERNAL,
-    Code.NOT_FOUND: StatusCode.NOT_FOUND,
-    Code.INVALID_ARG: StatusCode.INVALID_ARGUMENT,
-    Code.UNAVAILABLE: StatusCode.UNAVAILABLE,
-    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
-    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
-    Code.CANCELLED: StatusCode.CANCELLED,
-}
-"""The status of each code of an InferenceError (v2 protocol)."""
-REFUSAL_STATUS = {
-    RefusalReason.RATE_LIMITED: StatusCode.RESOURCE_EXHAUSTED,
-    RefusalReason.OVERLOADED: StatusCode.UNAVAILABLE,
-    RefusalReason.DEADLINE_UNREACHABLE: StatusCode.UNAVAILABLE,
-    RefusalReason.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
-}
-"""The status of a Refusal."""
-
-MAX_PLAIN_CHARS, MAX_CHARS = 6144, 512
-"""Limits of an error text: clients may refuse trailers above 8 KiB, and percent-encoding turns one
-character into up to twelve bytes."""
-
-
-def rpc_error(error: InferenceError) -> RpcError:
-    """The RpcError of an InferenceError; its text is cut to the limit of trailers."""
-    if isinstance(error, Refusal):
-        return _refused(error)
-    plain = error.message.isascii() and error.message.isprintable()
-    limit = MAX_PLAIN_CHARS if plain else MAX_CHARS
-    return RpcError(STATUS[error.code], error.message[:limit])
-
-
-def _refused(error: Refusal) -> RpcError:
-    """As `rpc_error`; the text of a refusal is in its trailers, too."""
-    plain = error.message.isascii() and error.message.isprintable()
-    text = error.message[: MAX_PLAIN_CHARS // 6 if plain else MAX_CHARS // 2]
-    status = REFUSAL_STATUS[error.refusal_reason]
-    return RpcError(status, text, refusals.trailers(error, status, text))
 
 
 class Transport(ABC):
@@ -243,7 +173,7 @@ class Transport(ABC):
         """Drop the connections that remain after the grace period; call after `stop`."""
 
 
-def translated(error: BaseException) -> "RpcError":
+def translated(error: BaseException) -> RpcError:
     """The RpcError of any error; an unexpected error is logged, and its text is not sent."""
     if isinstance(error, RpcError):
         return error

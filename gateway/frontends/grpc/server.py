@@ -14,17 +14,9 @@ from gateway.frontends.grpc.access import logged
 from gateway.frontends.grpc.guard import GrpcAccess
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rollouts import RolloutServicer
-from gateway.frontends.grpc.rpc import (
-    Beginning,
-    Method,
-    Parse,
-    ParseLarge,
-    RpcCall,
-    RpcError,
-    StatusCode,
-    Transport,
-)
+from gateway.frontends.grpc.rpc import Beginning, Method, Parse, ParseLarge, RpcCall, Transport
 from gateway.frontends.grpc.servicer import Servicer
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.policy.credentials import Credentials
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.protos import rollout_pb2

@@ -31,17 +31,12 @@ from gateway.frontends.grpc.recorded_streams import recorded, resumed, resumes
 from gateway.frontends.grpc.refusals import refusal_parameters
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.frontends.grpc.rpc import (
-    ClientDisconnected,
-    ParsedMessages,
-    RpcCall,
-    RpcError,
-    StatusCode,
-    rpc_error,
-)
+from gateway.frontends.grpc.rpc import ClientDisconnected, ParsedMessages, RpcCall
+from gateway.frontends.grpc.status import RpcError, StatusCode, rpc_error
 from gateway.frontends.grpc.unary_infer import wants_limits
 from gateway.messages import InferRequest
 from gateway.models.model import Model
+from gateway.observability.receipt import receipt_of
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.observability.trace import Trace
 from gateway.policy.caller import tenant_of
@@ -91,6 +86,7 @@ class StreamInferRpcs:
             strict=STRICT_MODE in call.metadata,
             recordings=self._recordings,
         )
+        rpc.is_timed = call.wants_timing
         self._open.add(rpc)
         try:
             await rpc.run(requests)
@@ -117,6 +113,7 @@ class StreamInfer:
     Requests for models that are not decoupled or not found are answered in the order of arrival
     (protocol: gRPC streaming, ordering), and so are the turns of one conversation. When the RPC
     ends, its streams are cancelled, except that recorded streams can be resumed by another RPC.
+    Each request has a receipt if the RPC `is_timed`.
     """
 
     __slots__ = (
@@ -137,6 +134,7 @@ class StreamInfer:
         "_responses",
         "_rpc",
         "_tenant",
+        "is_timed",
     )
 
     def __init__(
@@ -164,6 +162,7 @@ class StreamInfer:
         self._is_half_closed = False
         self._order = StreamOrder()
         self._rpc = current_request()
+        self.is_timed = False
 
     async def run(self, requests: AsyncIterable[Message]) -> None:
         """Serve the RPC until the client half-closes and every request is answered.
@@ -288,6 +287,12 @@ class StreamInfer:
             raise model.again()
         decoded = self._decoder.decode(message, raw, model.config)
         infer_request, resumable = without_resumable(decoded)
+        receipt, receipts = None, self._dataplane.receipts
+        if self.is_timed or infer_request.parameters or receipts.every:
+            times = decoded.received_ns, decoded.received_ns
+            infer_request = receipts.begin(infer_request, *times, wished=self.is_timed)
+            receipt = receipt_of(infer_request)
+        is_asked = receipt is not None and receipt.asked
         begun: list[Trace] = []
         submit = partial(self._submit, infer_request, model, begun)
         stream: Responses = (
@@ -303,8 +308,9 @@ class StreamInfer:
             encoder=InferResponseEncoder(infer_request, model, self._dataplane.shared_memory),
             position=position or self._conversation_position(infer_request, model),
             single=position is not None,
-            empty_final=wants_empty_final(message),
+            empty_final=is_asked or wants_empty_final(message),
             trace=begun[0] if begun else None,
+            receipt=receipt,
         )
 
     def _conversation_position(self, request: InferRequest, model: Model) -> OrderPosition | None:

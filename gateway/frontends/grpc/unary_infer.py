@@ -1,7 +1,7 @@
 """ModelInfer: one request, one response."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,15 +15,11 @@ from gateway.frontends.grpc.parameters import HeaderForwarding, keyed, wishes_of
 from gateway.frontends.grpc.refusals import WANTS_LIMITS
 from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.frontends.grpc.rpc import (
-    BegunCall,
-    RpcCall,
-    RpcError,
-    RpcHead,
-    translated,
-)
+from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcHead, translated
+from gateway.frontends.grpc.status import Metadata, RpcError
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.observability.receipt import SERVER_TIMING, Receipt, receipt_of
 from gateway.observability.trace import Trace
 
 
@@ -41,32 +37,34 @@ class UnaryInferRpcs:
         """Answer a message; raises InferenceError."""
         model, infer_request = self._read(incoming, call)
         trace = begin_trace(self._dataplane.tracer, infer_request)
+        asked = self._timed(infer_request, call)
+        receipt = None if asked.receipt is None else receipt_of(asked)
         try:
-            asked = infer_request
             if model.chooser is not None:
-                asked = keyed(infer_request, model.chooser, call)
+                asked = keyed(asked, model.chooser, call)
             with self._dataplane.infer(asked, model, trace) as stream:
                 self._learn(incoming, infer_request)
                 response = await stream.only()
+            return self._encoder(infer_request, stream.model).encode(response)
         finally:
             if trace is not None:
-                _trace_sending(trace, call)
-            admission = self._dataplane.admission
-            if admission is not None and wants_limits(admission, call):
-                call.set_trailing_metadata(tuple(admission.limit_headers(call.caller).items()))
-        return self._encoder(infer_request, stream.model).encode(response)
+                trace.stamp("GRPC_SEND_START")
+            trailing = () if receipt is None else timing_metadata(receipt)
+            if found := (*self._limits(call), *trailing):
+                call.set_trailing_metadata(found)
+            if trace is not None or receipt is not None:
+                call.on_end(partial(_sent, trace, receipt))
 
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
         """Answer a message without a task; raises InferenceError if it is refused."""
         model, infer_request = self._read(incoming, call)
-        asked = infer_request
+        asked = self._timed(infer_request, call)
         if model.chooser is not None:
-            asked = keyed(infer_request, model.chooser, call)
+            asked = keyed(asked, model.chooser, call)
         stream = self._dataplane.infer(asked, model)
-        limits = None
-        if self._dataplane.admission is not None and wants_limits(self._dataplane.admission, call):
-            limits = partial(self._dataplane.limits, call.caller)
-        begun = _BegunInfer(stream, self._encoder(infer_request, stream.model), call, limits)
+        encoder = self._encoder(infer_request, stream.model)
+        receipt = None if asked.receipt is None else receipt_of(asked)
+        begun = _BegunInfer(stream, encoder, call, partial(self._limits, call), receipt)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
         stream.listen(begun.look)
@@ -98,6 +96,22 @@ class UnaryInferRpcs:
         )
         return model, decoder.decode(message, incoming.raw, model.config)
 
+    def _limits(self, call: RpcHead) -> Metadata:
+        """The trailing metadata with the limits of a caller, if its client asks for them."""
+        admission = self._dataplane.admission
+        if admission is None or not wants_limits(admission, call):
+            return ()
+        return tuple(admission.limit_headers(call.caller).items())
+
+    def _timed(self, request: InferRequest, call: RpcCall | BegunCall) -> InferRequest:
+        """The request for the model, with a receipt if its client asks for one."""
+        receipts, wished = self._dataplane.receipts, call.wants_timing
+        if not (wished or request.parameters or receipts.every):
+            return request
+        received_ns = request.received_ns
+        begun_ns = call.begun_ns or received_ns
+        return receipts.begin(request, begun_ns, received_ns, wished=wished)
+
     def _learn(self, incoming: InferMessage, request: InferRequest) -> None:
         """Add an accepted message to the memo, unless its metadata are a part of the request.
 
@@ -118,7 +132,8 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
 
     encoder: InferResponseEncoder
     call: BegunCall
-    limits: Callable[[], Mapping[str, str]] | None
+    limits: Callable[[], Metadata]
+    receipt: Receipt | None
 
     def encode(self, response: InferResponse) -> bytes | RpcError:
         return self.encoder.encode(response)
@@ -127,10 +142,14 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
         return translated(error)
 
     def send(self, answer: bytes | RpcError) -> None:
+        receipt = self.receipt
+        trailing = () if receipt is None else timing_metadata(receipt)
         if isinstance(answer, RpcError):
-            self.call.fail(answer)
+            self.call.fail(answer, trailing)
         else:
-            self.call.answer(answer, () if self.limits is None else tuple(self.limits().items()))
+            self.call.answer(answer, (*self.limits(), *trailing))
+        if receipt is not None:
+            receipt.sent()
 
 
 def wants_limits(admission: Admission, call: RpcHead) -> bool:
@@ -138,12 +157,15 @@ def wants_limits(admission: Admission, call: RpcHead) -> bool:
     return admission.limits(call.caller) and WANTS_LIMITS in call.metadata
 
 
-def _trace_sending(trace: Trace, call: RpcCall) -> None:
-    """Record when sending the response starts and ends."""
+def timing_metadata(receipt: Receipt) -> Metadata:
+    """The trailing metadata of an answer with the parts of its receipt up to now."""
+    return ((SERVER_TIMING, receipt.header()),)
 
-    def sent() -> None:
+
+def _sent(trace: Trace | None, receipt: Receipt | None) -> None:
+    """Record the end of the RPC."""
+    if trace is not None:
         trace.stamp("GRPC_SEND_END")
         trace.sent()
-
-    trace.stamp("GRPC_SEND_START")
-    call.on_end(sent)
+    if receipt is not None:
+        receipt.sent()

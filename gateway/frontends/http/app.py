@@ -27,6 +27,8 @@ from gateway.frontends.http.repository import RepositoryRoutes
 from gateway.frontends.http.request_scope import BeginningApp, StreamHandover, TracedApp
 from gateway.frontends.http.rollouts import RolloutRoutes
 from gateway.frontends.http.shared_memory import SharedMemoryRoutes
+from gateway.frontends.http.timing import RECEIPT, timed
+from gateway.frontends.http.why import WhyRoutes
 from gateway.metrics_page import MetricsPage
 from gateway.observability.exposition import CONTENT_TYPE
 from gateway.policy.areas import Area
@@ -61,6 +63,7 @@ def build_app(
         "shared memory": SharedMemoryRoutes(dataplane, settings).routes(),
         "log": LogRoutes(dataplane, settings).routes(),
         "traces": TraceRoutes(dataplane, settings).routes(),
+        "administration": WhyRoutes(dataplane).routes(),
     }
     handlers = {InferenceError: _refused, HTTPException: _not_routed, Exception: _unexpected}
     access = HttpAccess(
@@ -89,7 +92,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, InferenceError)  # noqa: S101 - registered for these
     if is_openai(request.scope["path"]):
         return openai_refused(request, error)
-    return refused(request.scope["path"], error)
+    answer, receipt = refused(request.scope["path"], error), request.scope.get(RECEIPT)
+    return answer if receipt is None else timed(answer, receipt)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

@@ -8,11 +8,13 @@ from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from gateway.client_limits import most_decompressed, too_compressed
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.connection_parts import LENGTH, content_length
+from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.request_scope import OnDisconnect
 from gateway.tensor import Buffer
 from gateway.threads import LARGE_BYTES, Threads
@@ -353,3 +355,8 @@ async def compress(encoding: str, parts: Sequence[Buffer], threads: Threads) -> 
 def _compress(encoding: str, parts: Sequence[Buffer]) -> bytes:
     deflater = zlib.compressobj(LEVEL, zlib.DEFLATED, WINDOW_BITS[encoding])
     return b"".join([*map(deflater.compress, parts), deflater.flush()])
+
+
+def unknown_encoding() -> Response:
+    """The refusal of a body with a compression that is unknown."""
+    return plain_error(501, "Unsupported compression type", {"Accept-Encoding": SUPPORTED})

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import re
+import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -13,7 +13,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway.client_limits import ConnectionLimits, late_text
 from gateway.event_loop import WRITES
 from gateway.frontends.http.connection_parts import (
+    HEAD_END,
     LENGTH,
+    UPGRADE,
     ClientDeadline,
     Flow,
     Owed,
@@ -26,6 +28,7 @@ from gateway.frontends.http.connection_parts import (
 )
 from gateway.frontends.http.request_scope import (
     BEGIN_STREAM,
+    BEGUN_NS,
     SEND_PIECE,
     SEND_WHOLE,
     WATCH,
@@ -44,8 +47,6 @@ MAX_PIPELINED = 16
 """Pipelined requests of a connection; beyond this number reading pauses."""
 
 TOO_LARGE, LATE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT
-HEAD_END = b"\r\n\r\n"
-UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -100,8 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin = begin
         self._unstarted: tuple[RequestResponseCycle, Any] | None = None
         self._begun = False
-        self._known_head = b""
-        self._known_bytes = -1
+        self._known_head, self._known_bytes = b"", -1
         self._has_known_head = False
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._send_timeout = SendTimeout(send_timeout_secs)
@@ -205,8 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._has_begun = True
-        self._begun = False
+        self._has_begun, self._begun = True, False
         self._known_head, self._known_bytes = b"", -1
         self._deadline.since = self.loop.time()
         self.scope["state"] = {
@@ -215,6 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
             SEND_WHOLE: self._send_whole,
             WATCH: self.watch,
             BEGIN_STREAM: self._begin_stream,
+            BEGUN_NS: time.perf_counter_ns(),
         }
 
     def on_headers_complete(self) -> None:
@@ -335,8 +335,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True
-        self._has_begun = False
+        self._in_head, self._has_begun = True, False
         self._receiving = None
         self._framing_bytes = 0
         super().on_message_complete()
@@ -347,6 +346,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._has_known_head:
             self._has_known_head = False
             data = self._known_head + data
+        elif self._known_bytes >= 0:
+            self.scope["state"][BEGUN_NS] = time.perf_counter_ns()  # that of a repeated head
         begins = self._in_head
         is_first = begins and not self._has_begun
         if is_first and self._known_bytes >= 0 and self._repeats(data):

@@ -6,6 +6,7 @@ takes 760 bytes, also without a waiter or item.
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from functools import lru_cache
@@ -23,6 +24,8 @@ from gateway.tensor import Buffer
 log = logging.getLogger("sluice.http")
 
 LENGTH = b"content-length"
+HEAD_END = b"\r\n\r\n"
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 HELD_SECS = 1.0
 """A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
 

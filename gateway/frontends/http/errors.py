@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import orjson
 from starlette.responses import Response
 
-from gateway.errors import Code, InferenceError, Refusal, RefusalReason
+from gateway.errors import Code, InferenceError, Refusal, RefusalReason, unexpected
 from gateway.observability.escaping import escaped
 from gateway.observability.request_context import current_request
 from gateway.openai_contract import OpenAiRefusal
@@ -99,6 +99,14 @@ def refused(path: str, error: InferenceError) -> Response:
     """Log a failed request, and return its response."""
     log_refusal(path, error)
     return error_response(error)
+
+
+def failed(path: str, error: Exception) -> Response:
+    """The response to a request that failed; an unexpected error is in the log alone."""
+    if isinstance(error, InferenceError):
+        return refused(path, error)
+    log.error("request failed unexpectedly", exc_info=error)
+    return error_response(unexpected())
 
 
 def log_refusal(path: str, error: InferenceError) -> None:

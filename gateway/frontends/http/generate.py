@@ -45,8 +45,16 @@ from gateway.frontends.http.sse import (
     first_status,
     refused_stream,
 )
+from gateway.frontends.http.timing import (
+    RECEIPT,
+    WISH,
+    begin_receipt,
+    timed,
+    with_timing,
+)
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.observability.receipt import Receipt, receipt_of
 from gateway.resumption.reader import RecordingReader, Responses
 from gateway.resumption.recording import RESUMABLE, Key, RecordedRequest, without_resumable
 from gateway.resumption.recordings import Recordings
@@ -119,9 +127,10 @@ class GenerateRoutes:
             body = await self._dataplane.threads.run(encode, found[0])
         else:
             body = encode(found[0])
-        limits = self._dataplane.limits(caller_in(request.scope))
-        headers = {**replay_headers(stream), **limits}
-        return Response(body, status, headers, media_type=JSON)
+        headers = {**replay_headers(stream), **self._dataplane.limits(caller_in(request.scope))}
+        answer = Response(body, status, headers, media_type=JSON)
+        receipt = receipt_of(call.request)
+        return answer if receipt is None else timed(answer, receipt)
 
     async def generate_stream(self, request: Request) -> Response:
         """Answer with one event per response.
@@ -137,9 +146,12 @@ class GenerateRoutes:
         stream = (
             await self._recorded(request, call) if call.recorded else self._infer(request, call)
         )
-        return self._pending(
-            request, stream, partial(self._streamed, stream, _encoder(stream, call))
-        )
+        receipt = receipt_of(call.request)
+        encoder = _encoder(stream, call)
+        if receipt is not None and receipt.asked:
+            encoder = _TimedEncoder(stream, call, receipt)
+        begin = partial(self._streamed, stream, encoder, receipt=receipt)
+        return self._pending(request, stream, begin)
 
     async def _resume(self, request: Request) -> Response:
         await read_body(request, self._settings.max_input_size)
@@ -157,19 +169,31 @@ class GenerateRoutes:
     def _pending(
         self, request: Request, stream: Responses, begin: Callable[[First], Response]
     ) -> Response:
-        caller = caller_in(request.scope)
+        caller, path = caller_in(request.scope), request.scope["path"]
+        receipt: Receipt | None = request.scope.get(RECEIPT)
 
         def begin_limited(first: First) -> Response:
             response = begin(first)
             response.headers.update(self._dataplane.limits(caller))
             return response
 
-        refuse = partial(refused_stream, request.scope["path"])
+        def refuse(error: InferenceError) -> Response:
+            answer = refused_stream(path, error)
+            return answer if receipt is None else timed(answer, receipt)
+
         return PendingEvents(stream, self._settings.first_response_secs, begin_limited, refuse)
 
-    def _streamed(self, stream: Responses, encoder: GenerateEncoder, first: First) -> Response:
+    def _streamed(
+        self,
+        stream: Responses,
+        encoder: GenerateEncoder,
+        first: First,
+        receipt: Receipt | None = None,
+    ) -> Response:
         threads = self._dataplane.threads
-        return GenerateEvents(stream, first, encoder, self._settings, threads)
+        events = GenerateEvents(stream, first, encoder, self._settings, threads)
+        events.receipt = receipt
+        return events
 
     def _infer(self, request: Request, call: _Call) -> ResponseStream:
         trace = begin_trace(request.scope, self._dataplane.tracer, call.request)
@@ -190,8 +214,13 @@ class GenerateRoutes:
         model = self._dataplane.model(name, version, caller)
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)
+        whole_ns = time.perf_counter_ns()
         read = partial(_call, request.scope, model, version, received_ns)
-        return await decoded(self._dataplane.threads, request.scope, read, body)
+        call = await decoded(self._dataplane.threads, request.scope, read, body)
+        receipts, asked = self._dataplane.receipts, call.request
+        if not (asked.parameters or receipts.every or WISH in request.scope["headers"]):
+            return call
+        return call._replace(request=begin_receipt(request.scope, receipts, asked, whole_ns))
 
 
 def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buffer) -> _Call:
@@ -208,6 +237,22 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
 
 def _encoder(stream: Responses, call: _Call) -> GenerateEncoder:
     return GenerateEncoder(call.request.model, stream.model.version, call.request.id)
+
+
+class _TimedEncoder(GenerateEncoder):
+    """Encodes responses with the receipt of their request in the last one."""
+
+    def __init__(self, stream: Responses, call: _Call, receipt: Receipt) -> None:
+        super().__init__(call.request.model, stream.model.version, call.request.id)
+        self._receipt = receipt
+
+    def encode(self, response: InferResponse) -> bytes:
+        found = super().encode(response)
+        is_last = response.final and response.error is None
+        return with_timing(found, self._receipt) if is_last else found
+
+    def encode_text(self, response: InferResponse) -> bytes | None:
+        return None if response.final else super().encode_text(response)
 
 
 def _not_a_stream() -> InferenceError:

@@ -1,5 +1,6 @@
 """Access over HTTP: the header of a restricted area, a credential, changes, and pages."""
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.frontends.http.audit import HttpAudit
 from gateway.frontends.http.errors import plain_error
@@ -17,7 +19,9 @@ from gateway.frontends.http.request_scope import (
     CERTIFICATE,
     NO_STATE,
     RequestState,
+    Start,
     has_origin,
+    write_whole,
 )
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, HTTP, Area, area_at
 from gateway.policy.caller import caller_of
@@ -283,3 +287,22 @@ def refused_response(refusal: HTTPException) -> Response:
     """The response of v2 to a refused request."""
     headers: Mapping[str, str] = refusal.headers or {}
     return plain_error(refusal.status_code, refusal.detail, dict(headers))
+
+
+def answer_soon(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
+    """Send the response to a whole request in the next turn of the event loop.
+
+    So requests that came together leave turns to other clients. It has a task only if its client
+    has to read first.
+    """
+    cycle.body = bytearray()  # an idle connection keeps no body
+    asyncio.get_running_loop().call_soon(_answer, cycle, start, answer)
+
+
+def _answer(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
+    if cycle.disconnected or cycle.transport.is_closing():
+        return
+    if cycle.flow.write_paused:
+        start(answer)
+    else:
+        write_whole(cycle, answer.raw_headers, [answer.body], answer.status_code)

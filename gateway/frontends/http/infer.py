@@ -1,9 +1,8 @@
 """The route `infer` of the v2 protocol, in front of the application with all other routes."""
 
-import logging
 import re
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,10 +13,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.admission.deadlines import TIMES, deadline_of, read_wishes
 from gateway.dataplane import BegunRequest, DataPlane
-from gateway.errors import Code, InferenceError, unexpected
 from gateway.frontends.http.body import (
     IDENTITY,
-    SUPPORTED,
     WINDOW_BITS,
     InferBody,
     accepted,
@@ -26,11 +23,12 @@ from gateway.frontends.http.body import (
     header_length,
     off_loop,
     read_infer_body,
+    unknown_encoding,
 )
 from gateway.frontends.http.connection_parts import LENGTH
-from gateway.frontends.http.errors import JSON, error_response, plain_error, refused
-from gateway.frontends.http.guard import HttpAccess, refused_response
-from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target
+from gateway.frontends.http.errors import JSON, failed, plain_error
+from gateway.frontends.http.guard import HttpAccess, answer_soon, refused_response
+from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target, decoupled
 from gateway.frontends.http.infer_response import (
     Answered,
     InferEncoder,
@@ -50,7 +48,6 @@ from gateway.frontends.http.request_scope import (
     OnDisconnect,
     RequestState,
     Start,
-    answer_soon,
     begin_trace,
     caller_in,
     key_of,
@@ -58,9 +55,11 @@ from gateway.frontends.http.request_scope import (
     write_whole,
 )
 from gateway.frontends.http.rollout_keys import keyed
+from gateway.frontends.http.timing import SendingApp, begin_receipt, timed, timing_header, wishes
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
+from gateway.observability.receipt import Receipt, receipt_of
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
 from gateway.policy.pages import BINARY
@@ -70,8 +69,6 @@ from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES
-
-log = logging.getLogger("sluice.http")
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 KEY_HEADER = IDEMPOTENCY_KEY.encode()
@@ -84,22 +81,28 @@ AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
 
 
 class _Head(NamedTuple):
-    """The model, the requested version and the headers of a request; it `has_times` in these."""
+    """The model, the requested version and the headers of a request.
+
+    It `has_times` in these. `is_timed`: it asks for its receipt, or every request has one.
+    """
 
     model: str
     version: str
     headers: dict[bytes, bytes]
     has_times: bool
+    is_timed: bool
 
 
-class _Call(NamedTuple):
-    """One request before its body is read."""
+@dataclass(slots=True)
+class _Call:
+    """One request before its body is read; its receipt, if it has one, follows."""
 
     scope: Scope
     receive: Receive
     head: _Head
     received_ns: int
     caller: Caller | None
+    receipt: Receipt | None = None
 
 
 class InferRoute:
@@ -152,13 +155,15 @@ class InferRoute:
         elif scope["method"] != "POST":
             answer = plain_error(405, "Method Not Allowed", {"Allow": "POST"})
         else:
-            head = _head(address, dict(scope["headers"]))
+            head = self._head(address, scope)
             refusal = self._pages.refusal(scope) if ORIGIN in head.headers else None
             call = _Call(scope, receive, head, received_ns, caller)
             try:
                 answer = refused_response(refusal) if refusal else await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
                 answer = _failed(call, error)
+            if call.receipt is not None:
+                answer = SendingApp(answer, call.receipt)
         await answer(scope, receive, send)
 
     def begin(self, cycle: RequestResponseCycle, start: Start) -> bool:
@@ -186,10 +191,12 @@ class InferRoute:
     def _begin(self, call: _Call, cycle: RequestResponseCycle, start: Start) -> None:
         model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
-            raise _decoupled()
+            raise decoupled()
         body, cycle.body = cycle.body, bytearray()  # an idle connection keeps no body
         parts = divide(body, header_length(call.head.headers), self._limit)
         request, forms = self._decode(call, model, parts)
+        if call.head.is_timed or request.parameters:
+            request = self._timed(call, request, call.received_ns)
         state: RequestState = call.scope["state"]
         if model.chooser is not None:
             request = keyed(request, model.chooser, call.scope)
@@ -205,20 +212,33 @@ class InferRoute:
         if found is None or scope["method"] != "POST" or not WITH_TASK.isdisjoint(headers):
             return None
         address = path_address(self._dataplane, *found.groups(""), caller=caller_in(scope))
-        return None if address is None else _head(address, headers)
+        return None if address is None else self._head(address, scope)
+
+    def _head(self, address: tuple[str, str], scope: Scope) -> _Head:
+        headers = dict(scope["headers"])
+        is_timed = self._dataplane.receipts.every or wishes(scope)
+        return _Head(*address, headers, not TIMES.isdisjoint(headers), is_timed)
+
+    def _timed(self, call: _Call, request: InferRequest, whole_ns: int) -> InferRequest:
+        request = begin_receipt(call.scope, self._dataplane.receipts, request, whole_ns)
+        call.receipt = receipt_of(request)
+        return request
 
     def encode(self, call: _Call, answered: Answered) -> ASGIApp:
         """The response; if its encoding takes long, an application that encodes it in a thread."""
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
         answer = whole_answer(self._encoder.encode(*answered))
-        if self._dataplane.admission is not None:
-            answer.headers += self._limits(call)
+        if call.receipt or self._dataplane.admission:
+            self._add_headers(call, answer)
         return answer
 
-    def _limits(self, call: _Call) -> Iterator[tuple[bytes, bytes]]:
-        for name, value in self._dataplane.limits(call.caller).items():
-            yield name.encode(), value.encode()
+    def _add_headers(self, call: _Call, answer: WholeAnswer) -> None:
+        if self._dataplane.admission is not None:
+            limits = self._dataplane.limits(call.caller)
+            answer.headers += [(name.encode(), value.encode()) for name, value in limits.items()]
+        if call.receipt is not None:
+            answer.headers.append(timing_header(call.receipt))
 
     async def _encode_apart(
         self, call: _Call, answered: Answered, scope: Scope, receive: Receive, send: Send
@@ -234,21 +254,24 @@ class InferRoute:
         changes = self._dataplane.changes
         model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
-            raise _decoupled()
+            raise decoupled()
         encoding = call.head.headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
-            return _unknown_encoding()
+            return unknown_encoding()
         body = await read_infer_body(
             call.receive, call.head.headers, encoding, self._limit, self._threads
         )
         if changes != self._dataplane.changes:
             # Reading may take long: the model that is ready now gets the request.
             model = self._dataplane.model(call.head.model, call.head.version, call.caller)
+        whole_ns = time.perf_counter_ns()
         header, binary = body
         if len(binary) > LARGE_BYTES or (header is not None and len(header) > LARGE_BYTES):
             request, forms = await self._decoded_apart(call, model, body)
         else:
             request, forms = self._decode(call, model, body)
+        if call.head.is_timed or request.parameters:
+            request = self._timed(call, request, whole_ns)
         if KEY_HEADER in call.head.headers:
             reader = await self._infer_once(call, model, request, body)
             return await self._answer_once(call, reader, forms)
@@ -290,8 +313,7 @@ class InferRoute:
             answer.parts = [compressed]
             answer.headers[-1] = (LENGTH, b"%d" % len(compressed))
             answer.headers.append((b"content-encoding", encoding.encode()))
-        if self._dataplane.admission is not None:
-            answer.headers += self._limits(call)
+        self._add_headers(call, answer)
         return answer
 
     async def _infer_once(
@@ -361,33 +383,18 @@ class _BegunInfer(BegunRequest[ASGIApp]):
         return _failed(self.call, error)
 
     def send(self, answer: ASGIApp) -> None:
-        cycle = self.cycle
+        cycle, receipt = self.cycle, self.call.receipt
         cycle.scope["state"][WATCH](None)
-        if cycle.disconnected:
+        is_whole = isinstance(answer, WholeAnswer) and not cycle.flow.write_paused
+        if not (cycle.disconnected or is_whole):
+            self.start(answer if receipt is None else SendingApp(answer, receipt))
             return
-        if not isinstance(answer, WholeAnswer) or cycle.flow.write_paused:
-            self.start(answer)
-        else:
+        if isinstance(answer, WholeAnswer) and not cycle.disconnected:
             write_whole(cycle, answer.headers, answer.parts)
-
-
-def _head(address: tuple[str, str], headers: dict[bytes, bytes]) -> _Head:
-    return _Head(*address, headers, not TIMES.isdisjoint(headers))
+        if receipt is not None:
+            receipt.sent()
 
 
 def _failed(call: _Call, error: Exception) -> Response:
-    """The response to a request that failed; an unexpected error is in the log alone."""
-    if isinstance(error, InferenceError):
-        return refused(call.scope["path"], error)
-    log.error("request failed unexpectedly", exc_info=error)
-    return error_response(unexpected())
-
-
-def _decoupled() -> InferenceError:
-    return InferenceError(
-        Code.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
-    )
-
-
-def _unknown_encoding() -> Response:
-    return plain_error(501, "Unsupported compression type", {"Accept-Encoding": SUPPORTED})
+    answer = failed(call.scope["path"], error)
+    return answer if call.receipt is None else timed(answer, call.receipt)

@@ -365,3 +365,10 @@ def _request(target: Target, known: KnownRequest, inputs: tuple[Tensor, ...]) ->
         caller=target.caller,
         deadline=target.deadline,
     )
+
+
+def decoupled() -> InferenceError:
+    """The refusal of a model whose number of responses is not one."""
+    return InferenceError(
+        Code.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+    )

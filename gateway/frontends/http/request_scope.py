@@ -4,7 +4,6 @@ The extensions stand in `scope["state"]`. They cost less than ASGI's messages: u
 header by header and writes them one by one, and each passes every layer of the application.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, TypedDict
@@ -12,7 +11,6 @@ from typing import Any, Final, Protocol, TypedDict
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
@@ -61,6 +59,7 @@ KNOWN_HEAD: Final = "known_head"
 CALLER: Final = "caller"
 CHANGE: Final = "change"
 CERTIFICATE: Final = "certificate"
+BEGUN_NS: Final = "begun_ns"
 
 
 class RequestState(TypedDict, total=False):
@@ -71,6 +70,7 @@ class RequestState(TypedDict, total=False):
     a route has found in the head of the request; the next request with the same head has it, too.
     `caller` is absent on a server without API keys, `certificate`, the identity of the client's
     certificate, without mutual TLS. `change` is what the request changes, for the audit log.
+    `begun_ns` is the time of the first byte of the head (`time.perf_counter_ns`).
     """
 
     watch: Watch
@@ -83,6 +83,7 @@ class RequestState(TypedDict, total=False):
     caller: Caller
     change: Mapping[str, Any]
     certificate: str
+    begun_ns: int
 
 
 NO_STATE: RequestState = {}
@@ -213,25 +214,6 @@ def write_whole(
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
-
-
-def answer_soon(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
-    """Send the response to a whole request in the next turn of the event loop.
-
-    So requests that came together leave turns to other clients. It has a task only if its client
-    has to read first.
-    """
-    cycle.body = bytearray()  # an idle connection keeps no body
-    asyncio.get_running_loop().call_soon(_answer, cycle, start, answer)
-
-
-def _answer(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
-    if cycle.disconnected or cycle.transport.is_closing():
-        return
-    if cycle.flow.write_paused:
-        start(answer)
-    else:
-        write_whole(cycle, answer.raw_headers, [answer.body], answer.status_code)
 
 
 def addressed(request: Request, dataplane: DataPlane) -> tuple[str, str]:

@@ -36,7 +36,9 @@ from gateway.frontends.http.request_scope import (
     piece_writer,
     stream_headers,
 )
+from gateway.frontends.http.timing import stalling, timing_comment
 from gateway.messages import InferResponse
+from gateway.observability.receipt import Receipt
 from gateway.resumption.reader import RecordingReader, Responses
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream, has_data
@@ -107,8 +109,10 @@ class EventStream(Response):
 
     It owns the stream: when sending ends in any way, the stream is closed and the model stops. A
     recorded stream continues and can be resumed. The connection drops a client that reads nothing.
-    Subclasses encode the events.
+    Subclasses encode the events. A `receipt` ends with the sending.
     """
+
+    receipt: Receipt | None = None
 
     def __init__(
         self,
@@ -149,6 +153,10 @@ class EventStream(Response):
         """The bytes behind the last event, also after an error."""
         return b""
 
+    def encode_receipt(self, receipt: Receipt) -> bytes:
+        """The receipt, if no event has had it."""
+        return timing_comment(receipt)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._stream:
             try:
@@ -157,18 +165,25 @@ class EventStream(Response):
                         await self._send_all(scope, send)
             except TimeoutError:
                 return  # the client has disconnected
+            finally:
+                if self.receipt is not None:
+                    self.receipt.sent()
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         end = b""
         await send(self._head())
         if scope["method"] != "HEAD":
             put, write = piece_sender(scope, send), piece_writer(scope)
+            if self.receipt is not None:
+                put = stalling(put, self.receipt)
             self.sent_at = asyncio.get_running_loop().time()
             with SilenceFiller(
                 put, write, self._silence_secs, lambda: self.sent_at, self._silence_comment
             ):
                 await self._send_batches(put, write)
             end = self.encode_end()
+            if self.receipt is not None:
+                end = self.encode_receipt(self.receipt) + end
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _silence_comment(self) -> bytes:
@@ -317,6 +332,11 @@ class GenerateEvents(EventStream):
 
     def encode_failure(self, error: InferenceError) -> bytes:
         return event(error_body(error.message))
+
+    def encode_receipt(self, receipt: Receipt) -> bytes:
+        if receipt.asked and not (receipt.told or receipt.failure):
+            return event(self._encoder.encode(InferResponse(final=True)))
+        return super().encode_receipt(receipt)
 
 
 def _is_large(batch: Sequence[InferResponse]) -> bool:

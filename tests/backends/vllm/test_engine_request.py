@@ -1,4 +1,4 @@
-"""The end of a request in an engine that does not answer."""
+"""The end of a request in an engine that does not answer, and the stamps of one that does."""
 
 import asyncio
 from contextlib import suppress
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from vllm.exceptions import VLLMError
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.stats import RequestStateStats
 
 from backends.vllm import engine_request
-from backends.vllm.engine_request import EngineRequest, salted
+from backends.vllm.engine_request import EngineRequest, merged, salted, stamps_of
+from gateway.messages import EngineStamps
 from tests.builders import settle, soon
 
 LIMIT_SECS = 0.05
@@ -25,6 +27,7 @@ class Engine:
         self.aborted: list[str] = []
         self.ended = 0
         self.failure = failure
+        self.output_processor: Any = None
         self.output: Any = SimpleNamespace(
             request_id="inside", get_nowait=lambda: None, get=asyncio.Event().wait
         )
@@ -142,3 +145,50 @@ def test_a_salt_differs_among_tenants_and_among_the_salts_of_one() -> None:
 def test_an_encoders_prompt_has_the_salt_in_that_of_its_decoder() -> None:
     found = salted({"type": "enc_dec", "decoder_prompt": {"prompt_token_ids": [1]}}, "a")
     assert found["decoder_prompt"].keys() == {"prompt_token_ids", "cache_salt"}
+
+
+def statistics(queued: float, scheduled: float, first: float, last: float, put_back: int) -> Any:
+    """Those of one sequence, as vLLM has them: in seconds."""
+    return RequestStateStats(
+        queued_ts=queued,
+        scheduled_ts=scheduled,
+        first_token_ts=first,
+        last_token_ts=last,
+        num_preemptions=put_back,
+    )
+
+
+FIRST, SECOND = statistics(1, 2, 3.5, 7, 1), statistics(1.5, 1.75, 4, 6, 2)
+
+
+def test_the_stamps_of_several_sequences_are_the_earliest_starts_and_the_latest_token() -> None:
+    found = stamps_of([FIRST, SECOND])
+    secs = 10**9
+    assert found == EngineStamps(secs, 7 * secs // 4, 7 * secs // 2, 7 * secs, 3)
+    assert merged([stamps_of([FIRST]), stamps_of([SECOND])]) == found
+    assert merged([stamps_of([FIRST]), None]) is None
+    assert merged([]) is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_finished_request_has_the_stamps_of_its_sequences(count: int) -> None:
+    """vLLM's last output has those of one of them."""
+    engine = Engine()
+    engine.output.get_nowait = lambda: SimpleNamespace(finished=True, outputs=[], metrics=FIRST)
+    others = {"other": SimpleNamespace(queue=None, stats=SECOND)}
+    own = {str(n): SimpleNamespace(queue=engine.output, stats=n) for n in (FIRST, SECOND)}
+    engine.output_processor = SimpleNamespace(request_states={**others, **own})
+    async with EngineRequest(engine, "outside", lambda _: None) as running:
+        await running.submit("prompt", SimpleNamespace(n=count))
+        assert running.stamps is None
+        await running.next()
+        assert running.stamps == stamps_of([FIRST, SECOND][:count])
+
+
+async def test_a_request_of_an_engine_that_measures_nothing_has_no_stamps() -> None:
+    engine = Engine()
+    engine.output.get_nowait = lambda: SimpleNamespace(finished=True, outputs=[], metrics=None)
+    async with EngineRequest(engine, "outside", lambda _: None) as running:
+        await running.submit("prompt", None)
+        await running.next()
+        assert running.stamps is None

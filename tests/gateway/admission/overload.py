@@ -123,14 +123,14 @@ class Overload:
         prompts = sum(job.prompt for job in batch if not job.begun)
         took = (12 + 0.4 * len(batch) + 0.08 * prompts) / 1000
         self._now += took
-        self.prediction.token_secs.learn(took)
+        self.prediction.token_secs.add(took)
         for job in batch:
             if not job.begun:
                 self._begin(job)
             job.left -= 1
             if not job.left:
                 self._running.remove(job)
-                self.prediction.output_tokens.learn(job.outputs)
+                self.prediction.output_tokens.add(job.outputs)
                 self.prediction.end(self._now)
 
     def _begin(self, job: Job) -> None:

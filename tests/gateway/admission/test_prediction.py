@@ -108,8 +108,8 @@ def test_the_correction_rises_with_late_ones_and_falls_slowly_to_one() -> None:
 
 def test_the_whole_answer_is_expected_of_at_most_its_tokens() -> None:
     found = prediction()
-    found.output_tokens.learn(200)
-    found.token_secs.learn(0.02)
+    found.output_tokens.add(200)
+    found.token_secs.add(0.02)
     assert found.answer_secs() == pytest.approx(4.0)
     assert found.answer_secs(50) == pytest.approx(1.0)
 

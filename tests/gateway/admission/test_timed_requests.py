@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Refusal, RefusalReason
-from gateway.messages import Deadline
-from gateway.models.model import WATCHED
+from gateway.messages import WATCHED, Deadline
 from tests.builders import (
     TEXT,
     Execution,

@@ -83,6 +83,10 @@ class Trained:
         return caught.value
 
 
+def nothing(*_: object) -> None:
+    """The refusal of a queue that has room."""
+
+
 Train = Callable[..., Awaitable[Trained]]
 
 
@@ -100,7 +104,7 @@ async def train(serve: Serve, clock: Clock) -> AsyncIterator[Train]:
         instance = ScriptedInstance(concurrency=1)
         model = serve(instance)
         if is_fair:
-            model.fair = SimpleNamespace(configured=True, slack=1)
+            model.fair = SimpleNamespace(configured=True, slack=1, refusal=nothing)
         dataplane = plane(model, **settings)
         if tenants is not None:
             dataplane.admission = Admission(tenants)

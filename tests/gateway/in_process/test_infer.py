@@ -279,3 +279,21 @@ async def test_a_thread_asks_a_server_that_runs_on_an_event_loop(models: Path) -
         assert "fp32" in {name for name, _ in await soon(asyncio.to_thread(server.models))}
         await soon(asyncio.to_thread(server.stop))
     assert not server.live()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+async def test_the_last_response_has_the_receipt_of_a_request_that_asks(
+    async_server: Server, count: int
+) -> None:
+    inputs = {"text_input": ["x"], "n": [count]}
+    model = async_server.model("repeat")
+    found = [
+        each.timing async for each in model.async_infer(inputs=inputs, parameters={"timing": True})
+    ]
+    *others, last = found
+    assert not any(others)
+    assert last is not None
+    total = last["total"]
+    assert round(sum(last.values()) - total, 3) == total
+    plain = [each.timing async for each in model.async_infer(inputs=inputs)]
+    assert not any(plain)

@@ -97,7 +97,10 @@ async def test_a_route_changes_the_server_or_is_known_to_read(
 async def test_routes_that_take_posts_or_are_of_the_admin_have_a_condition_and_no_others(
     routes: list[Route | GuardedRoute],
 ) -> None:
-    """A new route that takes the POST of a page has the conditions of pages, too."""
+    """A new route that takes the POST of a page has the conditions of pages, too.
+
+    Those of the area admin are for this machine, without keys.
+    """
     for each in routes:
         takes_posts = each.methods is None or "POST" in each.methods
         is_guarded = takes_posts or each.path in HTTP[Area.ADMIN]

@@ -31,7 +31,7 @@ def test_an_open_server_answers_every_machine(area: Area) -> None:
 def test_a_page_of_another_origin_is_refused_always(control: ChangeControl) -> None:
     expected = "changes are not answered to pages of another origin, found Origin 'null'"
     assert control.refusal(Area.LOGGING, FOREIGN) == expected
-    expected = expected.replace("changes are", "showing tenants is")
+    expected = expected.replace("changes are", "the state of tenants and requests is")
     assert control.refusal(Area.ADMIN, FOREIGN) == expected
 
 

@@ -8,10 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.frontends.grpc.rpc import (
-    Method,
-    RpcCall,
-)
+from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.frontends.http.request_scope import RawHeaders
 from gateway.processes.channel import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES, Channel, Frame
 from gateway.processes.grpc import GrpcCall, relaying, shapes

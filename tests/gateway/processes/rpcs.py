@@ -4,11 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from gateway.frontends.grpc.rpc import (
-    Metadata,
-    Method,
-    RpcCall,
-)
+from gateway.frontends.grpc.rpc import Method, RpcCall
+from gateway.frontends.grpc.status import Metadata
 from gateway.processes.channel import headed
 from tests.builders import soon
 from tests.gateway.processes.links import PATH

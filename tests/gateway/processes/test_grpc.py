@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import unexpected
-from gateway.frontends.grpc.rpc import (
-    ClientDisconnected,
-    Metadata,
-    Method,
-    RpcCall,
-    RpcError,
-    StatusCode,
-    rpc_error,
-)
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode, rpc_error
 from gateway.processes.grpc import relaying, shapes
 from gateway.processes.messages import FrontendKind
 from tests.builders import settle, soon

@@ -19,6 +19,7 @@ from gateway.errors import (
     no_instance,
 )
 from gateway.messages import (
+    EngineStamps,
     InferRequest,
     InferResponse,
     Phases,
@@ -180,6 +181,7 @@ def test_a_trace_with_numbers_of_its_process_stays_there() -> None:
         InferResponse(usage=Usage(prompt_tokens=3, completion_tokens=1, finish_reason="stop")),
         InferResponse(parameters={"event": "done", "n": 1, "x": 0.5, "b": False}, final=True),
         InferResponse(phases=Phases(input_ns=1, infer_ns=1 << 40, output_ns=3)),
+        InferResponse(final=True, engine=EngineStamps(1 << 60, 2, 3, 4, 5)),
     ],
 )
 def test_a_response(response: InferResponse) -> None:

@@ -9,7 +9,7 @@ from gateway.errors import AnsweredError, Code, InferenceError, died
 from gateway.messages import InferRequest
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers import execution as schedulers
-from gateway.schedulers.execution import SequenceCall
+from gateway.schedulers.sequence_call import SequenceCall
 from gateway.stream import ResponseStream
 from tests.builders import (
     FLAG,

@@ -10,7 +10,8 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
 from gateway.observability.statistics import FailureReason, ModelStatistics
 from gateway.schedulers import execution as schedulers
-from gateway.schedulers.execution import LAG_BYTES, Entry, SequenceCall
+from gateway.schedulers.execution import LAG_BYTES, Entry
+from gateway.schedulers.sequence_call import SequenceCall
 from gateway.stream import DEFAULT_LIMIT, SHARED_LIMIT_BYTES
 from tests.builders import (
     ScriptedInstance,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,8 +40,17 @@ from gateway.frontends.http.request_scope import (
 )
 from gateway.frontends.http.rollout_keys import keyed, version_header
 from gateway.frontends.http.sse import EncodeText, EventStream, First, PendingEvents, event
+from gateway.frontends.http.timing import (
+    RECEIPT,
+    WISH,
+    begin_receipt,
+    timed,
+    timing_comment,
+    with_timing,
+)
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.observability.receipt import Receipt
 from gateway.openai_contract import (
     EVENT,
     RESPONSE,
@@ -55,8 +64,11 @@ from gateway.resumption.recording import RecordedRequest
 from gateway.resumption.recordings import Recordings
 from gateway.settings import HttpSettings
 from gateway.stream import INTERRUPTED, Interrupted, ResponseStream
+from gateway.tensor import Datatype, Tensor
 
 DONE = event(b"[DONE]")
+NO_CHOICES = b'{"choices":[]}'
+"""A chunk as that of the usage."""
 LINE_END = re.compile(rb"[\n\r]")
 SERVICE_UNAVAILABLE = 503
 
@@ -74,6 +86,12 @@ class ChunkEncoder:
     def end(self) -> bytes:
         """The event behind the last one; streams of named events have none."""
         return b"" if self._named else DONE
+
+    def receipt_event(self, receipt: Receipt) -> bytes:
+        """A chunk with the receipt alone; a comment where events are named."""
+        if self._named:
+            return timing_comment(receipt)
+        return event(with_timing(NO_CHOICES, receipt))
 
     def whole(self, response: InferResponse) -> bytes:
         """The JSON in a response; INTERNAL unless it is exactly one element."""
@@ -135,6 +153,26 @@ class ChunkEncoder:
         return event(chunk) if name is None else b"event: %b\n" % str(name).encode() + event(chunk)
 
 
+class TimedChunkEncoder(ChunkEncoder):
+    """Encodes responses with the receipt of their request in the last chunk."""
+
+    def __init__(self, model: str, endpoint: Endpoint, receipt: Receipt) -> None:
+        super().__init__(model, endpoint)
+        self._receipt = receipt
+
+    def events(self, responses: Sequence[InferResponse]) -> bytes:
+        return super().events([*map(self._timed, responses)])
+
+    def numbered_events(self, responses: Iterable[tuple[EventId, InferResponse]]) -> bytes:
+        return super().numbered_events([(each, self._timed(found)) for each, found in responses])
+
+    def _timed(self, response: InferResponse) -> InferResponse:
+        if not (response.final and response.outputs):
+            return response
+        chunk = with_timing(self.whole(response), self._receipt)
+        return replace(response, outputs=(Tensor(RESPONSE, Datatype.BYTES, (1,), (chunk,)),))
+
+
 class OpenAiEvents(EventStream):
     """The events of one request; an error is the last one before `[DONE]`."""
 
@@ -163,6 +201,11 @@ class OpenAiEvents(EventStream):
 
     def encode_end(self) -> bytes:
         return self._encoder.end
+
+    def encode_receipt(self, receipt: Receipt) -> bytes:
+        if receipt.asked and not (receipt.told or receipt.failure):
+            return self._encoder.receipt_event(receipt)
+        return super().encode_receipt(receipt)
 
 
 class OpenAiAnswers:
@@ -202,7 +245,10 @@ class OpenAiAnswers:
             return await self._embeddings.answer(request, call, model)
         responses = await self._infer(request, call, model)
         encoder = ChunkEncoder(model.name, endpoint)
+        receipt: Receipt | None = request.scope.get(RECEIPT)
         if call.stream:
+            if receipt is not None and receipt.asked:
+                encoder = TimedChunkEncoder(model.name, endpoint, receipt)
             return self._stream(request, responses, encoder, call.body)
         try:
             with responses, OnDisconnect(request.scope, responses.cancel):
@@ -211,7 +257,8 @@ class OpenAiAnswers:
             # The model has taken the members, or parses the text: do not keep both.
             call.body.take()
         headers = {**self._headers(request, responses), **replay_headers(responses)}
-        return Response(body, headers=headers, media_type=JSON)
+        answer = Response(body, headers=headers, media_type=JSON)
+        return answer if receipt is None else timed(answer, receipt)
 
     async def _resume(self, request: Request, endpoint: Endpoint) -> Response:
         """The stream behind the last chunk that the client has received; the body is ignored."""
@@ -228,14 +275,20 @@ class OpenAiAnswers:
         body: RequestBody | None = None,
     ) -> Response:
         """A chunk for each response; an error before the first one decides the status."""
-        headers = self._headers(request, responses)
+        headers, path = self._headers(request, responses), request.scope["path"]
+        receipt: Receipt | None = request.scope.get(RECEIPT)
 
         def begin(first: First) -> Response:
             if body is not None:
                 body.take()  # as in `_answer`
-            return OpenAiEvents(responses, first, encoder, self._settings, headers)
+            events = OpenAiEvents(responses, first, encoder, self._settings, headers)
+            events.receipt = receipt
+            return events
 
-        refuse = partial(_refused, request.scope["path"], headers)
+        def refuse(error: InferenceError) -> Response:
+            answer = _refused(path, headers, error)
+            return answer if receipt is None else timed(answer, receipt)
+
         return PendingEvents(responses, self._settings.first_response_secs, begin, refuse)
 
     def _headers(self, request: Request, responses: Responses) -> Mapping[str, str]:
@@ -259,6 +312,11 @@ class OpenAiAnswers:
             caller=caller,
             deadline=None if wishes is None else deadline_of(wishes, call.received_ns),
         )
+        receipts, wished = self._dataplane.receipts, call.wants_timing
+        if wished or receipts.every or WISH in request.scope["headers"]:
+            infer_request = begin_receipt(
+                *(request.scope, receipts, infer_request, call.whole_ns), wished=wished
+            )
         if model.chooser is not None:
             infer_request = keyed(infer_request, model.chooser, request.scope, call.members)
 
@@ -275,7 +333,9 @@ class OpenAiAnswers:
 
 def openai_refused(request: Request, error: InferenceError) -> Response:
     """Log a failed request, and return its response."""
-    return _refused(request.scope["path"], request_id_header(request), error)
+    answer = _refused(request.scope["path"], request_id_header(request), error)
+    receipt: Receipt | None = request.scope.get(RECEIPT)
+    return answer if receipt is None else timed(answer, receipt)
 
 
 def openai_error(request: Request, status: int, body: bytes) -> Response:

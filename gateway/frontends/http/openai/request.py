@@ -38,6 +38,7 @@ from gateway.frontends.http.large_json import (
 )
 from gateway.frontends.http.request_scope import caller_in
 from gateway.models.model import Model
+from gateway.observability.receipt import TIMING
 from gateway.openai_contract import (
     ENDPOINT,
     REQUEST,
@@ -54,6 +55,9 @@ from gateway.threads import Threads
 
 STREAMING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES})
 """Endpoints that can stream; others ignore the member `stream`."""
+
+NVEXT, EXTRA_FIELDS = "nvext", "extra_fields"
+"""The member of Dynamo's requests, and the list in it, which names further members of answers."""
 
 COUNTED_BYTES = 1 << 20
 INPUT = "input"
@@ -75,15 +79,18 @@ class OpenAiRequest:
     """One request: its body, the parsed members, its `model` ("" without one), and `stream`.
 
     The model may take and change the members, unless the body is larger than SLICED_BYTES.
-    `received_ns` is the time at which it arrived (`time.perf_counter_ns`).
+    `received_ns` is the time at which it arrived (`time.perf_counter_ns`), `whole_ns` that at which
+    its body was complete. It `wants_timing` if a member asks for its receipt.
     """
 
     endpoint: Endpoint
     received_ns: int
+    whole_ns: int
     body: RequestBody
     members: Mapping[str, Any]
     model: str
     stream: bool
+    wants_timing: bool = False
 
 
 async def read_request(
@@ -96,16 +103,18 @@ async def read_request(
     received_ns = time.perf_counter_ns()
     _check_type(request)
     body = await _read(request, limit, threads)
-    return await decoded(threads, request.scope, partial(_parsed, endpoint, received_ns), body)
+    times = received_ns, time.perf_counter_ns()
+    return await decoded(threads, request.scope, partial(_parsed, endpoint, times), body)
 
 
-def _parsed(endpoint: Endpoint, received_ns: int, body: Buffer) -> OpenAiRequest:
+def _parsed(endpoint: Endpoint, times: tuple[int, int], body: Buffer) -> OpenAiRequest:
     text = bytes(body)
     members = _parse(text)
     # Of a larger text not all members are parsed.
     whole = RequestBody(text, members if len(text) <= SLICED_BYTES else None)
     return OpenAiRequest(
-        endpoint, received_ns, whole, members, _model(members), _stream(members, endpoint)
+        *(endpoint, *times, whole, members, _model(members), _stream(members, endpoint)),
+        wants_timing=_wants_timing(members),
     )
 
 
@@ -191,6 +200,14 @@ def _stream(members: Mapping[str, Any], endpoint: Endpoint) -> bool:
             Code.INVALID_ARG, f"`stream` is {_shown(found)}, expected true or false", "stream"
         )
     return found
+
+
+def _wants_timing(members: Mapping[str, Any]) -> bool:
+    if members.get(TIMING) is True:
+        return True
+    extension = members.get(NVEXT)
+    fields = extension.get(EXTRA_FIELDS) if isinstance(extension, dict) else None
+    return isinstance(fields, list) and TIMING in fields
 
 
 def _shown(value: Any) -> str:

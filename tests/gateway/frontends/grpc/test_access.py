@@ -7,7 +7,8 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.access import end_answered, end_refused, logged
-from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.observability.access_log import AccessLog
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.policy.caller import Caller

@@ -3,7 +3,8 @@
 import pytest
 
 from gateway.frontends.grpc.guard import GrpcAccess, GrpcControl, GrpcKeys
-from gateway.frontends.grpc.rpc import Metadata, Method, RpcCall, RpcError, RpcHead, StatusCode
+from gateway.frontends.grpc.rpc import Method, RpcCall, RpcHead
+from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
 from gateway.policy.control import ChangeControl

@@ -27,7 +27,7 @@ from gateway.frontends.grpc.http2_wire import (
     encoding_for,
     framed,
 )
-from gateway.frontends.grpc.rpc import RpcError, StatusCode
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import LARGE_BYTES, request_threads
 

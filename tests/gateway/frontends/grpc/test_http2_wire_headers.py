@@ -16,7 +16,7 @@ from gateway.frontends.grpc.http2_wire import (
     written_details,
     written_metadata,
 )
-from gateway.frontends.grpc.rpc import RpcError, StatusCode
+from gateway.frontends.grpc.status import RpcError, StatusCode
 
 Headers = Sequence[tuple[str, str | bytes]]
 USUAL: Headers = (("te", "trailers"), ("content-type", "application/grpc"))

@@ -13,7 +13,8 @@ from gateway import client_limits
 from gateway.frontends.grpc import hyper_call, hyper_limits, hyper_transport
 from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
 from gateway.frontends.grpc.hyper_transport import HyperTransport
-from gateway.frontends.grpc.rpc import Method, RpcCall, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import Method, RpcCall
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.settings import GrpcSettings
 from tests.conformance import abuses
 from tests.conformance.abuses import BEGIN, CANCEL, END_HEADERS, END_STREAM, frame, head

@@ -6,7 +6,7 @@ import pytest
 from gateway.admission.quotas import LIMIT_HEADERS
 from gateway.errors import Code, Refusal, RefusalReason, RetryAdvice
 from gateway.frontends.grpc.http2_wire import written_details
-from gateway.frontends.grpc.rpc import REFUSAL_STATUS, STATUS, StatusCode, rpc_error
+from gateway.frontends.grpc.status import REFUSAL_STATUS, STATUS, StatusCode, rpc_error
 
 
 def test_every_code_and_every_reason_has_a_status() -> None:

@@ -7,16 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.rpc import (
-    UNPARSABLE,
-    ClientDisconnected,
-    Method,
-    Parse,
-    RpcCall,
-    RpcError,
-    StatusCode,
-)
+from gateway.frontends.grpc.rpc import UNPARSABLE, ClientDisconnected, Method, Parse, RpcCall
 from gateway.frontends.grpc.server import methods
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.protos import grpc_service_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2 as pb
 
-from gateway.frontends.grpc.rpc import RpcError, StatusCode
 from gateway.frontends.grpc.server import HealthServicer
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from tests.builders import soon
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.frontends.grpc.protobuf_wire import Message
-from gateway.frontends.grpc.rpc import Method, ParsedMessages, RpcError, StatusCode
+from gateway.frontends.grpc.rpc import Method, ParsedMessages
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.frontends.grpc.stream_infer import REFUSALS
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb

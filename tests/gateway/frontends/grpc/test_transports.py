@@ -18,12 +18,11 @@ from gateway.frontends.grpc.rpc import (
     ClientDisconnected,
     Method,
     RpcCall,
-    RpcError,
     Serve,
-    StatusCode,
     Transport,
 )
 from gateway.frontends.grpc.server import TRANSPORTS
+from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.settings import GrpcSettings, GrpcTransport
 from tests.builders import soon
 from tests.conftest import tasks_left

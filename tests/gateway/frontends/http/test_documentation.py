@@ -16,6 +16,7 @@ from tests.gateway.frontends.http.conftest import Open
 
 DOCUMENTED = """
 GET /admin/tenants server and models: Tenants
+GET /admin/why/{request_id} administration: Why
 GET /health OpenAI: Health
 GET /load OpenAI: Load
 GET /ping OpenAI: Health

@@ -20,8 +20,8 @@ export async function get(path, signal) {
   return await answer(path, { signal, cache: "no-store" });
 }
 
-export async function post(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
+export async function post(path, body, signal, more = {}) {
+  const headers = { "Content-Type": "application/json", ...more };
   return await answer(path, { method: "POST", headers, body, signal });
 }
 

@@ -3,6 +3,7 @@
 import { $, copyButton, make, offer } from "./dom.js";
 import { generate } from "./generation.js";
 import { render } from "./markdown.js";
+import { receiptBar } from "./receipt.js";
 import { Speed } from "./speed.js";
 
 const NEAR_END = 60;
@@ -169,9 +170,10 @@ class Answer {
     element.classList.add("coming");
   }
 
-  heard({ text, tokens, finish, total }) {
+  heard({ text, tokens, finish, total, timing }) {
     if (text || tokens) this.speed.heard(performance.now(), tokens);
     if (total != null) this.speed.total(total);
+    if (timing) this.element.append(receiptBar(timing));
     this.turn.content += text;
     this.finish ||= finish;
     this.frame ??= requestAnimationFrame(() => this.#draw());

@@ -5,7 +5,9 @@ import { ServerError, events, get, modelPath, post } from "./api.js";
 const SAMPLING = "sampling_parameters";
 const WISHES = ["return_num_output_tokens", "return_finish_reason"];
 
-// Yields { text, tokens, finish }; tokens is null where nobody counts, finish "" until the end.
+const TIMED = { "x-want-timing": "1" };
+
+// Yields { text, tokens, finish, timing }; tokens is null where nobody counts, finish "" until the end.
 export async function* generate(model, messages, parameters, signal) {
   const ask = model.door === "openai" ? askOpenAi : askGenerate;
   const read = model.door === "openai" ? readOpenAi : readGenerate;
@@ -14,7 +16,7 @@ export async function* generate(model, messages, parameters, signal) {
     if (data === "[DONE]") return;
     const piece = JSON.parse(data);
     if (piece.error) throw new ServerError(piece.error.message ?? piece.error);
-    yield read(piece);
+    yield { ...read(piece), timing: piece.timing };
   }
 }
 
@@ -26,7 +28,7 @@ async function askGenerate(model, messages, parameters, signal) {
   // A model that has an input for them looks nowhere else.
   const sampling = has(SAMPLING) ? { [SAMPLING]: JSON.stringify(parameters) } : parameters;
   const body = JSON.stringify({ messages, stream: true, ...sampling, ...asked });
-  return await post(`${path}/generate_stream`, body, signal);
+  return await post(`${path}/generate_stream`, body, signal, TIMED);
 }
 
 function readGenerate(piece) {
@@ -41,7 +43,7 @@ function readGenerate(piece) {
 async function askOpenAi(model, messages, parameters, signal) {
   const stream = { stream: true, stream_options: { include_usage: true } };
   const body = JSON.stringify({ model: model.name, messages, ...stream, ...parameters });
-  return await post("v1/chat/completions", body, signal);
+  return await post("v1/chat/completions", body, signal, TIMED);
 }
 
 function readOpenAi(piece) {

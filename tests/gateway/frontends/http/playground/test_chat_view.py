@@ -68,6 +68,14 @@ def test_an_answer_streams_and_its_speed_is_shown(chat: Person, tmp_path: Path) 
         expect(chat.page.locator(of_keys)).to_be_hidden()
 
 
+@pytest.mark.parametrize("model", ["counting_tokens", "openai_python"])
+def test_a_bar_has_the_parts_of_the_time_of_an_answer(person: Person, model: str) -> None:
+    answer = ended(ask(talk_to(person, model), "go on"))
+    bar = answer.locator(".receipt")
+    expect(bar).to_have_attribute("aria-label", re.compile(r"^[\d.]+ m?s in the server: .*infer"))
+    expect(bar.locator(".share.model")).to_have_count(1)
+
+
 def test_tokens_are_counted_where_the_model_counts_them(person: Person) -> None:
     answer = ended(ask(talk_to(person, "counting_tokens"), "go on"))
     expect(answer.locator(".body")).to_have_text("one two three")

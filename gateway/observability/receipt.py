@@ -1,0 +1,382 @@
+"""Receipts: the time of one request, in parts that add up to the whole.
+
+A part is the difference of two consecutive stamps of one clock (`time.perf_counter_ns`).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import orjson
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import EngineStamps, InferRequest, InferResponse
+from gateway.observability.request_record import Record, within
+from gateway.policy.caller import tenant_of
+
+TIMING = "timing"
+"""The parameter of a request by which its client asks for the receipt, and that of a response."""
+HEADER = "x-want-timing"
+"""The header, and the metadata, with which a client asks; its value is WISHED."""
+WISHED = "1"
+SERVER_TIMING = "server-timing"
+"""The header of HTTP (W3C Server Timing), and the trailing metadata of gRPC."""
+
+STALL_NS = 1_000_000
+"""The shortest wait for a client that counts; less is the time of writing."""
+MOST_MEMBERS = 64
+"""Calls of members of an ensemble that a receipt lists."""
+
+MS = 1000
+US = 1000
+Part = tuple[str, int]
+"""The name and the duration of a part, in nanoseconds."""
+
+
+class Batch(NamedTuple):
+    """An execution: its rows, and the number of its requests of each tenant."""
+
+    rows: int
+    tenants: Mapping[str, int]
+
+
+def note_batch(requests: Sequence[InferRequest], rows: int) -> None:
+    """Note in the receipts of requests that they execute together."""
+    batch = Batch(rows, Counter([tenant_of(each.caller) for each in requests]))
+    for request in requests:
+        if request.receipt is not None:
+            request.receipt.executes(batch)
+
+
+class Receipt:
+    """The stamps of one request, from the first byte of its head to the last byte of its answer.
+
+    Implements `Tap`: the record of the request has the stamps of its model. The frontend calls
+    `stalled` after each wait for the client, and `sent` once, at the end; `keep` gets the receipt
+    then. It is `asked` for by the client, or made of every request; `told` if an answer has it.
+    """
+
+    __slots__ = (
+        "_around",
+        "_keep",
+        "_members",
+        "_stalls",
+        "asked",
+        "batch",
+        "begun_ns",
+        "model",
+        "record",
+        "refusal",
+        "refused_ns",
+        "request_id",
+        "sent_ns",
+        "tenant",
+        "told",
+        "version",
+        "whole_ns",
+    )
+
+    def __init__(
+        self,
+        begun_ns: int,
+        whole_ns: int,
+        *,
+        asked: bool = True,
+        keep: Callable[["Receipt"], None] | None = None,
+    ) -> None:
+        self.begun_ns = begun_ns
+        self.whole_ns = whole_ns
+        self.asked = asked
+        self.told = False
+        self.sent_ns = 0
+        self.request_id = self.model = self.version = self.tenant = ""
+        self.record: Record | None = None
+        self.batch: Batch | None = None
+        self.refused_ns = 0
+        self.refusal: tuple[Code, str] | None = None
+        self._keep = keep
+        self._around: Any = None
+        self._members: list[Receipt] = []
+        self._stalls = (0, 0)
+
+    # As the tap of its request.
+
+    def around(self, request: InferRequest, version: str, tap: Any) -> Self:
+        """The tap of an accepted request for that version, around another one or None."""
+        self.request_id, self.model, self.version = request.id, request.model, version
+        self.tenant = tenant_of(request.caller)
+        self._around = tap
+        return self
+
+    def recorder(self, record: Record, account: Any) -> Any:
+        """See `Tap`."""
+        self.record = record
+        inner, self._around = self._around, None
+        return account if inner is None else inner.recorder(record, account)
+
+    def refused(self, request: InferRequest, error: InferenceError) -> None:
+        """Note that the request was refused before it had a record."""
+        self.around(request, request.version, None)
+        self.refused_ns = time.perf_counter_ns()
+        self.refusal = error.code, error.message
+
+    def executes(self, batch: Batch) -> None:
+        """Note the batch in which an instance executes the request."""
+        self.batch = batch
+
+    # Members of ensembles.
+
+    def member(self, request: InferRequest) -> "Receipt | None":
+        """The receipt of a member's request; None beyond MOST_MEMBERS."""
+        if len(self._members) == MOST_MEMBERS:
+            return None
+        now = time.perf_counter_ns()
+        member = Receipt(now, now, asked=False)
+        member.model = request.model
+        self._members.append(member)
+        return member
+
+    # For frontends.
+
+    def stalled(self, since_ns: int) -> None:
+        """Note that the answer has waited for the client since that time, until now."""
+        now, record = time.perf_counter_ns(), self.record
+        if now - since_ns < STALL_NS:
+            return
+        during, after = self._stalls
+        ended_ns = now if record is None else record.ended_ns or now
+        self._stalls = (
+            during + max(0, min(now, ended_ns) - since_ns),
+            after + now - max(since_ns, min(now, ended_ns)),
+        )
+
+    def sent(self) -> None:
+        """Note that the answer is sent, or its client has disconnected; idempotent."""
+        if self.sent_ns:
+            return
+        self.sent_ns = time.perf_counter_ns()
+        if self._keep is not None:
+            self._keep(self)
+
+    # Readings.
+
+    @property
+    def failure(self) -> tuple[Code, str] | None:
+        """The code and the text of the error of the request, if it has failed."""
+        if self.refusal is not None:
+            return self.refusal
+        return None if self.record is None else self.record.failure
+
+    @property
+    def remote(self) -> bool:
+        """Whether the stamps of the engine are of another machine: only their distances count."""
+        record = self.record
+        return record is not None and record.engine is not None and _is_remote(record)
+
+    def parts(self) -> list[Part]:
+        """The parts up to now, or up to the end; their sum is the whole time."""
+        end_ns = self.sent_ns or time.perf_counter_ns()
+        bounds = [("recv", self.whole_ns), *self._bounds(end_ns), ("encode", end_ns)]
+        return _less_stalls(_differences(self.begun_ns, end_ns, bounds), *self._stalls)
+
+    def _bounds(self, end_ns: int) -> list[Part]:
+        """The ends of the parts between `recv` and `encode`."""
+        record = self.record
+        if record is not None:
+            whole = record.ended_ns or end_ns
+            return [("decode", record.submitted_ns), *self._execution(record, whole)]
+        if self.refusal is not None:
+            return [("decode", self.refused_ns)]
+        return [("replay", end_ns)]
+
+    def _execution(self, record: Record, ended_ns: int) -> list[Part]:
+        found = [("queue", record.released_ns)] if record.released_ns else []
+        if record.is_hit:
+            return [*found, ("cache", ended_ns)]
+        if not record.has_begun:
+            return [*found, ("batch", ended_ns)]
+        found.append(("batch", record.started_ns))
+        if self._members:
+            return [*found, *self._steps(record, ended_ns)]
+        return [*found, *_executed(record, ended_ns)]
+
+    def _steps(self, record: Record, ended_ns: int) -> list[Part]:
+        """An ensemble: its members on the longest chain, and the rest of its time."""
+        members = sum([each.whole_time_ns for each in self.chain])
+        return [("members", record.started_ns + members), ("steps", ended_ns)]
+
+    @property
+    def whole_time_ns(self) -> int:
+        """The time of a member, from its submission to its last response."""
+        record = self.record
+        return 0 if record is None else max(0, record.ended_ns - record.submitted_ns)
+
+    @property
+    def chain(self) -> Sequence["Receipt"]:
+        """The members without which an ensemble would have ended sooner, in their order.
+
+        The last one ended last; before each stands the last one that ended before its start.
+        """
+        ended = [each for each in self._members if each.record and each.record.ended_ns]
+        found: list[Receipt] = []
+        before_ns = time.perf_counter_ns()
+        while earlier := [each for each in ended if _ended_ns(each) <= before_ns]:
+            last = max(earlier, key=_ended_ns)
+            found.insert(0, last)
+            before_ns = last.begun_ns
+        return found
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The parts of each call of a member of an ensemble, in milliseconds."""
+        chain = self.chain
+        return [
+            {
+                "model": each.model,
+                "start": _ms(each.begun_ns - self.begun_ns),
+                "longest": each in chain,
+                **in_ms(each.parts_of_execution()),
+            }
+            for each in self._members
+        ]
+
+    def parts_of_execution(self) -> list[Part]:
+        """The parts of a member, from its submission to its last response."""
+        record = self.record
+        if record is None:
+            return []
+        ended_ns = record.ended_ns or time.perf_counter_ns()
+        bounds = self._execution(record, ended_ns)
+        return _differences(record.submitted_ns, ended_ns, bounds)
+
+    def described(self) -> dict[str, Any]:
+        """The members of the JSON form: the parts and `total`, in milliseconds."""
+        found: dict[str, Any] = dict(in_ms(self.parts()))
+        record = self.record
+        if record is not None and record.engine is not None and record.engine.preemptions:
+            found["preemptions"] = record.engine.preemptions
+        if self.remote:
+            found["remote"] = True
+        if self._members:
+            found["calls"] = self.calls()
+        return found
+
+    def json(self) -> bytes:
+        """The JSON form."""
+        return orjson.dumps(self.described())
+
+    def header(self) -> str:
+        """The form of the header `Server-Timing`."""
+        return ", ".join([f"{name};dur={ms}" for name, ms in in_ms(self.parts()).items()])
+
+
+def with_timing(response: InferResponse, receipt: Receipt | None) -> InferResponse:
+    """The last response of a request with its receipt up to now, as a parameter."""
+    if receipt is None or response.error is not None:
+        return response
+    parameters = {**response.parameters, TIMING: receipt.json().decode()}
+    return replace(response, parameters=parameters)
+
+
+def receipt_of(request: InferRequest) -> Receipt | None:
+    """The receipt of a request, if it has one."""
+    receipt = request.receipt
+    return receipt if isinstance(receipt, Receipt) else None
+
+
+def in_ms(parts: Sequence[Part]) -> dict[str, float]:
+    """The parts in milliseconds, rounded so that they add up to `total`."""
+    found: dict[str, float] = {}
+    total_ns = told_us = 0
+    for name, duration_ns in parts:
+        total_ns += duration_ns
+        end_us = (total_ns + US // 2) // US
+        found[name] = (end_us - told_us) / MS
+        told_us = end_us
+    found["total"] = told_us / MS
+    return found
+
+
+def _ms(ns: int) -> float:
+    return round(ns / US) / MS
+
+
+def _ended_ns(receipt: Receipt) -> int:
+    return 0 if receipt.record is None else receipt.record.ended_ns
+
+
+def _differences(begin_ns: int, end_ns: int, bounds: Iterable[Part]) -> list[Part]:
+    """The durations between consecutive ends; each end is at least the one before it."""
+    found: list[Part] = []
+    for name, bound_ns in bounds:
+        if bound_ns <= begin_ns:
+            found.append((name, 0))
+        else:
+            until_ns = bound_ns if bound_ns < end_ns else end_ns
+            found.append((name, until_ns - begin_ns))
+            begin_ns = until_ns
+    return found
+
+
+def _executed(record: Record, ended_ns: int) -> list[Part]:
+    """The ends of the parts of an execution."""
+    if record.engine is not None:
+        return _engine_bounds(record, record.engine, ended_ns)
+    if record.has_tokens:
+        return [("engine", ended_ns)]
+    started_ns = record.started_ns
+    phases = within(record.phases, ended_ns - started_ns)
+    return [
+        ("input", started_ns + phases.input_ns),
+        ("infer", ended_ns - phases.output_ns),
+        ("output", ended_ns),
+    ]
+
+
+def _engine_bounds(record: Record, stamps: EngineStamps, ended_ns: int) -> list[Part]:
+    named = (
+        ("tokenize", stamps.queued_ns),
+        ("engine_queue", stamps.scheduled_ns),
+        ("prefill", stamps.first_token_ns),
+        ("generate", stamps.last_token_ns),
+    )
+    found = [(name, ns) for name, ns in named if ns]
+    if found and _is_remote(record):
+        # The last stamp is taken as that of the last response: only distances are known.
+        shift = ended_ns - found[-1][1]
+        found = [(name, ns + shift) for name, ns in found]
+    return [*found, ("detokenize" if found else "engine", ended_ns)]
+
+
+def _is_remote(record: Record) -> bool:
+    """Whether a stamp of the engine lies outside of the execution: it has another clock."""
+    stamps = record.engine
+    if stamps is None:
+        return False
+    ended_ns = record.ended_ns or time.perf_counter_ns()
+    return not all(
+        record.started_ns <= ns <= ended_ns
+        for ns in (stamps.queued_ns, stamps.last_token_ns or stamps.scheduled_ns)
+        if ns
+    )
+
+
+EXECUTION = ("generate", "engine", "infer", "detokenize", "output", "steps", "replay", "batch")
+"""The parts in which an answer that is sent may wait for its client, the likeliest first."""
+
+
+def _less_stalls(parts: list[Part], during_ns: int, after_ns: int) -> list[Part]:
+    """The parts without the waits for the client, which are a part of their own."""
+    if not (during_ns or after_ns):
+        return parts
+    left = dict(parts)
+    stall_ns = 0
+    for wait_ns, names in ((during_ns, EXECUTION), (after_ns, ("encode",))):
+        for name in names:
+            taken_ns = min(wait_ns, left.get(name, 0))
+            if taken_ns:
+                left[name] -= taken_ns
+                wait_ns -= taken_ns
+                stall_ns += taken_ns
+    return [*left.items(), ("stall", stall_ns)]

@@ -1,0 +1,157 @@
+"""The receipts of a server: the requests that have one, and the latest of each tenant."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gateway.errors import Code
+from gateway.messages import InferRequest
+from gateway.observability.receipt import TIMING, Receipt, in_ms
+
+MOST_OF_TENANT = 1000
+MOST_KEPT = 10_000
+"""Kept receipts: of one tenant, and of all; the oldest ones are dropped."""
+SHOWN_TENANTS = 8
+
+WAITS: Mapping[str, str] = {
+    "recv": "for the rest of its body: the client, or the network, was slow",
+    "decode": "for the decoding of its body",
+    "queue": "for its turn among tenants: the limit is the share of its tenant",
+    "batch": "for an instance: the limit is the number of instances, or the delay of a batch",
+    "cache": "for the response cache",
+    "replay": "for the request that first had its idempotency key",
+    "tokenize": "for the making of its tokens, before the engine had it",
+    "engine_queue": "in the queue of the engine: the limit is its sequences, or its KV cache",
+    "prefill": "for the prefill of its prompt",
+    "generate": "for the tokens of its answer",
+    "detokenize": "for the text of its last tokens",
+    "engine": "for the engine",
+    "input": "for the gathering of its inputs",
+    "infer": "for the execution of the model",
+    "output": "for the outputs of the model",
+    "members": "for the models of the ensemble",
+    "steps": "between the models of the ensemble",
+    "encode": "for the encoding and writing of its answer",
+    "stall": "for the client, which read slowly",
+}
+"""The cause of the wait in each part."""
+
+
+class Receipts:
+    """Makes receipts, and keeps the latest ones by tenant and id.
+
+    `every` request has one, or those whose client asks.
+    """
+
+    def __init__(self, *, every: bool = False) -> None:
+        self.every = every
+        self._kept: OrderedDict[str, OrderedDict[str, Receipt]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def begin(
+        self, request: InferRequest, begun_ns: int, whole_ns: int, *, wished: bool
+    ) -> InferRequest:
+        """The request for the model, with a receipt if it is `wished`, or every one has it.
+
+        The parameter `timing` is a wish, and not for the model, if it is true.
+        """
+        if request.parameters and request.parameters.get(TIMING) is True:
+            left = {name: each for name, each in request.parameters.items() if name != TIMING}
+            request, wished = replace(request, parameters=left), True
+        if wished or self.every:
+            receipt = Receipt(begun_ns, whole_ns, asked=wished, keep=self._keep)
+            request.receipt = receipt  # type: ignore[misc]  # frozen for the type checker only
+        return request
+
+    def why(self, tenant: str, request_id: str) -> dict[str, Any] | None:
+        """The account of an ended request; None for an unknown one, or that of another tenant."""
+        kept = self._kept.get(tenant)
+        receipt = None if kept is None else kept.get(request_id)
+        return None if receipt is None else account(receipt)
+
+    def _keep(self, receipt: Receipt) -> None:
+        if not receipt.request_id:
+            return
+        if receipt.record is not None and receipt.record.ended_ns:
+            receipt.record.trace = None
+        kept = self._kept.setdefault(receipt.tenant, OrderedDict())
+        self._kept.move_to_end(receipt.tenant)
+        self._count += receipt.request_id not in kept
+        kept[receipt.request_id] = receipt
+        kept.move_to_end(receipt.request_id)
+        if len(kept) > MOST_OF_TENANT:
+            kept.popitem(last=False)
+            self._count -= 1
+        elif self._count > MOST_KEPT:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest receipt of the tenant whose last request ended first."""
+        tenant, kept = next(iter(self._kept.items()))
+        kept.popitem(last=False)
+        self._count -= 1
+        if not kept:
+            del self._kept[tenant]
+
+
+def account(receipt: Receipt) -> dict[str, Any]:
+    """The account of a request, in words and in numbers."""
+    parts = receipt.parts()
+    longest, _ = max(parts, key=lambda part: part[1])
+    found: dict[str, Any] = {
+        "id": receipt.request_id,
+        "model": receipt.model,
+        "version": receipt.version,
+        "status": _status(receipt),
+        "ended_secs_ago": round((time.perf_counter_ns() - receipt.sent_ns) / 1e9, 3),
+        "why": _sentences(receipt, longest, in_ms(parts)),
+        "timing": receipt.described(),
+    }
+    if receipt.batch is not None:
+        found["batch"] = _batch(receipt)
+    return found
+
+
+def _status(receipt: Receipt) -> str:
+    failure = receipt.failure
+    if failure is None:
+        return "ok"
+    code, message = failure
+    if receipt.refusal is not None:
+        return f"refused: {message}"
+    return "cancelled" if code is Code.CANCELLED else f"failed: {message}"
+
+
+def _sentences(receipt: Receipt, longest: str, ms: Mapping[str, float]) -> list[str]:
+    found = [f"{ms[longest]} of its {ms['total']} ms it waited {WAITS[longest]}."]
+    engine = None if receipt.record is None else receipt.record.engine
+    if engine is not None and engine.preemptions:
+        found.append(f"The engine put it back {engine.preemptions} times: its KV cache was full.")
+    if receipt.refusal is not None:
+        found.append("It was refused before it was queued.")
+    batch = receipt.batch
+    if batch is not None and (others := sum(batch.tenants.values()) - 1):
+        of_others = others + 1 - batch.tenants[receipt.tenant]
+        found.append(
+            f"Its batch of {batch.rows} rows had {others} further requests, {of_others} of them "
+            "of other tenants."
+        )
+    return found
+
+
+def _batch(receipt: Receipt) -> dict[str, Any]:
+    batch = receipt.batch
+    if batch is None:
+        return {}
+    others = {name: count for name, count in batch.tenants.items() if name != receipt.tenant}
+    return {
+        "rows": batch.rows,
+        "requests": sum(batch.tenants.values()),
+        "of_other_tenants": sum(others.values()),
+        "other_tenants": sorted(others)[:SHOWN_TENANTS],
+    }

@@ -1,0 +1,49 @@
+"""Receipts of requests to the real engine: its own stamps, on every door and of several texts."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.raw import Connection
+from tests.serving import Serving
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+ENGINE = ["tokenize", "engine_queue", "prefill", "generate", "detokenize"]
+CHAT: dict[str, Any] = {
+    "model": "llama",
+    "messages": [{"role": "user", "content": "Tell a story."}],
+    "max_tokens": 16,
+    "stream": True,
+    "timing": True,
+}
+GENERATE: dict[str, Any] = {"text_input": "Once", "max_tokens": 16, "stream": True, "timing": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/models/llama/generate_stream", GENERATE),
+        ("/v2/models/llama/generate_stream", {**GENERATE, "n": 2, "stream": False}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "stream_options": {"include_usage": True}}),
+    ],
+    ids=["a text", "two texts", "a chat", "a chat with usage"],
+)
+def test_the_parts_of_the_engine_are_its_own_stamps(
+    server: Serving, path: str, body: dict[str, Any]
+) -> None:
+    with Connection(server.ports["http"]) as connection:
+        connection.ask(path, body)
+        found = connection.answer()
+    events = [each for each in found.body.split(b"\n\n") if each.startswith(b"data: {")]
+    assert found.status == 200, found.body
+    timings = [json.loads(each.removeprefix(b"data: ")).get("timing") for each in events]
+    assert [each is not None for each in timings] == [*[False] * (len(events) - 1), True]
+    timing = timings[-1]
+    assert list(timing) == ["recv", "decode", "batch", *ENGINE, "encode", "total"]
+    total = timing.pop("total")
+    assert round(sum(timing.values()), 3) == total
+    assert timing["prefill"] > 0
+    assert timing["prefill"] + timing["generate"] > total / 2

@@ -1,0 +1,156 @@
+"""The kept receipts of a server: whose they are, how many there are, and their words."""
+
+import re
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
+from gateway.observability import receipts as module
+from gateway.observability.receipt import Receipt, note_batch, receipt_of
+from gateway.observability.receipts import WAITS, Receipts
+from gateway.policy.caller import Caller
+from tests.builders import ScriptedInstance, soon, text_request
+from tests.conftest import Serve
+
+
+def kept(receipts: Receipts, tenant: str, request_id: str) -> Receipt:
+    """A request of that tenant that was refused."""
+    request = asked(receipts, tenant, request_id)
+    receipt = receipt_of(request)
+    assert receipt is not None
+    receipt.refused(request, InferenceError(Code.UNAVAILABLE, "full"))
+    receipt.sent()
+    return receipt
+
+
+def asked(receipts: Receipts, tenant: str = "", request_id: str = "a") -> InferRequest:
+    caller = Caller(tenant=tenant) if tenant else None
+    now_ns = time.perf_counter_ns()
+    return receipts.begin(text_request(id=request_id, caller=caller), now_ns, now_ns, wished=True)
+
+
+def test_only_the_wish_and_the_option_make_a_receipt() -> None:
+    receipts = Receipts()
+    plain = text_request(parameters={"a": 1})
+    assert receipts.begin(plain, 1, 2, wished=False) is plain
+    assert plain.receipt is None
+    assert receipt_of(Receipts(every=True).begin(plain, 1, 2, wished=False)) is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "is_wish"), [(True, True), (False, False), (1, False), ("true", False)], ids=repr
+)
+def test_the_parameter_timing_is_a_wish_only_if_it_is_true(value: Any, *, is_wish: bool) -> None:
+    request = text_request(parameters={"timing": value, "a": 1})
+    found = Receipts().begin(request, 1, 2, wished=False)
+    assert (found.receipt is not None) is is_wish
+    assert found.parameters == ({"a": 1} if is_wish else {"timing": value, "a": 1})
+    assert request.parameters == {"timing": value, "a": 1}
+
+
+def test_a_receipt_is_known_to_its_tenant_alone() -> None:
+    receipts = Receipts()
+    kept(receipts, "a", "x")
+    assert receipts.why("a", "x") is not None
+    assert receipts.why("b", "x") is None
+    assert receipts.why("", "x") is None
+    assert receipts.why("a", "y") is None
+
+
+def test_a_request_without_an_id_is_not_kept() -> None:
+    receipts = Receipts()
+    kept(receipts, "a", "")
+    assert len(receipts) == 0
+
+
+def test_of_requests_with_one_id_the_last_is_known() -> None:
+    receipts = Receipts()
+    kept(receipts, "a", "x")
+    kept(receipts, "a", "x")
+    assert len(receipts) == 1
+
+
+def test_the_oldest_of_a_tenant_and_of_all_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_OF_TENANT", 2)
+    monkeypatch.setattr(module, "MOST_KEPT", 4)
+    receipts = Receipts()
+    for request_id in "123":
+        kept(receipts, "a", request_id)
+    assert [receipts.why("a", each) is not None for each in "123"] == [False, True, True]
+    for tenant in "bcd":
+        kept(receipts, tenant, "1")
+    assert len(receipts) == 4
+    assert [receipts.why("a", each) is not None for each in "23"] == [False, True]
+    kept(receipts, "e", "1")
+    kept(receipts, "f", "1")
+    assert len(receipts) == 4
+    assert receipts.why("a", "3") is None
+
+
+def test_each_part_has_words() -> None:
+    source = (module.__file__ or "").replace("receipts.py", "receipt.py")
+    with open(source) as file:
+        named = set(re.findall(r'\("([a-z_]+)", (?!self\.asked)', file.read()))
+    assert named <= WAITS.keys()
+    assert {"recv", "batch", "prefill", "encode", "stall"} <= named
+
+
+def test_a_refused_request_says_so() -> None:
+    receipts = Receipts()
+    kept(receipts, "", "x")
+    found = receipts.why("", "x")
+    assert found is not None
+    assert found["status"] == "refused: full"
+    assert "It was refused before it was queued." in found["why"]
+
+
+async def test_a_request_says_what_it_waited_for_and_how_it_ended(serve: Serve) -> None:
+    receipts, instance = Receipts(), ScriptedInstance()
+    model = serve(instance)
+    request = asked(receipts)
+    receipt = receipt_of(request)
+    assert receipt is not None
+    with model.submit(request, tap=receipt.around(request, "1", None)) as stream:
+        execution = await instance.begun()
+        execution.crash(InferenceError(Code.INTERNAL, "broken"))
+        with pytest.raises(InferenceError):
+            await soon(stream.only())
+    receipt.sent()
+    found = receipts.why("", "a")
+    assert found is not None
+    assert (found["model"], found["status"]) == ("text", "failed: broken")
+    assert found["batch"] == {
+        "rows": 1,
+        "requests": 1,
+        "of_other_tenants": 0,
+        "other_tenants": [],
+    }
+    (sentence,) = found["why"]
+    assert re.fullmatch(r"[\d.]+ of its [\d.]+ ms it waited .*\.", sentence)
+
+
+def test_the_others_of_a_batch_are_counted_by_tenant() -> None:
+    receipts = Receipts()
+    requests = [asked(receipts, tenant, f"{tenant}1") for tenant in "aab"]
+    requests.append(replace(requests[0], receipt=None))
+    note_batch(requests, 7)
+    for request in requests[:3]:
+        receipt = receipt_of(request)
+        assert receipt is not None
+        receipt.around(request, "1", None)
+        receipt.sent()
+    found = receipts.why("a", "a1")
+    assert found is not None
+    assert found["batch"] == {
+        "rows": 7,
+        "requests": 4,
+        "of_other_tenants": 1,
+        "other_tenants": ["b"],
+    }
+    assert found["why"][-1] == (
+        "Its batch of 7 rows had 3 further requests, 1 of them of other tenants."
+    )
