@@ -51,12 +51,21 @@ class ExportedMetric(Protocol):
     samples: list[Any]
 
 
+class Exemplar(NamedTuple):
+    """One observation of a bucket; its labels name a trace. Its time is in seconds of the epoch."""
+
+    labels: Mapping[str, str]
+    value: float
+    timestamp: float
+
+
 class MetricSample(NamedTuple):
     """One value; its name is that of the family, or has a suffix such as `_bucket`."""
 
     name: str
     labels: Mapping[str, str]
     value: float
+    exemplar: Exemplar | None = None
 
 
 @dataclass(slots=True)

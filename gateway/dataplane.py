@@ -13,6 +13,7 @@ from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import InferenceError, Refusal, RefusalReason, exiting, no_longer_valid
 from gateway.messages import NO_PARAMETERS, WATCHED, InferRequest, InferResponse
+from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.models.index import IndexRow
 from gateway.models.labels import labels_of, set_labels
 from gateway.models.model import Model, VersionChooser
@@ -52,7 +53,7 @@ def _note_refusal(
 ) -> None:
     """Note a refusal by the chosen version; limits and deadlines of clients say nothing of it."""
     if trace is not None:
-        trace.refused()
+        trace.refused(error)
     if request.receipt is not None:
         request.receipt.refused(request, error)
     if isinstance(error, Refusal) and error.refusal_reason is not RefusalReason.OVERLOADED:
@@ -99,6 +100,7 @@ class DataPlane:
         self._admission_settings = admission or AdmissionSettings()
         self.admission: Admission | None = None
         self.tracer = tracer or Tracer()
+        self.gen_ai: GenAiMetrics | None = None
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()
         self._control = control
@@ -116,11 +118,11 @@ class DataPlane:
     def begins_without_task(self, size_bytes: int) -> bool:
         """Whether a request that has arrived as a whole may begin without a task (`BegunRequest`).
 
-        A large one is decoded in a thread. A traced one ends when its response is sent, as one with
-        a line in the access log.
+        A large one is decoded in a thread. One with a line in the access log ends when its response
+        is sent.
         """
         is_logged = self.access_log is not None and self.access_log.writes
-        return size_bytes <= LARGE_BYTES and not (self.tracer.on or is_logged)
+        return size_bytes <= LARGE_BYTES and not is_logged
 
     def infer(
         self, request: InferRequest, model: Model | None = None, trace: Trace | None = None
@@ -150,7 +152,8 @@ class DataPlane:
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
             has_account = self.admission or request.deadline or model.max_wait_ns
-            if has_account or model.recorder or self.access_log or request.receipt:
+            is_noted = model.recorder or self.gen_ai or self.access_log or request.receipt
+            if has_account or is_noted:
                 tap = self._tapped(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
@@ -163,6 +166,8 @@ class DataPlane:
         """The tap of a request that is recorded, has an account, or is noted, around another."""
         if model.recorder is not None:
             tap = model.recorder.tap(request, tap)
+        if self.gen_ai is not None:
+            tap = self.gen_ai.tap(request, model.name, tap)
         deadline = request.deadline
         is_watched = deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
         if self.admission is None and (is_watched or model.max_wait_ns):
@@ -252,11 +257,13 @@ class DataPlane:
         return describe(self._control.residents, asyncio.get_running_loop().time())
 
     def families(self) -> list[MetricReading]:
-        """The metrics of models in memory, of object storage, of rollouts, and of the fleet."""
+        """The metrics of models in memory, object storage, rollouts, traces, and the fleet."""
         found = families(self._control.residents) + rollout_families(self.rollouts)
-        found += remote_families(self._control.remote.reading())
+        found += remote_families(self._control.remote.reading()) + self.tracer.families()
         if self.admission is not None:
             found += self.admission.families()
+        if self.gen_ai is not None:
+            found += self.gen_ai.families()
         return found if self.fleet is None else found + self.fleet.families()
 
     async def load(self, name: str, override: Override | None = None) -> None:

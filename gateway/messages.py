@@ -96,6 +96,10 @@ class SequenceTag:
 class Lineage(Protocol):
     """The trace of a request, as the parent of traces."""
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers by which another program continues the trace; empty if it cannot."""
+
     def child(self) -> Self:
         """The trace of a request that a model makes for this one."""
 

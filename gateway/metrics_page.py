@@ -6,7 +6,7 @@ from functools import partial
 
 from gateway.dataplane import DataPlane
 from gateway.models.model import Model
-from gateway.observability.exposition import label, render
+from gateway.observability.exposition import label, render, render_open
 from gateway.observability.machine import Machine
 from gateway.observability.metrics import ModelReading, families
 from gateway.observability.statistics import (
@@ -49,9 +49,8 @@ class MetricsPage:
         self._access = access or partial(access_reading, dataplane)
         self._machine = Machine(settings)
 
-    async def render(self) -> bytes:
-        """Render the current values in Prometheus' text format."""
-
+    async def render(self, *, is_open: bool = False) -> bytes:
+        """Render the current values in Prometheus' text format, or in OpenMetrics."""
         readings = [_reading(model) for model in self._dataplane.models()]
         found = families(
             readings,
@@ -65,7 +64,7 @@ class MetricsPage:
         found += self._machine.families()
         if self._machine.gpus is not None:
             found += await self._dataplane.threads.run(self._machine.gpus.families)
-        return render(found)
+        return render_open(found) if is_open else render(found)
 
 
 def access_reading(

@@ -21,6 +21,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.event_loop import LoopWatch, busy_poll
 from gateway.models.backend_control import BackendControl
+from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.models.instance_groups import UsableGpus
 from gateway.models.model import Model
 from gateway.models.repository import ModelRepository
@@ -30,7 +31,7 @@ from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
 from gateway.observability.receipts import Receipts
 from gateway.observability.statistics import CacheReading
-from gateway.observability.tracer import Tracer
+from gateway.observability.tracer import build_tracer
 from gateway.policy.audit import AuditLog
 from gateway.policy.tenants import Tenants
 from gateway.resumption.recordings import Recordings
@@ -91,7 +92,7 @@ class Server:
     def __init__(self, settings: Settings, log_of_process: Log | None = None) -> None:
         self.settings = settings
         self._listeners = _listeners(settings)
-        self._tracer = Tracer(settings.trace)
+        self._tracer = build_tracer(settings.trace)
         backends = _build_backends(settings)
         repository = _build_repository(settings.models, backends)
         self._cache = _build_cache(settings.cache)
@@ -121,6 +122,7 @@ class Server:
         )
         if self.tenants is not None:
             self.dataplane.admission = Admission(self.tenants, settings=settings.admission)
+        self.dataplane.gen_ai = GenAiMetrics() if settings.metrics.gen_ai else None
         self._router = self.dataplane.fleet = _build_router(settings, self._control)
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()

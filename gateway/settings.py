@@ -11,6 +11,7 @@ from gateway.memory_settings import GpuSettings, ModelMemory
 from gateway.policy.control import ChangeControl
 from gateway.policy.restrictions import Restrictions
 from gateway.policy.token_rules import JwtSettings
+from gateway.span_settings import SpanSettings
 from gateway.storage.mirror.settings import RemoteRepository
 
 ENVIRONMENT: Mapping[str, str] = os.environ
@@ -166,8 +167,8 @@ class MetricsSettings:
     """The metrics endpoint; port 0 picks a free one.
 
     `cpu` and `gpu` include metrics of the machine, read at most once per `interval_ms`. The
-    `latencies` select the families of that kind; summaries have the `summary_quantiles`. An `open`
-    page needs no API key.
+    `latencies` select the families of that kind; summaries have the `summary_quantiles`. `gen_ai`
+    adds those of OpenTelemetry's conventions. An `open` page needs no API key.
     """
 
     enabled: bool = True
@@ -180,6 +181,7 @@ class MetricsSettings:
     counter_latencies: bool = True
     histogram_latencies: bool = False
     summary_latencies: bool = False
+    gen_ai: bool = False
     summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -216,7 +218,7 @@ class TraceSettings:
     `levels` are TIMESTAMPS, TENSORS, both, or none: no traces. Every `rate`th request is traced,
     at most `count` (-1: no limit). `log_frequency` is the number of traces per file (`file`.0,
     `file`.1 and so on); with 0 all traces are in one file. Clients may name files below
-    `directory`, "" for none.
+    `directory`, "" for none. With `spans` traces are spans of OpenTelemetry instead of files.
     """
 
     file: str = ""
@@ -225,6 +227,7 @@ class TraceSettings:
     rate: int = 1000
     count: int = -1
     log_frequency: int = 0
+    spans: SpanSettings | None = None
 
 
 class ControlMode(StrEnum):

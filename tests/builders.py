@@ -21,7 +21,11 @@ from gateway.models.model import Model
 from gateway.models.residents import Residents
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
+from gateway.observability.trace import Trace
+from gateway.observability.tracer import Tracer
 from gateway.schedulers.execution import Entry
+from gateway.settings import TraceSettings
+from gateway.span_settings import SpanSettings
 from gateway.stream import ResponseStream
 from gateway.tensor import text_tensor
 from gateway.threads import load_threads
@@ -250,6 +254,31 @@ async def death_of(instance: Instance) -> str:
     """Wait until an instance dies, and return the reason."""
     assert instance.death is not None
     return await asyncio.shield(instance.death)
+
+
+class KeptTraces:
+    """Keeps the traces that would become spans."""
+
+    def __init__(self) -> None:
+        self.kept: list[Trace] = []
+        self.dropped = 7
+        self.closed = 0
+
+    def keep(self, trace: Trace) -> None:
+        self.kept.append(trace)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def tracer(self, **fields: Any) -> Tracer:
+        """A tracer of requests with a parent, unless the fields say otherwise."""
+        given = {"levels": ("TIMESTAMPS",), "rate": 0, **fields}
+        return Tracer(TraceSettings(spans=SpanSettings(), **given), self)
+
+    @property
+    def names(self) -> list[list[str]]:
+        """The names of the stamps of each trace."""
+        return [[name for name, _ in each.stamps] for each in self.kept]
 
 
 class LoadedModels:

@@ -16,9 +16,11 @@ from gateway.admission.admission import ADMISSION_METRICS
 from gateway.backend import Backend, Instance
 from gateway.errors import Code
 from gateway.fleet.metrics import FLEET_METRICS
+from gateway.models.gen_ai_metrics import FAMILIES as GEN_AI
 from gateway.models.resident_readings import RESIDENT_METRICS
 from gateway.observability.metrics import DOCUMENTED
 from gateway.observability.remote_metrics import REMOTE_METRICS
+from gateway.observability.tracer import DROPPED
 from gateway.rollouts.readings import ROLLOUT_METRICS
 from gateway.rollouts.shadow import SHADOW_METRICS
 from gateway.schedulers.scheduler import Scheduler
@@ -133,7 +135,7 @@ def test_every_metric_is_documented() -> None:
     documented = (ROOT / "gateway/observability/README.md").read_text()
     rollouts = ROLLOUT_METRICS | SHADOW_METRICS
     found = ADMISSION_METRICS | FLEET_METRICS | REMOTE_METRICS | RESIDENT_METRICS | TENANT_METRICS
-    names = (*DOCUMENTED, *found, *rollouts)
+    names = (*DOCUMENTED, *found, *rollouts, *GEN_AI, DROPPED)
     assert [name for name in names if f"`{name}`" not in documented] == []
 
 

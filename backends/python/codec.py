@@ -172,6 +172,8 @@ class RequestEncoder:
                     tensors.write(request.inputs),
                 ]
             )
+            if request.trace is not None and request.trace.headers:
+                described[-1].append(dict(request.trace.headers))
         return described
 
 

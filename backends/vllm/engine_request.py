@@ -18,7 +18,7 @@ from backends.vllm.grammar_time import check_constraint
 from backends.vllm.metrics import OutputCounts
 from gateway.errors import Code, InferenceError
 from gateway.generation import Delta
-from gateway.messages import EngineStamps, Sink
+from gateway.messages import EngineStamps, InferRequest, Sink
 
 ABORT_TIMEOUT_SECS = 1.0
 """An abort is only sent. To an engine that has just died it may never be."""
@@ -61,6 +61,8 @@ class EngineRequest:
         self._constrained = False
         self._diverted: DivertedDeltas | None = None
         self._statistics: Sequence[Any] = ()
+        self.trace_headers: Mapping[str, str] | None = None
+        """Those of the trace that vLLM's own span continues."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,6 +93,8 @@ class EngineRequest:
             prompt = salted(prompt, self._tenant)
         self._constrained = constraint is not None
         check_constraint(constraint)
+        if self.trace_headers is not None:
+            options["trace_headers"] = self.trace_headers
         try:
             self._outputs = await self._engine.add_request(self._id, prompt, parameters, **options)
         except BaseException:
@@ -222,6 +226,14 @@ def _earliest(moments: Sequence[float]) -> int:
 
 def _ns(secs: float) -> int:
     return round(secs * NS_PER_SECOND)
+
+
+def headers_of(request: InferRequest, engine: Any) -> Mapping[str, str] | None:
+    """The headers of the trace of a request; None if it has none, or the engine does not trace."""
+    if request.trace is None or not request.trace.headers:
+        return None
+    endpoint = engine.observability_config.otlp_traces_endpoint
+    return None if endpoint is None else request.trace.headers
 
 
 def salted(prompt: Mapping[str, Any], tenant: str) -> dict[str, Any]:

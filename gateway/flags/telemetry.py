@@ -1,11 +1,13 @@
 """Options of metrics, logs and traces."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from gateway.errors import Code, InferenceError
 from gateway.flags.values import add_truth, count, port, truth
 from gateway.settings import (
     ENVIRONMENT,
@@ -15,9 +17,11 @@ from gateway.settings import (
     Settings,
     TraceSettings,
 )
+from gateway.span_settings import SpanSettings
 
 ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 LATENCIES = ("counter_latencies", "histogram_latencies", "summary_latencies")
+GEN_AI = "gen_ai"
 QUANTILES = "summary_quantiles"
 LEVELS = ("TIMESTAMPS", "TENSORS")
 TRACE_LEVELS = {
@@ -26,16 +30,20 @@ TRACE_LEVELS = {
     **dict.fromkeys(("off", "false"), ""),
 }
 """Levels by their names in options, in lower case; also Triton's old names."""
+URL, RESOURCE = "opentelemetry,url", "opentelemetry,resource"
+BATCHES = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
+SIZES, SIZE_DIGITS = 1 << 32, 11
+"""Settings of batches are below SIZES, and so are their first SIZE_DIGITS digits."""
 
 
 def metrics_setting(text: str) -> tuple[str, Any]:
     """`NAME=VALUE` of --metrics-config: the field of MetricsSettings, and its value."""
     name, _, value = text.partition("=")
-    if name in LATENCIES:
+    if name in LATENCIES or name == GEN_AI:
         return name, truth(value)
     if name == QUANTILES:
         return name, tuple(_quantile(each) for each in value.strip('"').split(","))
-    known = ", ".join((*LATENCIES, QUANTILES))
+    known = ", ".join((*LATENCIES, GEN_AI, QUANTILES))
     raise argparse.ArgumentTypeError(f"got '{text}', expected NAME=VALUE with one of {known}")
 
 
@@ -61,13 +69,9 @@ def trace_level(text: str) -> str:
 
 
 def trace_mode(text: str) -> str:
-    """The only supported mode."""
-    if text == "triton":
-        return text
-    if text == "opentelemetry":
-        raise argparse.ArgumentTypeError(
-            "mode=opentelemetry is not offered: traces are written to files (mode=triton)"
-        )
+    """A mode: `triton` writes files, `opentelemetry` sends spans to a collector."""
+    if text.lower() in ("triton", "opentelemetry"):
+        return text.lower()
     raise argparse.ArgumentTypeError(
         f'invalid value for trace mode option: {text}. Available options are "triton" and '
         '"opentelemetry"'
@@ -85,6 +89,50 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def collector(text: str) -> str:
+    """The URL of a collector. Its password would be shown with the settings of traces."""
+    parts = urlsplit(text)
+    if parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc:
+        return text
+    raise argparse.ArgumentTypeError(
+        f"got '{text}', expected an URL such as http://localhost:4318/v1/traces, without a "
+        "password: headers are in OTEL_EXPORTER_OTLP_HEADERS"
+    )
+
+
+def resource(text: str) -> tuple[str, str]:
+    """`KEY=VALUE`, an attribute of this server."""
+    name, found, value = text.partition("=")
+    if name and found:
+        return name, value
+    raise argparse.ArgumentTypeError(f"got '{text}', expected KEY=VALUE")
+
+
+def batch_setting(where: str, text: str) -> int:
+    """A setting of batches of spans, with Triton's errors."""
+    if not (text.isascii() and text.isdecimal()):
+        reason = "Invalid option value"
+    elif not 0 < int(text[:SIZE_DIGITS]) < SIZES:
+        reason = "Provided option value is out of bound"
+    else:
+        return int(text)
+    raise argparse.ArgumentTypeError(f'Bad option: "{where}".\n{reason}. Got {text}')
+
+
+def span_settings(given: Sequence[tuple[str, Any]]) -> SpanSettings:
+    """Settings of `mode=opentelemetry`: the options, else the variables of OpenTelemetry."""
+    fields = {name.partition(",")[2]: value for name, value in given}
+    fields["resource"] = tuple(value for name, value in given if name == RESOURCE)
+    for name in BATCHES:
+        variable = f"OTEL_{name.upper()}"
+        if name not in fields and variable in ENVIRONMENT:
+            try:
+                fields[name] = batch_setting(variable, ENVIRONMENT[variable])
+            except argparse.ArgumentTypeError as error:
+                raise InferenceError(Code.INVALID_ARG, str(error)) from None
+    return SpanSettings(**fields)
+
+
 TRACE_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "mode": ("mode", trace_mode),
     "level": ("levels", trace_level),
@@ -92,6 +140,15 @@ TRACE_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "count": ("count", at_least(-1)),
     "triton,file": ("file", str),
     "triton,log-frequency": ("log_frequency", at_least(0)),
+    URL: (URL, collector),
+    RESOURCE: (RESOURCE, resource),
+    **{
+        f"opentelemetry,{name}": (
+            f"opentelemetry,{name}",
+            partial(batch_setting, f"--trace-config opentelemetry,{name}"),
+        )
+        for name in BATCHES
+    },
 }
 
 
@@ -145,11 +202,16 @@ def log_settings(flags: argparse.Namespace) -> LogSettings:
 def trace_settings(flags: argparse.Namespace) -> TraceSettings:
     """Settings of traces; the last value of a field counts, levels add up."""
     levels = {level for name, level in flags.trace_config if name == "levels"}
-    fields = {n: value for n, value in flags.trace_config if n not in ("levels", "mode")}
+    given = dict(flags.trace_config)
+    spans = [each for each in flags.trace_config if each[0].startswith("opentelemetry,")]
+    fields = {
+        name: given[name] for name in ("file", "rate", "count", "log_frequency") if name in given
+    }
     return TraceSettings(
         **fields,
         levels=tuple(each for each in LEVELS if each in levels),
         directory=flags.log_directory,
+        spans=span_settings(spans) if given.get("mode") == "opentelemetry" else None,
     )
 
 
@@ -203,7 +265,7 @@ def _add_metrics_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"{', '.join(LATENCIES)}: true or false; {QUANTILES}: QUANTILE:ERROR,...",
+        help=f"{', '.join(LATENCIES)}, {GEN_AI}: true or false; {QUANTILES}: QUANTILE:ERROR,...",
     )
 
 
@@ -259,8 +321,9 @@ def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="level (OFF, TIMESTAMPS, TENSORS; repeatable), rate, count, triton,file, "
-        "triton,log-frequency",
+        help="mode (triton, opentelemetry), level (OFF, TIMESTAMPS, TENSORS; repeatable), rate, "
+        "count, triton,file, triton,log-frequency; opentelemetry,url, opentelemetry,resource "
+        f"(repeatable), {', '.join(f'opentelemetry,{name}' for name in BATCHES)}",
     )
     for name in ("level", "rate", "count", "triton,file", "triton,log-frequency"):
         group.add_argument(

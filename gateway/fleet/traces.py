@@ -2,6 +2,7 @@
 
 from gateway.messages import InferRequest, Lineage
 from gateway.observability.trace import Trace
+from gateway.observability.traceparent import read_parent
 from gateway.observability.tracer import Tracer
 from gateway.processes.inference_messages import TraceParent
 
@@ -15,8 +16,8 @@ def begin_trace(tracer: Tracer, request: InferRequest, received_ns: int) -> Trac
     """The trace of a request of a router, if its router traces it, or it is sampled here."""
     if not tracer.on:
         return None
-    parent = request.trace.text if isinstance(request.trace, TraceParent) else ""
-    trace = tracer.begin(request.model, parent)
+    sent = request.trace.text if isinstance(request.trace, TraceParent) else ""
+    trace = tracer.begin(request.model, read_parent([sent]))
     if trace is not None:
         trace.stamp("FLEET_RECV_START", received_ns)
         trace.stamp("FLEET_RECV_END")

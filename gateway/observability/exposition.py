@@ -1,13 +1,17 @@
-"""Prometheus' text format for metric families, as Triton writes it."""
+"""Prometheus' text format for metric families, as Triton writes it, and OpenMetrics."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.backend import ExportedMetric, MetricSample
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
+OPEN_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OPEN_METRICS = re.compile(r"application/openmetrics-text\s*;[^,]*\bversion=\"?1\.0\.0\b")
+"""In the header `Accept` of a client that reads OpenMetrics."""
+TOTAL = "_total"
 
 TEXT_TYPES = {
     "gaugehistogram": "histogram",
@@ -42,6 +46,26 @@ def render(found: Iterable[ExportedMetric]) -> bytes:
     return ("\n".join(lines) + "\n").encode() if lines else b""
 
 
+def render_open(found: Iterable[ExportedMetric]) -> bytes:
+    """The families in OpenMetrics 1.0.0, with exemplars.
+
+    A counter without the suffix `_total`, such as those of Triton, keeps its name as `unknown`:
+    OpenMetrics has no counter of such a name.
+    """
+    lines: list[str] = []
+    for family in found:
+        if not family.samples:
+            continue
+        name, kind = _exposed_name(family), "unknown" if family.type == "untyped" else family.type
+        if kind == "counter" and not name.endswith(TOTAL):
+            kind = "unknown"
+        name = name.removesuffix("_info" if kind == "info" else TOTAL)
+        lines.append(f"# TYPE {name} {kind}")
+        lines.append(f"# HELP {name} {_escape(family.documentation)}")
+        lines += [_open_line(s) for s in family.samples if not s.name.endswith("_created")]
+    return ("\n".join(lines) + "\n# EOF\n").encode()
+
+
 def label(name: str) -> str:
     """A valid label name: letters, digits and underscores, at most one of them in front."""
     return RESERVED_BEGIN.sub("_", NOT_IN_LABELS.sub("_", name))
@@ -64,10 +88,24 @@ def _exposed_name(family: ExportedMetric) -> str:
 
 
 def _line(sample: MetricSample) -> str:
-    ordered = sorted(sample.labels.items(), key=_label_order)
-    labels = ",".join(f'{key}="{_escape(value)}"' for key, value in ordered)
-    braces = f"{{{labels}}}" if labels else ""
-    return f"{sample.name}{braces} {number(sample.value)}"
+    return f"{sample.name}{_braces(sample.labels)} {number(sample.value)}"
+
+
+def _open_line(sample: MetricSample) -> str:
+    bounds = {name: float(sample.labels[name]) for name in LAST_LABELS & sample.labels.keys()}
+    labels = {**sample.labels, **{n: str(b).replace("inf", "+Inf") for n, b in bounds.items()}}
+    line = f"{sample.name}{_braces(labels)} {number(sample.value)}"
+    if sample.exemplar is None:
+        return line
+    about, value, timestamp = sample.exemplar
+    moment = "" if timestamp is None else f" {timestamp:.3f}"
+    return f"{line} # {_braces(about) or '{}'} {number(value)}{moment}"
+
+
+def _braces(labels: Mapping[str, str]) -> str:
+    ordered = sorted(labels.items(), key=_label_order)
+    text = ",".join(f'{key}="{_escape(value)}"' for key, value in ordered)
+    return f"{{{text}}}" if text else ""
 
 
 def _label_order(label: tuple[str, str]) -> tuple[bool, str]:

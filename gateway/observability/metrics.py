@@ -339,10 +339,12 @@ def histogram_samples(
     name: str, labels: Mapping[str, str], histogram: Histogram
 ) -> Iterator[MetricSample]:
     """The samples of a histogram: its buckets, its sum and its count."""
-    running = 0
-    for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
+    running, exemplars = 0, histogram.exemplars or {}
+    bounds = (*histogram.bounds, math.inf)
+    for index, (bound, count) in enumerate(zip(bounds, histogram.counts, strict=True)):
         running += count
-        yield MetricSample(f"{name}_bucket", {**labels, "le": number(bound)}, running)
+        own = {**labels, "le": number(bound)}
+        yield MetricSample(f"{name}_bucket", own, running, exemplars.get(index))
     yield MetricSample(f"{name}_sum", dict(labels), histogram.total)
     yield MetricSample(f"{name}_count", dict(labels), running)
 

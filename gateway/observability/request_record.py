@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.messages import EngineStamps, InferResponse, Phases, responses_of_texts
+from gateway.observability.exemplars import exemplify
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
     ModelStatistics,
@@ -27,8 +28,7 @@ class Record:
     `started`. `batch_size` is the number of inferences. `progress_ns` is the time of the latest
     response, else of the start, else of the submission. `phases` are the latest that were measured,
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
-    was alone in it. A fair queue sets `released_ns`. `failure` is the code and the text of its
-    error.
+    was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text.
     """
 
     __slots__ = (
@@ -151,7 +151,10 @@ class Record:
             self.trace.responded(response, now, first=not self._first_ns)
         if not self._first_ns:
             self._first_ns = now
-            statistics.first_response_ms.observe((now - self.received_ns) // 1_000_000)
+            elapsed_ms = (now - self.received_ns) // 1_000_000
+            statistics.first_response_ms.observe(elapsed_ms)
+            if self.trace is not None:
+                exemplify(statistics.first_response_ms, elapsed_ms, self.trace)
         if statistics.responses is not None:
             if response.error is not None:
                 self._count_failed_response(now, response.error)
@@ -208,7 +211,7 @@ class Record:
         else:
             self._succeed(now)
         if self.trace is not None:
-            self._trace_end(self.trace, now)
+            self._trace_end(self.trace, now, error)
         self._on_end(self)
 
     def _fail_or_answer(self, now: int, error: InferenceError) -> None:
@@ -225,10 +228,10 @@ class Record:
         if self.trace is not None:
             self.trace.answered(now)
 
-    def _trace_end(self, trace: Trace, now: int) -> None:
+    def _trace_end(self, trace: Trace, now: int, error: InferenceError | None) -> None:
         if self._started_ns and not self._hit_ns and not self.statistics.composed:
             trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
-        trace.ended(now)
+        trace.ended(now, error)
 
     def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
         """Count one response of several; its time is from the previous response."""
@@ -264,7 +267,10 @@ class Record:
             gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
             statistics.inter_token.observe(gap)
         else:
-            statistics.first_token.observe((now - self.received_ns) / NS_PER_SECOND)
+            elapsed = (now - self.received_ns) / NS_PER_SECOND
+            statistics.first_token.observe(elapsed)
+            if self.trace is not None:
+                exemplify(statistics.first_token, elapsed, self.trace)
         self._last_tokens_ns = now
 
     def _succeed(self, now: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gateway.backend import Exemplar
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.messages import Phases
@@ -47,10 +48,11 @@ SEQUENCE_TIMEOUT = "timeout of the corresponding sequence has been expired"
 class Histogram:
     """Observations counted by bucket; the last bucket is for values above the largest bound."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
+        self.exemplars: dict[int, Exemplar] | None = None
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 

@@ -2,22 +2,30 @@
 
 import json
 import logging
-import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gateway.messages import InferRequest, InferResponse, Phases
+from gateway.errors import InferenceError
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases
+from gateway.observability.gen_ai import Generated
+from gateway.observability.traceparent import (
+    SPAN_ID_BITS,
+    TRACE_ID_BITS,
+    ParentSpan,
+    SpanIds,
+    new_id,
+)
 from gateway.tensor import Datatype, Tensor, bf16_floats
 
 TIMESTAMPS = "TIMESTAMPS"
 TENSORS = "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 
-TRACE_ID_BYTES = 16
-"""Bytes of a trace id (W3C Trace Context, 3.2.2.3)."""
+Stamp = tuple[str, int]
+"""The name of an event, and its time."""
 NO_NUMBERS: Iterator[int] = iter(())
 """The ids for children of a trace without children."""
 
@@ -26,9 +34,14 @@ class Trace:
     """The JSON objects of one trace, in the order of their events.
 
     `keep` gets the complete trace: the request and its children have ended, and the frontend has
-    called `sent`. A `refused` trace is empty and goes to `keep` at once. `numbers` gives the ids
-    of children. Times are `time.perf_counter_ns`. `traceparent` is that of the router that has sent
-    the request, "" without one.
+    called `sent`. A `refused` trace goes to `keep` at once. `numbers` gives the ids of children.
+    Times are `time.perf_counter_ns`. `traceparent` is that of the router that has sent the request,
+    "" without one.
+
+    With `spans` it becomes spans of OpenTelemetry: then each child keeps its own objects, times are
+    in `stamps` instead, and `members` are this trace and all its children. `span_id` is that of the
+    span of its model, `error` that of the request, `asked` are attributes of a request to a
+    language model, and `generated` is what its responses said of tokens.
     """
 
     __slots__ = (
@@ -38,8 +51,16 @@ class Trace:
         "_parent",
         "_tensors",
         "_timestamps",
+        "asked",
+        "error",
+        "generated",
         "id",
+        "members",
         "objects",
+        "parent_id",
+        "span_id",
+        "spans",
+        "stamps",
         "traceparent",
     )
 
@@ -54,30 +75,56 @@ class Trace:
         self.id = number
         self._numbers = numbers
         self._parent = parent
+        self.parent_id = 0 if parent is None else parent.id
         self.objects: list[dict[str, Any]] = []
+        self.stamps: list[Stamp] = []
+        self.members: list[Trace] = [self] if parent is None else parent.members
         self.traceparent = ""
+        self.spans: SpanIds | None = None
+        self.span_id = 0
+        self.error: InferenceError | None = None
+        self.asked: Mapping[str, Any] = NO_PARAMETERS
+        self.generated: Generated | None = None
         self._timestamps = TIMESTAMPS in levels
         self._tensors = TENSORS in levels
         self._keep = keep
         self._missing: set[str | int] = {"end"} if parent else {"end", "sent"}
+
+    def becomes_spans(self, ids: SpanIds) -> None:
+        """Make it one of OpenTelemetry; call this before any stamp."""
+        self.spans = ids
+        self.span_id = new_id(SPAN_ID_BITS)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of requests for this one in other programs; empty if they have none."""
+        return NO_PARAMETERS if self.spans is None else self.spans.as_parent(self.span_id).headers
 
     def child(self) -> "Trace":
         """The trace of a member request, a part of this trace."""
         on = ((TIMESTAMPS, self._timestamps), (TENSORS, self._tensors))
         levels = [level for level, wanted in on if wanted]
         child = Trace(next(self._numbers), levels, self._adopt, self._numbers, self)
+        if self.spans is not None:
+            child.becomes_spans(self.spans)
+            self.members.append(child)
         self._missing.add(child.id)
         return child
 
     def _adopt(self, child: "Trace") -> None:
         """Put the objects of a child in front, as Triton does."""
-        self.objects = child.objects + self.objects
+        if self.spans is None:
+            self.objects = child.objects + self.objects
         self._complete(child.id)
 
     def stamp(self, activity: str, ns: int | None = None) -> None:
         """Add a timestamp: now, or the given time."""
-        if self._timestamps:
-            moment = time.perf_counter_ns() if ns is None else ns
+        if not self._timestamps:
+            return
+        moment = time.perf_counter_ns() if ns is None else ns
+        if self.spans is not None:
+            self.stamps.append((activity, moment))
+        else:
             stamp = {"name": activity, "ns": moment}
             self.objects.append({"id": self.id, "timestamps": [stamp]})
 
@@ -97,7 +144,10 @@ class Trace:
 
     def routed(self, replica: str) -> str:
         """Record that the request is sent to a replica; returns its `traceparent` there."""
-        traceparent = f"00-{secrets.token_hex(TRACE_ID_BYTES)}-{self.id:016x}-01"
+        if self.spans is None:
+            traceparent = ParentSpan(new_id(TRACE_ID_BITS), self.id).text
+        else:
+            traceparent = self.spans.as_parent(new_id(SPAN_ID_BITS)).text
         sent = {"replica": replica, "traceparent": traceparent, "ns": time.perf_counter_ns()}
         self.objects.append({"id": self.id, **sent})
         return traceparent
@@ -107,6 +157,10 @@ class Trace:
         self._show("TENSOR_BACKEND_OUTPUT", response.outputs)
         if first:
             self.answered(ns)
+        if self.spans is not None and (response.usage is not None or response.engine is not None):
+            if self.generated is None:
+                self.generated = Generated()
+            self.generated.add(response, ns)
 
     def answered(self, ns: int) -> None:
         """Stamp the first response or error; a child has no client, so it gets no stamp."""
@@ -122,14 +176,21 @@ class Trace:
         self.stamp("COMPUTE_OUTPUT_START", output_start_ns)
         self.stamp("COMPUTE_END", output_start_ns + phases.output_ns)
 
-    def ended(self, ns: int) -> None:
+    def ended(self, ns: int, error: InferenceError | None = None) -> None:
         """Stamp the end of the request, successful or not."""
+        self.error = error
         self.stamp("REQUEST_END", ns)
         self._complete("end")
 
-    def refused(self) -> None:
-        """Empty the trace: the request was refused before it was queued."""
-        self.objects.clear()
+    def refused(self, error: InferenceError | None = None) -> None:
+        """End the trace: the request was refused before it was queued.
+
+        It is empty, unless it becomes spans: then a caller may know of it.
+        """
+        self.error = error
+        if self.spans is None:
+            self.objects.clear()
+        self._timestamps = False
         self._missing.clear()
         self._keep(self)
 

@@ -1,26 +1,35 @@
 """Selection of the requests to trace, by settings of all models and of each (trace extension)."""
 
 import itertools
-import json
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.observability.client_files import client_file, refused_file
-from gateway.observability.escaping import escaped
-from gateway.observability.trace import LEVELS, Trace, TraceFile
+from gateway.observability.sampling import (
+    FileSampling,
+    SpanSampling,
+    SpanSink,
+    TraceSampling,
+    refusal,
+)
+from gateway.observability.trace import LEVELS, TENSORS, Trace, TraceFile
+from gateway.observability.traceparent import ForcedSampling, ParentSpan, SpanIds
+from gateway.policy.caller import Caller
 from gateway.settings import TraceSettings
+from gateway.span_settings import SpanSettings
 
 LEVEL = "trace_level"
 FILE = "trace_file"
 OFF = "OFF"
-MODE = "triton"
+TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 BOUNDS = {
     "trace_rate": ("rate", 0, 2**32 - 1),
     "trace_count": ("count", -1, 2**31 - 1),
@@ -30,26 +39,35 @@ BOUNDS = {
 
 log = logging.getLogger("sluice.trace")
 
+SHOWN = ("url", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
+
 NUMBER = re.compile(r"-?[0-9]{1,32}")
 
 ALL_MODELS = ""
+MOST_FORCED = 50
+"""Requests per second that callers with keys may have traced at any rate."""
+DROPPED = "gateway_spans_dropped_total"
 MOST_FILES = 64
-PIECE_CHARS = 256 * 1024
-"""Size of the pieces in which the file without a number grows."""
-MOST_CHARS = 16 * 1024 * 1024
-"""Traces that wait for others of their file; beyond this they are written without them."""
 
 
 def show_trace_settings(settings: TraceSettings) -> dict[str, str | list[str]]:
     """The settings as the protocol shows them, in Triton's order."""
-    return {
+    found: dict[str, str | list[str]] = {
         LEVEL: list(settings.levels) or [OFF],
         "trace_rate": str(settings.rate),
         "trace_count": str(settings.count),
-        "log_frequency": str(settings.log_frequency),
-        FILE: settings.file,
-        "trace_mode": MODE,
     }
+    if settings.spans is not None:
+        return found | {"trace_mode": OPENTELEMETRY, **shown_span_settings(settings.spans)}
+    files = {"log_frequency": str(settings.log_frequency), FILE: settings.file}
+    return found | files | {"trace_mode": TRITON}
+
+
+def shown_span_settings(spans: SpanSettings) -> dict[str, str | list[str]]:
+    """The settings of the export as the protocol shows them; it cannot change them."""
+    shown = {name: str(getattr(spans, name)) for name in SHOWN}
+    resource = [f"{name}={value}" for name, value in spans.resource]
+    return {**shown, "resource": resource} if resource else {**shown}
 
 
 def read_trace_settings(
@@ -103,88 +121,27 @@ def _number(name: str, texts: Sequence[str] | None, least: int, largest: int) ->
     return int(text)
 
 
-class TraceSampling:
-    """One setting in force: it counts requests, and collects the traces it takes."""
+def build_tracer(settings: TraceSettings) -> "Tracer":
+    """The tracer of a server; UNSUPPORTED without the packages of its mode.
 
-    def __init__(self, settings: TraceSettings, file: TraceFile) -> None:
-        self._settings = settings
-        self._file = file
-        self._seen = 0
-        self._left = settings.count
-        self._taken = 0
-        self._collected = 0
-        self._waiting: list[str] = []
-        self._waiting_chars = 0
-        self._retired = False
-
-    @property
-    def settings(self) -> TraceSettings:
-        """The setting, with `count` reduced by the traces taken."""
-        return replace(self._settings, count=self._left)
-
-    @property
-    def on(self) -> bool:
-        """Whether any request can still be traced."""
-        return not refusal(self._settings) and self._left != 0
-
-    def take(self, *, is_chosen: bool = False) -> bool:
-        """Count a request; return whether it is sampled, as one that `is_chosen` always is."""
-        self._seen += 1
-        if self._seen % self._settings.rate and not is_chosen:
-            return False
-        self._left -= self._left > 0
-        self._taken += 1
-        return True
-
-    def keep(self, trace: Trace) -> None:
-        """Write the trace, or hold it until its file is full; an empty one only counts."""
-        if trace.objects:
-            text = escaped(_json(trace.objects)[1:-1])
-            self._waiting.append(text)
-            self._waiting_chars += len(text)
-        self._collected += 1
-        frequency = self._settings.log_frequency
-        last = self._left == 0 and self._collected == self._taken
-        full = frequency and len(self._waiting) >= frequency
-        if self._waiting and (last or full or self._waiting_chars > MOST_CHARS):
-            self._file.write_numbered(self._waiting)
-            self._forget()
-        elif self._retired or (self._settings.count < 0 and self._waiting_chars > PIECE_CHARS):
-            self._write_rest()
-
-    def retire(self) -> None:
-        """Write the held traces: the setting was replaced, or the server stops."""
-        self._retired = True
-        self._write_rest()
-
-    def _write_rest(self) -> None:
-        if self._settings.log_frequency and not self._retired:
-            return
-        if self._settings.log_frequency and self._waiting:
-            self._file.write_numbered(self._waiting)
-        else:
-            self._file.append(self._waiting)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._waiting = []
-        self._waiting_chars = 0
-
-
-def _json(objects: Sequence[Mapping[str, Any]]) -> str:
+    Few servers import them.
+    """
+    if settings.spans is None:
+        return Tracer(settings)
     try:
-        return orjson.dumps(objects).decode()
-    except TypeError:  # half of a surrogate pair, as in the id of a program's request
-        return json.dumps(objects, ensure_ascii=False).encode(errors="replace").decode()
-
-
-def refusal(settings: TraceSettings) -> str:
-    """The reason why a setting takes no traces; "" if it takes some."""
-    if not settings.levels:
-        return "tracing is disabled"
-    if not settings.rate:
-        return "sample rate must be non-zero"
-    return "" if settings.file else "trace file name is not given"
+        sink: SpanSink = import_module("gateway.observability.otlp").SpanExporter(settings.spans)
+    except ModuleNotFoundError as error:
+        raise InferenceError(
+            Code.UNSUPPORTED,
+            f"--trace-config mode=opentelemetry needs the package {error.name}, which is not "
+            "installed: pip install 'sluice[otel]'",
+        ) from None
+    for option, value in (("triton,file", settings.file), ("triton,log-frequency", None)):
+        if value or (value is None and settings.log_frequency):
+            log.warning("setting ignored", extra={"setting": option, "mode": OPENTELEMETRY})
+    if TENSORS in settings.levels:
+        log.warning("setting ignored", extra={"setting": "level=TENSORS", "mode": OPENTELEMETRY})
+    return Tracer(settings, sink)
 
 
 class Tracer:
@@ -192,32 +149,49 @@ class Tracer:
 
     A field that a model does not set is that of all models, and a field that is set for neither is
     that of the command line. `on` is False while no request can be traced; frontends check it.
+    With a `sink` traces are spans, and frontends pass the context of callers if it `reads_headers`.
     """
 
-    def __init__(self, settings: TraceSettings | None = None) -> None:
+    def __init__(self, settings: TraceSettings | None = None, sink: SpanSink | None = None) -> None:
         self._start = settings or TraceSettings()
+        self._sink = sink
+        self._forced = ForcedSampling(MOST_FORCED)
         self._files: dict[str, TraceFile] = {}
         self._chosen: dict[str, dict[str, Any]] = {ALL_MODELS: {}}
         self._samplings = {ALL_MODELS: self._sampling(self._start)}
         self._numbers = itertools.count(1)
         self.on = self._samplings[ALL_MODELS].on
+        self.reads_headers = sink is not None
         if self._start.levels and not self.on:
             log.warning("nothing is traced", extra={"reason": refusal(self._start)})
 
-    def begin(self, model: str, traceparent: str = "") -> Trace | None:
+    def begin(
+        self, model: str, parent: ParentSpan | None = None, caller: Caller | None = None
+    ) -> Trace | None:
         """A trace for a new request to that model; None if it is not sampled.
 
-        One with a `traceparent` is sampled by its router: the rate does not matter.
+        One with a `parent` is sampled at any rate; on a server with keys only for a `caller` with
+        one, and at most MOST_FORCED times per second.
         """
         sampling = self._samplings.get(model) or self._samplings[ALL_MODELS]
-        if not sampling.on or not sampling.take(is_chosen=bool(traceparent)):
+        is_chosen = parent is not None and self._may_choose(caller)
+        if not sampling.on or not sampling.take(is_chosen=is_chosen):
             return None
         if not sampling.on:
             self._look()
         levels = sampling.settings.levels
         trace = Trace(next(self._numbers), levels, sampling.keep, self._numbers)
-        trace.traceparent = traceparent
+        if self._sink is not None:
+            trace.becomes_spans(SpanIds(parent))
+        elif parent is not None:
+            trace.traceparent = parent.text
         return trace
+
+    def _may_choose(self, caller: Caller | None) -> bool:
+        """Whether a request is traced because its sender traces it."""
+        if caller is None:
+            return True
+        return bool(caller.tenant) and self._forced.take(time.monotonic())
 
     def settings(self, model: str = ALL_MODELS) -> TraceSettings:
         """The setting in force for a model, by default for models without their own."""
@@ -269,6 +243,16 @@ class Tracer:
             sampling.retire()
         for file in self._files.values():
             file.close()
+        if self._sink is not None:
+            self._sink.close()
+
+    def families(self) -> list[MetricReading]:
+        """The metrics of the export of spans, if there is one."""
+        if self._sink is None:
+            return []
+        found = MetricReading(DROPPED, "Spans that no collector has got", "counter")
+        found.add_sample(DROPPED, {}, self._sink.dropped)
+        return [found]
 
     def _effective(self, model: str, chosen: Mapping[str, Any], *, counted: bool) -> TraceSettings:
         """With `counted`, the model's own count continues instead of starting again."""
@@ -288,8 +272,10 @@ class Tracer:
             before.retire()
 
     def _sampling(self, settings: TraceSettings) -> TraceSampling:
+        if self._sink is not None:
+            return SpanSampling(settings, self._sink)
         file = self._files.setdefault(settings.file, TraceFile(settings.file))
-        return TraceSampling(settings, file)
+        return FileSampling(settings, file)
 
     def _look(self) -> None:
         self.on = any(sampling.on for sampling in self._samplings.values())

@@ -4,7 +4,7 @@ The structs are arrays. They grow at the end only, with defaults: a release read
 the release before it, and of the one after it. A message that does not fit is refused as a whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from struct import Struct
 from typing import Annotated, Any, Self
@@ -131,6 +131,11 @@ class TraceParent:
 
     text: str
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of a request that continues the trace."""
+        return {"traceparent": self.text}
+
     def child(self) -> Self:
         """The parent of a request that a model makes for this one."""
         return self
@@ -143,8 +148,8 @@ def write_request(
 
     INVALID_ARG if a parameter has no encoding.
     Its timeout is sent as the time left after `waited_us`, at least 1, because clocks of machines
-    differ. Of its caller only the tenant is sent: the sender has checked the rights. Of its trace a
-    `TraceParent` is sent, of its outputs no region: the sender writes to shared memory.
+    differ. Of its caller only the tenant is sent: the sender has checked the rights. Of its trace
+    the `traceparent` is sent, of its outputs no region: the sender writes to shared memory.
     """
     caller, parameters, tensors = request.caller, request.parameters, request.inputs
     # Most messages have one tensor, and `map` costs 5 % of the time to write or read one.
@@ -284,7 +289,7 @@ def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
         None if tag is None else _Sequence(tag.correlation_id, tag.start, tag.end),
         request.priority,
         max(timeout_us - waited_us, 1) if timeout_us else 0,
-        trace.text if isinstance(trace, TraceParent) else None,
+        None if trace is None else trace.headers.get("traceparent"),
         None if prompt is None else (prompt.size_bytes, prompt.keys),
         request.chosen,
         dict(request.sticky) if request.sticky else None,

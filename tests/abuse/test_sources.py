@@ -17,6 +17,8 @@ WALL_CLOCK = {
     "gateway/flags/keys.py": "the expiry of a new key",
     "gateway/frontends/http/openai/embeddings.py": "`created` of a response",
     "gateway/models/loading.py": "a metric of the time of a load",
+    "gateway/observability/exemplars.py": "the time of an exemplar",
+    "gateway/observability/traceparent.py": "the times of spans",
     "gateway/observability/statistics.py": "`last_inference` of a model",
     "gateway/policy/api_keys.py": "the expiry of keys",
     "gateway/observability/access_log.py": "the time in a line of the access log",

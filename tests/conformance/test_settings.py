@@ -377,7 +377,6 @@ def test_a_log_file_has_what_the_console_had(models: Path, tmp_path: Path) -> No
     ("flag", "text"),
     [
         ("--log-file=/nonexistent/sluice.log", "--log-file /nonexistent/sluice.log: No such"),
-        ("--trace-config=mode=opentelemetry", "mode=opentelemetry is not offered"),
         ("--log-format=x", "argument --log-format: invalid choice: 'x'"),
     ],
 )

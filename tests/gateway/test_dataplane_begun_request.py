@@ -7,7 +7,6 @@ import pytest
 from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferResponse
-from gateway.observability.tracer import Tracer
 from gateway.stream import ResponseStream
 from gateway.tensor import text_tensor
 from gateway.threads import LARGE_BYTES
@@ -45,13 +44,6 @@ def test_small_requests_begin_without_a_task() -> None:
     dataplane = DataPlane(LoadedModels())  # type: ignore[arg-type]
     assert dataplane.begins_without_task(LARGE_BYTES)
     assert not dataplane.begins_without_task(LARGE_BYTES + 1)
-
-
-def test_traced_requests_need_a_task() -> None:
-    tracer = Tracer()
-    tracer.on = True
-    dataplane = DataPlane(LoadedModels(), tracer=tracer)  # type: ignore[arg-type]
-    assert not dataplane.begins_without_task(0)
 
 
 def test_the_response_is_sent_in_the_call_that_puts_it(begun: Begun) -> None:

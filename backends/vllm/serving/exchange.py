@@ -1,7 +1,7 @@
 """The engine as vLLM's handlers see it during one request of a client."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -51,6 +51,8 @@ class Exchange:
         self._cached_tokens: int | None = None
         self._completion_tokens = 0
         self._finish_reason = ""
+        self.trace_headers: Mapping[str, str] | None = None
+        """Those of each of its requests to the engine."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -152,6 +154,7 @@ class Exchange:
         check_count(len(self._generations) + 1)
         new = self._new_id()
         running = EngineRequest(self._engine, new, self._wasted, self._counts, self._tenant)
+        running.trace_headers = self.trace_headers
         # A generation after the first output continues a prompt, as in a beam search.
         generation = Generation(self, running, (prompt, parameters, options), own=not self.begun)
         self._generations.append(generation)

@@ -32,8 +32,6 @@ from gateway.messages import (
     too_many_outputs,
 )
 from gateway.models.model import Model
-from gateway.observability.trace import Trace
-from gateway.observability.tracer import Tracer
 from gateway.policy.caller import Caller
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
@@ -387,14 +385,3 @@ def _decoded(decoder: RequestDecoder, large: LargeMessage, model: Model) -> Deco
         return DecodedRequest(model.checked(decoder.decode(message, raw, model.config, contents)))
     except InferenceError as error:
         return DecodedRequest(error.again())
-
-
-def begin_trace(tracer: Tracer, request: InferRequest) -> Trace | None:
-    """The trace of a received request, if it is sampled."""
-    if not tracer.on:
-        return None
-    trace = tracer.begin(request.model)
-    if trace is not None:
-        trace.stamp("GRPC_WAITREAD_START", request.received_ns)
-        trace.stamp("GRPC_WAITREAD_END")
-    return trace

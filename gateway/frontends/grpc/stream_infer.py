@@ -29,10 +29,11 @@ from gateway.frontends.grpc.parameters import (
 from gateway.frontends.grpc.protobuf_wire import Message
 from gateway.frontends.grpc.recorded_streams import recorded, resumed, resumes
 from gateway.frontends.grpc.refusals import refusal_parameters
-from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
+from gateway.frontends.grpc.request import RequestDecoder, address
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected, ParsedMessages, RpcCall
 from gateway.frontends.grpc.status import RpcError, StatusCode, rpc_error
+from gateway.frontends.grpc.traces import begin_trace
 from gateway.frontends.grpc.unary_infer import wants_limits
 from gateway.messages import InferRequest
 from gateway.models.model import Model
@@ -319,7 +320,8 @@ class StreamInfer:
         return None if found is None else self._order.position((model, found.tag.correlation_id))
 
     def _submit(self, request: InferRequest, model: Model, begun: list[Trace]) -> ResponseStream:
-        trace = begin_trace(self._dataplane.tracer, request)
+        tracer = self._dataplane.tracer
+        trace = begin_trace(tracer, request, self._decoder.metadata) if tracer.on else None
         if trace is not None:
             begun.append(trace)
         if model.chooser is not None:

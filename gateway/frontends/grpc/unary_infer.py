@@ -13,10 +13,11 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
 from gateway.frontends.grpc.parameters import HeaderForwarding, keyed, wishes_of
 from gateway.frontends.grpc.refusals import WANTS_LIMITS
-from gateway.frontends.grpc.request import RequestDecoder, address, begin_trace
+from gateway.frontends.grpc.request import RequestDecoder, address
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcHead, translated
 from gateway.frontends.grpc.status import Metadata, RpcError
+from gateway.frontends.grpc.traces import begin_trace
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.receipt import SERVER_TIMING, Receipt, receipt_of
@@ -36,7 +37,7 @@ class UnaryInferRpcs:
     async def serve(self, incoming: InferMessage, call: RpcCall) -> bytes:
         """Answer a message; raises InferenceError."""
         model, infer_request = self._read(incoming, call)
-        trace = begin_trace(self._dataplane.tracer, infer_request)
+        trace = self._begin_trace(infer_request, call)
         asked = self._timed(infer_request, call)
         receipt = None if asked.receipt is None else receipt_of(asked)
         try:
@@ -61,13 +62,18 @@ class UnaryInferRpcs:
         asked = self._timed(infer_request, call)
         if model.chooser is not None:
             asked = keyed(asked, model.chooser, call)
-        stream = self._dataplane.infer(asked, model)
+        trace = self._begin_trace(infer_request, call)
+        stream = self._dataplane.infer(asked, model, trace)
         encoder = self._encoder(infer_request, stream.model)
         receipt = None if asked.receipt is None else receipt_of(asked)
-        begun = _BegunInfer(stream, encoder, call, partial(self._limits, call), receipt)
+        begun = _BegunInfer(stream, encoder, call, partial(self._limits, call), receipt, trace)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
         stream.listen(begun.look)
+
+    def _begin_trace(self, request: InferRequest, call: RpcCall | BegunCall) -> Trace | None:
+        tracer = self._dataplane.tracer
+        return begin_trace(tracer, request, call.metadata) if tracer.on else None
 
     def _read(
         self, incoming: InferMessage, call: RpcCall | BegunCall
@@ -134,6 +140,7 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
     call: BegunCall
     limits: Callable[[], Metadata]
     receipt: Receipt | None
+    trace: Trace | None
 
     def encode(self, response: InferResponse) -> bytes | RpcError:
         return self.encoder.encode(response)
@@ -142,14 +149,15 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
         return translated(error)
 
     def send(self, answer: bytes | RpcError) -> None:
-        receipt = self.receipt
+        receipt, trace = self.receipt, self.trace
         trailing = () if receipt is None else timing_metadata(receipt)
+        if trace is not None:
+            trace.stamp("GRPC_SEND_START")
         if isinstance(answer, RpcError):
             self.call.fail(answer, trailing)
         else:
             self.call.answer(answer, (*self.limits(), *trailing))
-        if receipt is not None:
-            receipt.sent()
+        _sent(trace, receipt)
 
 
 def wants_limits(admission: Admission, call: RpcHead) -> bool:

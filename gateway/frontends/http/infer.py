@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,6 +28,7 @@ from gateway.frontends.http.body import (
 from gateway.frontends.http.connection_parts import LENGTH
 from gateway.frontends.http.errors import JSON, failed, plain_error
 from gateway.frontends.http.guard import HttpAccess, answer_soon, refused_response
+from gateway.frontends.http.infer_call import InferCall, InferHead
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target, decoupled
 from gateway.frontends.http.infer_response import (
     Answered,
@@ -56,12 +57,13 @@ from gateway.frontends.http.request_scope import (
 )
 from gateway.frontends.http.rollout_keys import keyed
 from gateway.frontends.http.timing import SendingApp, begin_receipt, timed, timing_header, wishes
+from gateway.frontends.http.traces import trace_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
-from gateway.observability.receipt import Receipt, receipt_of
+from gateway.observability.receipt import receipt_of
+from gateway.observability.trace import Trace
 from gateway.policy.areas import Area
-from gateway.policy.caller import Caller
 from gateway.policy.pages import BINARY
 from gateway.resumption.reader import RecordingReader
 from gateway.resumption.recording import RecordedRequest
@@ -78,31 +80,6 @@ WITH_TASK = frozenset(
 """The headers of requests whose responses need a task, and of pages, which have conditions."""
 FREE = HttpAccess()
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
-
-
-class _Head(NamedTuple):
-    """The model, the requested version and the headers of a request.
-
-    It `has_times` in these. `is_timed`: it asks for its receipt, or every request has one.
-    """
-
-    model: str
-    version: str
-    headers: dict[bytes, bytes]
-    has_times: bool
-    is_timed: bool
-
-
-@dataclass(slots=True)
-class _Call:
-    """One request before its body is read; its receipt, if it has one, follows."""
-
-    scope: Scope
-    receive: Receive
-    head: _Head
-    received_ns: int
-    caller: Caller | None
-    receipt: Receipt | None = None
 
 
 class InferRoute:
@@ -157,7 +134,7 @@ class InferRoute:
         else:
             head = self._head(address, scope)
             refusal = self._pages.refusal(scope) if ORIGIN in head.headers else None
-            call = _Call(scope, receive, head, received_ns, caller)
+            call = InferCall(scope, receive, head, received_ns, caller)
             try:
                 answer = refused_response(refusal) if refusal else await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
@@ -172,7 +149,7 @@ class InferRoute:
         scope: Any = cycle.scope
         receive: Any = cycle.receive
         state: RequestState = scope["state"]
-        known: _Head | None = state.get(KNOWN_HEAD)
+        known: InferHead | None = state.get(KNOWN_HEAD)
         head = known or self._head_without_task(scope)
         if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
@@ -181,14 +158,14 @@ class InferRoute:
         if self._guard is not None and (refusal := self._guard.refusal(scope)) is not None:
             answer_soon(cycle, start, refused_response(refusal))
             return True
-        call = _Call(scope, receive, head, received_ns, state.get(CALLER))
+        call = InferCall(scope, receive, head, received_ns, state.get(CALLER))
         try:
             self._begin(call, cycle, start)
         except Exception as error:  # noqa: BLE001 - around one request in a frontend
             start(_failed(call, error))
         return True
 
-    def _begin(self, call: _Call, cycle: RequestResponseCycle, start: Start) -> None:
+    def _begin(self, call: InferCall, cycle: RequestResponseCycle, start: Start) -> None:
         model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
             raise decoupled()
@@ -198,14 +175,17 @@ class InferRoute:
         if call.head.is_timed or request.parameters:
             request = self._timed(call, request, call.received_ns)
         state: RequestState = call.scope["state"]
+        tracer, trace = self._dataplane.tracer, None
+        if tracer.on:
+            trace = trace_of(call.scope["headers"], tracer, request)
         if model.chooser is not None:
             request = keyed(request, model.chooser, call.scope)
-        stream = self._dataplane.infer(request, model)
-        begun = _BegunInfer(stream, self, call, cycle, start, request.id, forms)
+        stream = self._dataplane.infer(request, model, trace)
+        begun = _BegunInfer(stream, self, call, cycle, start, request.id, forms, trace)
         state[WATCH](stream.cancel)
         stream.listen(begun.look)
 
-    def _head_without_task(self, scope: Scope) -> _Head | None:
+    def _head_without_task(self, scope: Scope) -> InferHead | None:
         """The head of an inference; None if its response needs a task, or for other requests."""
         found = PATH.fullmatch(scope["path"])
         headers = dict(scope["headers"])
@@ -214,17 +194,17 @@ class InferRoute:
         address = path_address(self._dataplane, *found.groups(""), caller=caller_in(scope))
         return None if address is None else self._head(address, scope)
 
-    def _head(self, address: tuple[str, str], scope: Scope) -> _Head:
+    def _head(self, address: tuple[str, str], scope: Scope) -> InferHead:
         headers = dict(scope["headers"])
         is_timed = self._dataplane.receipts.every or wishes(scope)
-        return _Head(*address, headers, not TIMES.isdisjoint(headers), is_timed)
+        return InferHead(*address, headers, not TIMES.isdisjoint(headers), is_timed)
 
-    def _timed(self, call: _Call, request: InferRequest, whole_ns: int) -> InferRequest:
+    def _timed(self, call: InferCall, request: InferRequest, whole_ns: int) -> InferRequest:
         request = begin_receipt(call.scope, self._dataplane.receipts, request, whole_ns)
         call.receipt = receipt_of(request)
         return request
 
-    def encode(self, call: _Call, answered: Answered) -> ASGIApp:
+    def encode(self, call: InferCall, answered: Answered) -> ASGIApp:
         """The response; if its encoding takes long, an application that encodes it in a thread."""
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
@@ -233,7 +213,7 @@ class InferRoute:
             self._add_headers(call, answer)
         return answer
 
-    def _add_headers(self, call: _Call, answer: WholeAnswer) -> None:
+    def _add_headers(self, call: InferCall, answer: WholeAnswer) -> None:
         if self._dataplane.admission is not None:
             limits = self._dataplane.limits(call.caller)
             answer.headers += [(name.encode(), value.encode()) for name, value in limits.items()]
@@ -241,7 +221,7 @@ class InferRoute:
             answer.headers.append(timing_header(call.receipt))
 
     async def _encode_apart(
-        self, call: _Call, answered: Answered, scope: Scope, receive: Receive, send: Send
+        self, call: InferCall, answered: Answered, scope: Scope, receive: Receive, send: Send
     ) -> None:
         answer: ASGIApp
         try:
@@ -250,7 +230,7 @@ class InferRoute:
             answer = _failed(call, error)
         await answer(scope, receive, send)
 
-    async def _answer(self, call: _Call) -> WholeAnswer | Response:
+    async def _answer(self, call: InferCall) -> WholeAnswer | Response:
         changes = self._dataplane.changes
         model = self._dataplane.model(call.head.model, call.head.version, call.caller)
         if model.decoupled:
@@ -280,7 +260,7 @@ class InferRoute:
             response = await stream.only()
         return await self._encoded(call, Answered(stream.model, request.id, response, forms))
 
-    def _submit(self, call: _Call, model: Model, request: InferRequest) -> ResponseStream:
+    def _submit(self, call: InferCall, model: Model, request: InferRequest) -> ResponseStream:
         trace = None
         if TRACES in call.scope:
             trace = begin_trace(call.scope, self._dataplane.tracer, request)
@@ -289,7 +269,7 @@ class InferRoute:
         return self._dataplane.infer(request, model, trace)
 
     async def _answer_once(
-        self, call: _Call, reader: RecordingReader, forms: OutputForms
+        self, call: InferCall, reader: RecordingReader, forms: OutputForms
     ) -> WholeAnswer:
         with reader, OnDisconnect(call.scope, reader.cancel):
             response = await reader.only()
@@ -300,7 +280,7 @@ class InferRoute:
             answer.headers.append(AS_REPLAYED)
         return answer
 
-    async def _encoded(self, call: _Call, answered: Answered) -> WholeAnswer:
+    async def _encoded(self, call: InferCall, answered: Answered) -> WholeAnswer:
         if takes_long(answered):
             encoded = await self._threads.run(self._encoder.encode, *answered)
         else:
@@ -317,7 +297,7 @@ class InferRoute:
         return answer
 
     async def _infer_once(
-        self, call: _Call, model: Model, request: InferRequest, body: InferBody
+        self, call: InferCall, model: Model, request: InferRequest, body: InferBody
     ) -> RecordingReader:
         """The request, or the earlier one with its idempotency key."""
         header, binary = body
@@ -332,7 +312,7 @@ class InferRoute:
         return await self._recordings.open_anywhere(asked, submit)
 
     async def _decoded_apart(
-        self, call: _Call, model: Model, body: InferBody
+        self, call: InferCall, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
         """A large request; decoded, or only checked, in a thread if that takes long."""
         header, _ = body
@@ -346,13 +326,13 @@ class InferRoute:
         return request, forms
 
     def _decode_checked(
-        self, call: _Call, model: Model, body: InferBody
+        self, call: InferCall, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
         request, forms = self._decode(call, model, body)
         return model.checked(request), forms
 
     def _decode(
-        self, call: _Call, model: Model, body: InferBody
+        self, call: InferCall, model: Model, body: InferBody
     ) -> tuple[InferRequest, OutputForms]:
         forwarded = self._filter.of(call.scope) if self._filter.on else ()
         target = Target(model.config, call.head.version, forwarded, call.received_ns, call.caller)
@@ -369,11 +349,12 @@ class _BegunInfer(BegunRequest[ASGIApp]):
     """A request that was begun without a task."""
 
     route: InferRoute
-    call: _Call
+    call: InferCall
     cycle: RequestResponseCycle
     start: Start
     request_id: str
     forms: OutputForms
+    trace: Trace | None
 
     def encode(self, response: InferResponse) -> ASGIApp:
         answered = Answered(self.stream.model, self.request_id, response, self.forms)
@@ -383,18 +364,23 @@ class _BegunInfer(BegunRequest[ASGIApp]):
         return _failed(self.call, error)
 
     def send(self, answer: ASGIApp) -> None:
-        cycle, receipt = self.cycle, self.call.receipt
+        cycle, receipt, trace = self.cycle, self.call.receipt, self.trace
         cycle.scope["state"][WATCH](None)
+        if trace is not None:
+            trace.stamp("HTTP_SEND_START")
         is_whole = isinstance(answer, WholeAnswer) and not cycle.flow.write_paused
-        if not (cycle.disconnected or is_whole):
+        has_task = not (cycle.disconnected or is_whole)
+        if has_task:
             self.start(answer if receipt is None else SendingApp(answer, receipt))
-            return
-        if isinstance(answer, WholeAnswer) and not cycle.disconnected:
+        elif isinstance(answer, WholeAnswer) and not cycle.disconnected:
             write_whole(cycle, answer.headers, answer.parts)
-        if receipt is not None:
+        if trace is not None:
+            trace.stamp("HTTP_SEND_END")
+            trace.sent()
+        if receipt is not None and not has_task:
             receipt.sent()
 
 
-def _failed(call: _Call, error: Exception) -> Response:
+def _failed(call: InferCall, error: Exception) -> Response:
     answer = failed(call.scope["path"], error)
     return answer if call.receipt is None else timed(answer, call.receipt)

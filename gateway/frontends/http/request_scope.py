@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.dataplane import DataPlane
+from gateway.frontends.http.traces import trace_of
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -374,9 +375,7 @@ def begin_trace(scope: Scope, tracer: Tracer, request: InferRequest) -> Trace | 
     traces: list[Trace] | None = scope.get(TRACES)
     if traces is None:
         return None
-    trace = tracer.begin(request.model)
+    trace = trace_of(scope["headers"], tracer, request)
     if trace is not None:
-        trace.stamp("HTTP_RECV_START", request.received_ns)
-        trace.stamp("HTTP_RECV_END")
         traces.append(trace)
     return trace

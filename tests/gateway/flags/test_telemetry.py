@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.errors import InferenceError
 from gateway.flags import telemetry as telemetry_flags
 from gateway.settings import LogFormat, LogSettings, MetricsSettings, TraceSettings
+from gateway.span_settings import SpanSettings
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -173,9 +175,55 @@ def test_traces_have_flags_old_and_new(arguments: tuple[str, ...]) -> None:
     assert telemetry_flags.trace_settings(parsed(*arguments)) == WANTED
 
 
+def test_spans_have_settings_and_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"OTEL_BSP_MAX_QUEUE_SIZE": "9", "OTEL_BSP_SCHEDULE_DELAY": "8"}
+    monkeypatch.setattr(telemetry_flags, "ENVIRONMENT", variables)
+    flags = (
+        *("mode=OpenTelemetry", "opentelemetry,url=https://collector/v1/traces"),
+        *("opentelemetry,resource=a=b=c", "opentelemetry,resource=service.name=x"),
+        *("opentelemetry,bsp_schedule_delay=7", "opentelemetry,bsp_max_export_batch_size=6"),
+    )
+    found = telemetry_flags.trace_settings(parsed(*(f"--trace-config={each}" for each in flags)))
+    assert found.spans == SpanSettings(
+        url="https://collector/v1/traces",
+        resource=(("a", "b=c"), ("service.name", "x")),
+        bsp_max_queue_size=9,
+        bsp_schedule_delay=7,
+        bsp_max_export_batch_size=6,
+    )
+
+
+def test_settings_of_spans_have_no_effect_on_files() -> None:
+    flags = parsed("--trace-config=opentelemetry,url=http://x/", "--trace-config=rate=5")
+    assert telemetry_flags.trace_settings(flags) == TraceSettings(rate=5)
+
+
+@pytest.mark.parametrize("value", ["x", "", "0", "-1", "1.5", "4294967296", "9" * 5000])
+def test_a_variable_of_batches_that_is_no_number_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setattr(telemetry_flags, "ENVIRONMENT", {"OTEL_BSP_SCHEDULE_DELAY": value})
+    with pytest.raises(InferenceError, match='Bad option: "OTEL_BSP_SCHEDULE_DELAY"'):
+        telemetry_flags.trace_settings(parsed("--trace-config=mode=opentelemetry"))
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [
+        (
+            "opentelemetry,bsp_max_queue_size=x",
+            'Bad option: "--trace-config opentelemetry,bsp_max_queue_size".\n'
+            "Invalid option value. Got x",
+        ),
+        (
+            "opentelemetry,bsp_max_export_batch_size=4294967296",
+            "Provided option value is out of bound. Got 4294967296",
+        ),
+        ("opentelemetry,bsp_schedule_delay=0", "out of bound. Got 0"),
+        ("opentelemetry,url=localhost:4318", "expected an URL such as"),
+        ("opentelemetry,url=http://user:secret@host/", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("opentelemetry,resource=x", "got 'x', expected KEY=VALUE"),
+        ("opentelemetry,other=1", "unknown setting 'opentelemetry,other'"),
         (
             "bar",
             "--trace-config option format is '<trace mode>,<setting>=<value>'. Got bar",
@@ -185,7 +233,6 @@ def test_traces_have_flags_old_and_new(arguments: tuple[str, ...]) -> None:
         ("rate=x", "got 'x', expected a whole number >= 0"),
         ("rate=-1", "got '-1', expected a whole number >= 0"),
         ("count=-7", "got '-7', expected a whole number >= -1"),
-        ("mode=opentelemetry", "mode=opentelemetry is not offered"),
         (
             "mode=foo",
             'invalid value for trace mode option: foo. Available options are "triton" and '

@@ -8,7 +8,9 @@ import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.settings import TraceSettings
+from gateway.span_settings import SpanSettings
 from tests.builders import soon, text_request
+from tests.collector import collector
 from tests.conformance.models import identity
 from tests.gateway.fleet.fake_replica import until
 from tests.gateway.fleet.in_one_loop import pair
@@ -79,6 +81,23 @@ async def test_a_replica_traces_requests_of_a_router_without_traces_at_its_own_r
             await ask(router, replica)
     assert len(members(there, "request_id")) == 2
     assert members(there, "traceparent") == []
+
+
+async def test_a_replica_continues_the_trace_of_its_router_in_spans(folder: Path) -> None:
+    with collector() as found:
+        spans = SpanSettings(url=found.url, bsp_schedule_delay=10)
+        here, there = (TraceSettings(levels=("TIMESTAMPS",), rate=r, spans=spans) for r in (1, 0))
+        repositories = folder / "models", folder / "nothing"
+        async with pair(*repositories, {"trace": here}, {"trace": there}) as servers:
+            await ask(*servers)
+    assert len({each.trace_id for each in found.spans}) == 1
+    by_id = {each.span_id: each.name for each in found.spans}
+    parents = sorted((each.name, by_id.get(each.parent_span_id, "")) for each in found.spans)
+    assert parents == [
+        *(("InferRequest", ""), ("InferRequest", "replica")),
+        *(("compute", "text"), ("compute", "text"), ("replica", "text")),
+        *(("text", "InferRequest"), ("text", "InferRequest")),
+    ]
 
 
 async def test_a_replica_without_traces_answers_a_traced_request(folder: Path) -> None:

@@ -252,6 +252,8 @@ def test_a_delivered_text_counts_as_its_response(
 class Noting:
     """A trace that notes the outputs of responses."""
 
+    spans = None
+
     def __init__(self, seen: list[Any]) -> None:
         self._seen = seen
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.observability.sampling import MOST_CHARS
 from gateway.observability.tracer import (
-    MOST_CHARS,
     Tracer,
     read_trace_settings,
     show_trace_settings,

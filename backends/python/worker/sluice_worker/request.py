@@ -38,14 +38,18 @@ class PreferredMemory:
 class InferenceTrace:
     """The trace of a request, to be shared with the requests that it causes."""
 
-    __slots__ = ("number",)
+    __slots__ = ("_headers", "number")
 
-    def __init__(self, number: int = 0) -> None:
+    def __init__(self, number: int = 0, headers: dict[str, str] | None = None) -> None:
         self.number = number
+        self._headers = headers
 
     def get_context(self) -> str | None:
-        """None: there is no OpenTelemetry mode."""
-        return None
+        """The headers `traceparent` and `tracestate` of its span as JSON text.
+
+        None for a request that is not traced in the mode opentelemetry.
+        """
+        return None if self._headers is None else text(self._headers)
 
 
 class InferenceRequest:
@@ -105,6 +109,7 @@ class InferenceRequest:
         self._correlation = 0 if correlation is None else correlation
         self._inputs, self._outputs = inputs, outputs
         self._parameters = header[8]
+        self._trace = InferenceTrace(request.number, header[11]) if len(header) > 11 else None
         self._release = TRITONSERVER_REQUEST_RELEASE_ALL
         self._open, self._sender = request, None
         return self
@@ -143,7 +148,9 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """The trace for requests that this one causes."""
-        return InferenceTrace(0 if self._open is None else self._open.number)
+        if self._open is None:
+            return InferenceTrace()
+        return self._trace or InferenceTrace(self._open.number)
 
     def is_cancelled(self) -> bool:
         """Whether the request is cancelled."""

@@ -50,6 +50,7 @@ from gateway.frontends.http.timing import (
 )
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.observability.gen_ai import request_attributes
 from gateway.observability.receipt import Receipt
 from gateway.openai_contract import (
     EVENT,
@@ -322,6 +323,8 @@ class OpenAiAnswers:
 
         def submit() -> ResponseStream:
             trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
+            if trace is not None:
+                trace.asked = request_attributes(call.endpoint, call.members)
             return self._dataplane.infer(infer_request, model, trace)
 
         key = key_of(request.scope, *call.body)

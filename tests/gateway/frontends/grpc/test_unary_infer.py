@@ -198,14 +198,10 @@ async def test_messages_that_need_a_task_get_one(serve: Serve) -> None:
             assert (await read(connection, 3)).client_status == "OK"
 
 
-@pytest.mark.parametrize("reason", ["trace", "compression"])
-async def test_settings_that_need_a_task(serve: Serve, reason: str) -> None:
+async def test_compression_needs_a_task(serve: Serve) -> None:
     gate = ExecutionGate()
-    settings = SETTINGS
-    if reason == "compression":
-        settings = replace(SETTINGS, compression=CompressionLevel.LOW)
+    settings = replace(SETTINGS, compression=CompressionLevel.LOW)
     async with served(serve(echo(gate=gate), config=ECHO), settings=settings) as server:
-        server.dataplane.tracer.on = reason == "trace"
         with server.connected() as connection:
             whole(connection, MESSAGES["floats"])
             await soon(gate.reached(1))

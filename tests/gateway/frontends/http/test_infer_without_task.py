@@ -15,17 +15,20 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from backends.identity import ExecutionGate
 from gateway.dataplane import DataPlane
+from gateway.errors import Code
 from gateway.frontends.http.guard import HttpAccess
 from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.listener import DEFAULT_LIMITS, HttpListener, listening_at
 from gateway.frontends.http.request_scope import WATCH, TracedApp
 from gateway.messages import InferResponse
+from gateway.observability.tracer import Tracer
 from gateway.policy.credentials import Credentials
 from gateway.settings import HttpTimeLimits
 from gateway.threads import LARGE_BYTES
 from tests.builders import (
     DECOUPLED,
     Execution,
+    KeptTraces,
     LoadedModels,
     ScriptedInstance,
     settle,
@@ -33,6 +36,7 @@ from tests.builders import (
     uncollected,
 )
 from tests.conftest import Serve
+from tests.gateway.fleet.fake_replica import until
 from tests.gateway.frontends.http.connections import Connection
 from tests.gateway.frontends.http.test_infer import (
     ANSWER,
@@ -102,8 +106,10 @@ class Served:
         self.listener.stop(0)
 
 
-def app_of(*models: Any, credentials: Credentials | None = None) -> TracedApp:
-    dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
+def app_of(
+    *models: Any, credentials: Credentials | None = None, tracer: Tracer | None = None
+) -> TracedApp:
+    dataplane = DataPlane(LoadedModels(*models), tracer=tracer)  # type: ignore[arg-type]
     access = HttpAccess(credentials=credentials)
     return TracedApp(InferRoute(dataplane, SETTINGS, elsewhere, access=access), dataplane.tracer)
 
@@ -112,7 +118,14 @@ def app_of(*models: Any, credentials: Credentials | None = None) -> TracedApp:
 async def served(
     *models: Any, limits: HttpTimeLimits = DEFAULT_LIMITS, credentials: Credentials | None = None
 ) -> AsyncIterator[Served]:
-    app = app_of(*models, credentials=credentials)
+    async with served_app(app_of(*models, credentials=credentials), limits) as found:
+        yield found
+
+
+@asynccontextmanager
+async def served_app(
+    app: TracedApp, limits: HttpTimeLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Served]:
     listener = HttpListener(app, listening_at("127.0.0.1", 0), limits=limits)
     serving = asyncio.create_task(listener.serve())
     found = Served(listener)
@@ -278,10 +291,34 @@ async def test_a_large_request_is_not_begun(serve: Serve) -> None:
     assert not Begun(app, b" " * (LARGE_BYTES + 1)).is_begun
 
 
-async def test_a_traced_request_is_not_begun(serve: Serve) -> None:
-    app = app_of(serve(echo(), config=ECHO))
-    app._tracer.on = True  # noqa: SLF001 - set by a setting otherwise
-    assert not Begun(app).is_begun
+async def test_the_trace_of_a_begun_request_ends_with_its_response(serve: Serve) -> None:
+    traces = KeptTraces()
+    instance = ScriptedInstance()
+    begun = Begun(app_of(serve(instance, config=ECHO), tracer=traces.tracer(rate=1)))
+    execution = await instance.begun()
+    assert traces.kept == []
+    give_back(execution)
+    await settle()
+    assert begun.connection.answered
+    (names,) = traces.names
+    assert names[:2] == ["HTTP_RECV_START", "HTTP_RECV_END"]
+    assert names[-3:] == ["REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END"]
+
+
+async def test_the_trace_of_a_begun_request_ends_when_its_client_disconnects(serve: Serve) -> None:
+    traces = KeptTraces()
+    gate = ExecutionGate()
+    app = app_of(serve(echo(gate=gate), config=ECHO), tracer=traces.tracer(rate=1))
+    async with served_app(app) as server:
+        _, writer = await server.connect()
+        writer.write(REQUESTS["json"])
+        await soon(gate.reached(1))
+        writer.close()
+        await until(lambda: bool(traces.kept))
+        gate.open()
+    (trace,) = traces.kept
+    assert trace.error is not None
+    assert trace.error.code is Code.CANCELLED
 
 
 async def test_a_client_that_reads_nothing_is_waited_for(serve: Serve) -> None:

@@ -1,0 +1,35 @@
+"""Traces of requests over gRPC, with the metadata by which they continue those of their callers."""
+
+from gateway.frontends.grpc.rpc import RpcCall
+from gateway.frontends.grpc.status import Metadata
+from gateway.messages import InferRequest
+from gateway.observability.trace import Trace
+from gateway.observability.traceparent import TRACEPARENT, TRACESTATE, read_parent
+from gateway.observability.tracer import Tracer
+
+
+def begin_trace(tracer: Tracer, request: InferRequest, metadata: Metadata) -> Trace | None:
+    """The trace of a received request, if it is sampled."""
+    parent = None
+    if tracer.reads_headers:
+        parents, states = (
+            [str(value) for each, value in metadata if each == name]
+            for name in (TRACEPARENT, TRACESTATE)
+        )
+        parent = read_parent(parents, states)
+    trace = tracer.begin(request.model, parent, request.caller)
+    if trace is not None:
+        trace.stamp("GRPC_WAITREAD_START", request.received_ns)
+        trace.stamp("GRPC_WAITREAD_END")
+    return trace
+
+
+def trace_sending(trace: Trace, call: RpcCall) -> None:
+    """Record the start and the end of sending the response to a unary RPC."""
+
+    def sent() -> None:
+        trace.stamp("GRPC_SEND_END")
+        trace.sent()
+
+    trace.stamp("GRPC_SEND_START")
+    call.on_end(sent)

@@ -1,0 +1,34 @@
+"""One infer over HTTP before its body is read."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from starlette.types import Receive, Scope
+
+from gateway.observability.receipt import Receipt
+from gateway.policy.caller import Caller
+
+
+class InferHead(NamedTuple):
+    """The model, the requested version and the headers of a request.
+
+    It `has_times` in these. `is_timed`: it asks for its receipt, or every request has one.
+    """
+
+    model: str
+    version: str
+    headers: dict[bytes, bytes]
+    has_times: bool
+    is_timed: bool
+
+
+@dataclass(slots=True)
+class InferCall:
+    """One request before its body is read; its receipt, if it has one, follows."""
+
+    scope: Scope
+    receive: Receive
+    head: InferHead
+    received_ns: int
+    caller: Caller | None
+    receipt: Receipt | None = None

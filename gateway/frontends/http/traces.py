@@ -1,0 +1,36 @@
+"""The beginning of a request's trace, with the headers by which it continues that of its caller."""
+
+from collections.abc import Iterable
+
+from gateway.messages import InferRequest
+from gateway.observability.trace import Trace
+from gateway.observability.traceparent import (
+    TRACEPARENT,
+    TRACESTATE,
+    ParentSpan,
+    read_parent,
+)
+from gateway.observability.tracer import Tracer
+
+
+def trace_of(
+    headers: Iterable[tuple[bytes, bytes]], tracer: Tracer, request: InferRequest
+) -> Trace | None:
+    """The trace of a received request with HTTP's timestamps, if the request is sampled."""
+    parent = _context(headers) if tracer.reads_headers else None
+    trace = tracer.begin(request.model, parent, request.caller)
+    if trace is not None:
+        trace.stamp("HTTP_RECV_START", request.received_ns)
+        trace.stamp("HTTP_RECV_END")
+    return trace
+
+
+def _context(headers: Iterable[tuple[bytes, bytes]]) -> ParentSpan | None:
+    found = [pair for pair in headers if pair[0] in (b"traceparent", b"tracestate")]
+    if not found:
+        return None
+    texts = [(name.decode(), value.decode("latin-1")) for name, value in found]
+    parents, states = (
+        [value for each, value in texts if each == name] for name in (TRACEPARENT, TRACESTATE)
+    )
+    return read_parent(parents, states)

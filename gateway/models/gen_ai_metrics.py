@@ -1,0 +1,128 @@
+"""Histograms of requests to language models, by OpenTelemetry's conventions for generative AI."""
+
+import time
+from collections.abc import Sequence
+
+from gateway.backend import MetricReading
+from gateway.errors import InferenceError
+from gateway.messages import InferRequest, InferResponse, StreamRecorder
+from gateway.models.taps import Tap
+from gateway.observability.exemplars import exemplify
+from gateway.observability.gen_ai import OTHER_OPERATION, PROVIDER, operation_of
+from gateway.observability.metrics import histogram_samples
+from gateway.observability.request_record import Record
+from gateway.observability.statistics import Histogram
+
+DURATION = "gen_ai_server_request_duration_seconds"
+FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
+PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"
+FAMILIES = {
+    DURATION: (
+        "Seconds of a request to a language model, by its error if it failed",
+        tuple(0.01 * 2**power for power in range(14)),
+    ),
+    FIRST_TOKEN: (
+        "Seconds from a request to its first output token",
+        (
+            *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
+            *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+        ),
+    ),
+    PER_TOKEN: (
+        "Seconds per output token after the first one",
+        (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    ),
+}
+"""The help texts and the bounds of buckets that the conventions name."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class GenAiMetrics:
+    """The histograms of a server, by model, operation and error."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[Labels, Histogram]] = {name: {} for name in FAMILIES}
+
+    def tap(self, request: InferRequest, model: str, tap: Tap | None) -> Tap:
+        """The tap that observes a request to that model, around another one if there is one."""
+        return _Generation(self, request, model, tap)
+
+    def observe(self, name: str, labels: Labels, seconds: float, record: Record) -> None:
+        """Count an observation of a request with that record."""
+        histograms = self._found[name]
+        histogram = histograms.get(labels)
+        if histogram is None:
+            histogram = histograms[labels] = Histogram(FAMILIES[name][1])
+        histogram.observe(seconds)
+        if record.trace is not None:
+            exemplify(histogram, seconds, record.trace)
+
+    def families(self) -> list[MetricReading]:
+        """The histograms of requests so far."""
+        found = []
+        for name, histograms in self._found.items():
+            family = MetricReading(name, FAMILIES[name][0], "histogram")
+            for labels, histogram in histograms.items():
+                family.samples.extend(histogram_samples(name, dict(labels), histogram))
+            found.append(family)
+        return found
+
+
+class _Generation:
+    """One request; implements `Tap` and `StreamRecorder`. One without tokens is not counted."""
+
+    def __init__(
+        self, metrics: GenAiMetrics, request: InferRequest, model: str, tap: Tap | None
+    ) -> None:
+        self._metrics = metrics
+        self._operation = operation_of(request)
+        self._model = model
+        self._tap = tap
+        self._tokens = self._first_ns = self._last_ns = 0
+
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        self._record = record
+        self._account = account if self._tap is None else self._tap.recorder(record, account)
+        return self
+
+    def responded(self, response: InferResponse) -> None:
+        self._account.responded(response)
+        if response.usage is not None:
+            self._count(response.usage.completion_tokens)
+
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        self._account.delivered(name, texts, tokens)
+        self._count(sum(filter(None, tokens)))
+
+    def taken(self) -> None:
+        self._account.taken()
+
+    def wasted(self, response: InferResponse) -> None:
+        self._account.wasted(response)
+
+    def ended(self, error: InferenceError | None) -> None:
+        self._account.ended(error)
+        operation = self._operation or (OTHER_OPERATION if self._tokens else "")
+        if not operation:
+            return
+        labels: Labels = (
+            ("gen_ai_operation_name", operation),
+            ("gen_ai_provider_name", PROVIDER),
+            ("gen_ai_request_model", self._model),
+        )
+        received_ns, observe = self._record.received_ns, self._metrics.observe
+        failed = () if error is None else (("error_type", error.code.name),)
+        elapsed = (time.perf_counter_ns() - received_ns) / 1e9
+        observe(DURATION, (*labels, *failed), elapsed, self._record)
+        if self._first_ns:
+            observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self._record)
+        if self._tokens > 1:
+            spent = (self._last_ns - self._first_ns) / 1e9
+            observe(PER_TOKEN, labels, spent / (self._tokens - 1), self._record)
+
+    def _count(self, tokens: int) -> None:
+        if tokens:
+            self._tokens += tokens
+            self._last_ns = time.perf_counter_ns()
+            self._first_ns = self._first_ns or self._last_ns

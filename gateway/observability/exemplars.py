@@ -1,0 +1,19 @@
+"""Exemplars: for each bucket of a histogram the latest observation with a trace."""
+
+import time
+from bisect import bisect_left
+
+from gateway.backend import Exemplar
+from gateway.observability.statistics import Histogram
+from gateway.observability.trace import Trace
+
+
+def exemplify(histogram: Histogram, value: float, trace: Trace) -> None:
+    """Keep an observation as exemplar of its bucket, if its trace becomes spans."""
+    if trace.spans is None:
+        return
+    if histogram.exemplars is None:
+        histogram.exemplars = {}
+    labels = {"trace_id": f"{trace.spans.trace_id:032x}"}
+    bucket = bisect_left(histogram.bounds, value)
+    histogram.exemplars[bucket] = Exemplar(labels, value, time.time())

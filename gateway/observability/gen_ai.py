@@ -1,0 +1,121 @@
+"""Requests to language models in the names of OpenTelemetry's conventions for generative AI.
+
+They have no texts of clients: neither prompts nor answers.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.messages import EngineStamps, InferRequest, InferResponse
+from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE, Endpoint
+
+PROVIDER = "sluice"
+OPERATIONS: Mapping[str, str] = {
+    Endpoint.CHAT: "chat",
+    Endpoint.RESPONSES: "chat",
+    Endpoint.COMPLETIONS: "text_completion",
+    Endpoint.EMBEDDINGS: "embeddings",
+}
+OTHER_OPERATION = "text_completion"
+"""The operation of requests that do not come through OpenAI's API."""
+NUMBERS = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "seed": "gen_ai.request.seed",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "max_output_tokens": "gen_ai.request.max_tokens",
+}
+"""Members of a request with numbers, and their attributes."""
+ID = re.compile(rb'\{"id":\s?"([\w.:-]{1,128})"')
+MOST_INTEGER = 2**63
+"""Attributes are integers of 64 bits."""
+
+
+def operation_of(request: InferRequest) -> str:
+    """The operation of a request of OpenAI's API; "" for others."""
+    if request.input(REQUEST) is None:
+        return ""
+    endpoint = request.input(ENDPOINT)
+    name = Endpoint.CHAT.value if endpoint is None else bytes(endpoint.elements()[0]).decode()
+    return OPERATIONS.get(name, "")
+
+
+def request_attributes(endpoint: Endpoint, members: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a request of OpenAI's API; {} for endpoints without an operation."""
+    operation = OPERATIONS.get(endpoint)
+    if operation is None:
+        return {}
+    found: dict[str, Any] = {"gen_ai.operation.name": operation}
+    for name, attribute in NUMBERS.items():
+        number = members.get(name)
+        if type(number) is float or (type(number) is int and abs(number) < MOST_INTEGER):
+            found[attribute] = number
+    if members.get("stream") is True:
+        found["gen_ai.request.stream"] = True
+    choices = members.get("n")
+    if type(choices) is int and 1 < choices < MOST_INTEGER:
+        found["gen_ai.request.choice.count"] = choices
+    return found
+
+
+class Generated:
+    """The tokens of the responses to one request, and the times of its engine."""
+
+    __slots__ = ("cached", "engine", "finish_reason", "first_ns", "id", "input", "output")
+
+    def __init__(self) -> None:
+        self.input = self.output = 0
+        self.cached: int | None = None
+        self.finish_reason = self.id = ""
+        self.first_ns = 0
+        self.engine: EngineStamps | None = None
+
+    def add(self, response: InferResponse, ns: int) -> None:
+        """Count a response that arrived at that time."""
+        if not self.first_ns:
+            self.first_ns = ns
+            self.id = _id(response)
+        self.engine = response.engine or self.engine
+        usage = response.usage
+        if usage is None:
+            return
+        self.input += usage.prompt_tokens
+        self.output += usage.completion_tokens
+        self.finish_reason = usage.finish_reason or self.finish_reason
+        if usage.cached_tokens is not None:
+            self.cached = (self.cached or 0) + usage.cached_tokens
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a response has counted tokens."""
+        return bool(self.input or self.output)
+
+    def attributes(self, model: str, received_ns: int) -> dict[str, Any]:
+        """The attributes of the answer of that model to a request received at that time."""
+        found: dict[str, Any] = {
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
+            "gen_ai.usage.input_tokens": self.input,
+            "gen_ai.usage.output_tokens": self.output,
+            "gen_ai.response.time_to_first_chunk": (self.first_ns - received_ns) / 1e9,
+        }
+        if self.cached is not None:
+            found["gen_ai.usage.cache_read.input_tokens"] = self.cached
+        if self.finish_reason:
+            found["gen_ai.response.finish_reasons"] = (self.finish_reason,)
+        if self.id:
+            found["gen_ai.response.id"] = self.id
+        return found
+
+
+def _id(response: InferResponse) -> str:
+    """The id at the beginning of an answer of OpenAI's API; "" without one."""
+    output = response.output(RESPONSE)
+    if output is None or not isinstance(output.data, tuple):
+        return ""
+    found = ID.match(output.data[0][:256])
+    return found[1].decode() if found else ""

@@ -1,0 +1,168 @@
+"""Counting of requests by one trace setting, and the collection of the traces that it takes."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.observability.escaping import escaped
+from gateway.observability.trace import TIMESTAMPS, Trace, TraceFile
+from gateway.settings import TraceSettings
+
+PIECE_CHARS = 256 * 1024
+"""Size of the pieces in which the file without a number grows."""
+MOST_CHARS = 16 * 1024 * 1024
+"""Traces that wait for others of their file; beyond this they are written without them."""
+
+
+class TraceSampling(ABC):
+    """One setting in force: it counts requests, and takes the traces of some."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self._settings = settings
+        self._seen = 0
+        self._left = settings.count
+
+    @property
+    def settings(self) -> TraceSettings:
+        """The setting, with `count` reduced by the traces taken."""
+        return replace(self._settings, count=self._left)
+
+    @property
+    @abstractmethod
+    def on(self) -> bool:
+        """Whether any request can still be traced."""
+
+    @abstractmethod
+    def take(self, *, is_chosen: bool = False) -> bool:
+        """Count a request; return whether it is sampled, as one that `is_chosen` always is."""
+
+    @abstractmethod
+    def keep(self, trace: Trace) -> None:
+        """Take a complete trace."""
+
+    @abstractmethod
+    def retire(self) -> None:
+        """Hold no traces from now on: the setting was replaced, or the server stops."""
+
+
+class FileSampling(TraceSampling):
+    """A setting whose traces are written to a file."""
+
+    def __init__(self, settings: TraceSettings, file: TraceFile) -> None:
+        super().__init__(settings)
+        self._file = file
+        self._taken = 0
+        self._collected = 0
+        self._waiting: list[str] = []
+        self._waiting_chars = 0
+        self._retired = False
+
+    @property
+    def on(self) -> bool:
+        return not refusal(self._settings) and self._left != 0
+
+    def take(self, *, is_chosen: bool = False) -> bool:
+        self._seen += 1
+        if self._seen % self._settings.rate and not is_chosen:
+            return False
+        self._left -= self._left > 0
+        self._taken += 1
+        return True
+
+    def keep(self, trace: Trace) -> None:
+        """Write the trace, or hold it until its file is full; an empty one only counts."""
+        if trace.objects:
+            text = escaped(_json(trace.objects)[1:-1])
+            self._waiting.append(text)
+            self._waiting_chars += len(text)
+        self._collected += 1
+        frequency = self._settings.log_frequency
+        last = self._left == 0 and self._collected == self._taken
+        full = frequency and len(self._waiting) >= frequency
+        if self._waiting and (last or full or self._waiting_chars > MOST_CHARS):
+            self._file.write_numbered(self._waiting)
+            self._forget()
+        elif self._retired or (self._settings.count < 0 and self._waiting_chars > PIECE_CHARS):
+            self._write_rest()
+
+    def retire(self) -> None:
+        self._retired = True
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        if self._settings.log_frequency and not self._retired:
+            return
+        if self._settings.log_frequency and self._waiting:
+            self._file.write_numbered(self._waiting)
+        else:
+            self._file.append(self._waiting)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting = []
+        self._waiting_chars = 0
+
+
+def _json(objects: Sequence[Mapping[str, Any]]) -> str:
+    try:
+        return orjson.dumps(objects).decode()
+    except TypeError:  # half of a surrogate pair, as in the id of a program's request
+        return json.dumps(objects, ensure_ascii=False).encode(errors="replace").decode()
+
+
+class SpanSink(Protocol):
+    """Takes complete traces as spans; `dropped` counts the spans that no collector got."""
+
+    dropped: int
+
+    def keep(self, trace: Trace) -> None:
+        """Take a trace. Must not raise or wait."""
+
+    def close(self) -> None:
+        """Send what waits, within a limit of time."""
+
+
+class SpanSampling(TraceSampling):
+    """A setting whose traces are spans: without the level TIMESTAMPS there are none.
+
+    With rate 0 only chosen requests are traced. They take nothing of the count.
+    """
+
+    def __init__(self, settings: TraceSettings, sink: SpanSink) -> None:
+        super().__init__(settings)
+        self._sink = sink
+
+    @property
+    def on(self) -> bool:
+        return not refusal(self._settings)
+
+    def take(self, *, is_chosen: bool = False) -> bool:
+        rate = self._settings.rate
+        if not rate:
+            return is_chosen
+        self._seen += 1
+        if self._seen % rate or not self._left:
+            return is_chosen
+        self._left -= self._left > 0
+        return True
+
+    def keep(self, trace: Trace) -> None:
+        self._sink.keep(trace)
+
+    def retire(self) -> None:
+        pass
+
+
+def refusal(settings: TraceSettings) -> str:
+    """The reason why a setting takes no traces; "" if it takes some."""
+    if not settings.levels:
+        return "tracing is disabled"
+    if settings.spans is not None:
+        return "" if TIMESTAMPS in settings.levels else "tensors are no part of spans"
+    if not settings.rate:
+        return "sample rate must be non-zero"
+    return "" if settings.file else "trace file name is not given"

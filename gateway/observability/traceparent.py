@@ -1,0 +1,106 @@
+"""The position of a caller in its trace: the headers of W3C Trace Context, and new ids."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import getrandbits
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+MOST_STATE_CHARS = 512
+"""A longer `tracestate` is dropped; the trace continues without it."""
+SAMPLED = 1
+
+FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+PRINTABLE = re.compile(r"[\x20-\x7e\t]*")
+
+TRACE_ID_BITS, SPAN_ID_BITS = 128, 64
+
+
+@dataclass(frozen=True, slots=True)
+class ParentSpan:
+    """A span, as the parent of spans in another program."""
+
+    trace_id: int
+    span_id: int
+    flags: int = SAMPLED
+    state: str = ""
+
+    @property
+    def text(self) -> str:
+        """The header `traceparent`."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.flags:02x}"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of a request that continues the trace."""
+        found = {TRACEPARENT: self.text}
+        return found | {TRACESTATE: self.state} if self.state else found
+
+
+def read_parent(parents: Sequence[str], states: Sequence[str] = ()) -> ParentSpan | None:
+    """The parent in the values of `traceparent` and of `tracestate`.
+
+    None without exactly one valid `traceparent` (W3C Trace Context, 3.2 and 4.3): then a new trace
+    begins. A later version may have more fields behind those of this one.
+    """
+    found = FORM.fullmatch(parents[0]) if len(parents) == 1 else None
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, rest = found.groups()
+    if version == "ff" or (version == "00" and rest):
+        return None
+    parent = ParentSpan(int(trace_id, 16), int(span_id, 16), int(flags, 16), _state(states))
+    return parent if parent.trace_id and parent.span_id else None
+
+
+def _state(values: Sequence[str]) -> str:
+    text = ",".join(values)
+    return text if len(text) <= MOST_STATE_CHARS and PRINTABLE.fullmatch(text) else ""
+
+
+def new_id(bits: int) -> int:
+    """A random id; never 0, which is no id."""
+    while not (found := getrandbits(bits)):
+        pass
+    return found
+
+
+class ForcedSampling:
+    """At most `per_second` requests in any second are traced because their callers ask for it."""
+
+    def __init__(self, per_second: int) -> None:
+        self._most = float(per_second)
+        self._left = self._most
+        self._at = 0.0
+
+    def take(self, now: float) -> bool:
+        """Whether one more is traced; `now` is in seconds of a monotonic clock."""
+        self._left = min(self._most, self._left + (now - self._at) * self._most)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class SpanIds:
+    """The ids of one trace in OpenTelemetry: that of its caller, and of its outermost span.
+
+    `offset_ns` is the epoch minus `time.perf_counter_ns`, once for all spans, so that their
+    durations are exact.
+    """
+
+    __slots__ = ("offset_ns", "parent", "root_id", "trace_id")
+
+    def __init__(self, parent: ParentSpan | None) -> None:
+        self.parent = parent
+        self.trace_id = new_id(TRACE_ID_BITS) if parent is None else parent.trace_id
+        self.root_id = new_id(SPAN_ID_BITS)
+        self.offset_ns = time.time_ns() - time.perf_counter_ns()
+
+    def as_parent(self, span_id: int) -> ParentSpan:
+        """One of its spans, as the parent of others."""
+        state = "" if self.parent is None else self.parent.state
+        return ParentSpan(self.trace_id, span_id, state=state)

@@ -1,0 +1,28 @@
+"""Traces of requests over gRPC."""
+
+from backends.identity import ExecutionGate
+from tests.builders import KeptTraces, soon
+from tests.conftest import Serve
+from tests.gateway.frontends.grpc.test_unary_infer import (
+    ECHO,
+    MESSAGES,
+    echo,
+    read,
+    served,
+    whole,
+)
+
+
+async def test_the_trace_of_a_request_without_a_task_ends_with_its_response(serve: Serve) -> None:
+    gate, traces = ExecutionGate(), KeptTraces()
+    async with served(serve(echo(gate=gate), config=ECHO)) as server:
+        server.dataplane.tracer = traces.tracer(rate=1)
+        with server.connected() as connection:
+            whole(connection, MESSAGES["floats"])
+            await soon(gate.reached(1))
+            assert (server.tasks, traces.kept) == (0, [])
+            gate.open()
+            assert (await read(connection)).client_status == "OK"
+    (names,) = traces.names
+    assert names[:2] == ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"]
+    assert names[-3:] == ["REQUEST_END", "GRPC_SEND_START", "GRPC_SEND_END"]
