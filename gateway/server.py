@@ -24,6 +24,7 @@ from gateway.models.backend_control import BackendControl
 from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.models.instance_groups import UsableGpus
 from gateway.models.model import Model
+from gateway.models.model_folder import NO_VERSIONS
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.access_log import AccessLog
@@ -35,6 +36,7 @@ from gateway.observability.tracer import build_tracer
 from gateway.policy.audit import AuditLog
 from gateway.policy.tenants import Tenants
 from gateway.resumption.recordings import Recordings
+from gateway.rollouts.rollouts import RolloutController
 from gateway.settings import (
     ENVIRONMENT,
     FleetSettings,
@@ -124,6 +126,8 @@ class Server:
             self.dataplane.admission = Admission(self.tenants, settings=settings.admission)
         self.dataplane.gen_ai = GenAiMetrics() if settings.metrics.gen_ai else None
         self._router = self.dataplane.fleet = _build_router(settings, self._control)
+        if self._router is not None:
+            self.dataplane.rollouts.controller = self._router.rollouts
         self.recordings = Recordings(settings.resumption)
         self._stopping = asyncio.Event()
 
@@ -311,6 +315,8 @@ def _is_router(fleet: FleetSettings) -> bool:
 class _Router(FleetMember, Protocol):
     """The part of `gateway.fleet.router.Router` that is used; few servers import it."""
 
+    rollouts: RolloutController
+
     async def run(self) -> None:
         """Keep the connections to the replicas."""
 
@@ -343,7 +349,7 @@ def _build_backends(settings: Settings) -> BackendLoader:
 def _build_repository(settings: ModelSettings, backends: BackendLoader) -> ModelRepository:
     minimum = settings.gpus.min_compute_capability
     usable = usable_gpus(load_driver(), minimum)
-    return ModelRepository(
+    found = ModelRepository(
         _open_places(settings),
         settings.config_name,
         UsableGpus(usable, minimum, backends.computes_on_gpus),
@@ -351,6 +357,8 @@ def _build_repository(settings: ModelSettings, backends: BackendLoader) -> Model
         namespacing=settings.namespacing,
         model_name=settings.model_name,
     )
+    found.left_out = settings.left_out or NO_VERSIONS
+    return found
 
 
 def _open_places(settings: ModelSettings) -> list[Path | Mirror]:

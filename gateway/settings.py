@@ -1,7 +1,7 @@
 """Settings of a server: one frozen dataclass per part, built from options by `gateway.flags`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -268,7 +268,8 @@ class ModelSettings:
     `rate_limit` enables the rate limiter, with `resource_limits` if given. An instance without
     progress for `stall_secs` is restarted; 0 is never. `host_policies` are the CPU cores of the
     policies that instance groups name. `model_name` is that of a repository of one model,
-    or "". `golden` is the mode of golden requests.
+    or "". `golden` is the mode of golden requests. A replica whose controller decides on rollouts
+    does not load the versions `left_out`, and has no rollouts of its own; None for others.
     """
 
     repositories: tuple[Path | RemoteRepository, ...] = ()
@@ -294,6 +295,7 @@ class ModelSettings:
     stall_secs: float = 0.0
     host_policies: Mapping[str, frozenset[int]] = field(default_factory=dict)
     golden: GoldenMode = GoldenMode.STRICT
+    left_out: Mapping[str, Set[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,11 @@
 
 import argparse
 import re
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from gateway.errors import Code, InferenceError
 from gateway.flags.ray_fleet import replica_options
@@ -18,6 +21,14 @@ IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 EVERY = "0.0.0.0"
 """All IPv4 addresses of this machine."""
 LEAST_SECRET_BYTES = 32
+
+
+def left_out(text: str) -> Mapping[str, Set[int]]:
+    """The versions of models in JSON such as {"m": [2]}."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, set[int]])
+    except msgspec.DecodeError:
+        raise argparse.ArgumentTypeError('expected JSON such as {"m": [2]}') from None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +68,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "replica, 0 with --fleet ray, else none)",
     )
     add_files(group, "fleet")
+    parser.set_defaults(left_out=None)
 
 
 def add_replica_flags(parser: argparse.ArgumentParser) -> None:
     """Add the model of a replica; its other options are those of a router."""
     parser.add_argument("model", metavar="MODEL", help="the model that it hosts")
+    parser.add_argument(
+        "--left-out",
+        type=left_out,
+        metavar="JSON",
+        help='versions that it does not load, such as {"m": [2]}; with the option, also with {}, '
+        "the replica has no rollouts of its own (default: none)",
+    )
     parser.set_defaults(fleet_port=8003, allow_http=False, allow_grpc=False, allow_metrics=False)
 
 

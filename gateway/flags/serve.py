@@ -88,13 +88,14 @@ def settings(flags: argparse.Namespace) -> Settings:
         jwt=jwt_flags.jwt_settings(flags),
         audit_log=flags.audit_log,
         access_log=flags.access_log,
-        state_directory=flags.state_directory or state_root(ENVIRONMENT),
+        state_directory=_state_directory(flags),
         cache=cache_flags.cache_settings(flags, ENVIRONMENT),
         fleet=fleet,
         resumption=_resumption_settings(flags),
         admission=AdmissionSettings(probe=flags.admission_probe, enforce_slo=flags.enforce_slo),
         models=replace(
             _router_models(model_flags.model_settings(flags), fleet),
+            left_out=flags.left_out,
             summaries=metrics.summary_latencies,
             gpus=gpu_settings(flags),
         ),
@@ -137,6 +138,13 @@ def _router_models(found: ModelSettings, fleet: FleetSettings | None) -> ModelSe
     """The models of a server; those of the repository are at replicas if it is a router of Ray."""
     is_ray = fleet is not None and fleet.ray is not None
     return replace(found, repositories=()) if is_ray else found
+
+
+def _state_directory(flags: argparse.Namespace) -> Path | None:
+    """The state of rollouts; None for a replica whose controller decides on them."""
+    if flags.left_out is not None:
+        return None
+    return flags.state_directory or state_root(ENVIRONMENT)
 
 
 def _check_log_directory(flags: argparse.Namespace) -> None:

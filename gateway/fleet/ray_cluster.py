@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import ray
-from ray._raylet import GcsClient
 from ray.exceptions import RayError
 from ray.util import (
     get_node_ip_address,
@@ -32,7 +31,9 @@ from gateway.fleet.ray_controller import Controller, ModelStatus, read_status
 from gateway.fleet.ray_news import OffersByModel, read_known, read_news
 from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
 from gateway.fleet.ray_repository import Repository, refusal
+from gateway.fleet.ray_state import RayState, gcs
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView, read_view
+from gateway.models.model_folder import Versions
 from gateway.models.replicas import CPU, GPU, ReplicaRules
 
 log = logging.getLogger("sluice.fleet")
@@ -64,12 +65,12 @@ class GpuUse(Enum):
 class ReplicaActor:
     """The actor of one replica, in its placement group; it refuses other files of the model."""
 
-    def __init__(self, name: str, fleet: RayFleet, gpus: GpuUse) -> None:
+    def __init__(self, name: str, fleet: RayFleet, left_out: Versions, gpus: GpuUse) -> None:
         is_safe = any(map(fleet.values, ("--fleet-secret-file", "--fleet-server-cert")))
         host = get_node_ip_address() if is_safe else THIS_MACHINE
         context = ray.get_runtime_context()
         node = context.get_node_id()
-        options, environment = fleet.options, {}
+        options, environment = (*fleet.options, f"--left-out={encode(left_out).decode()}"), {}
         if gpus is GpuUse.OF_WORKERS:
             # The engine is a driver of this cluster, and its workers have the group of this actor.
             options = (*options, f"{GROUP_OPTION}={context.get_placement_group_id()}")
@@ -86,7 +87,7 @@ class ReplicaActor:
             node=node,
             host=host,
         )
-        refuses = partial(refusal, *_repositories(fleet), model, description)
+        refuses = partial(refusal, *_repositories(fleet), model, description, left_out)
         self._process = ReplicaProcess(view, options, environment, refuses)
 
     def view(self) -> bytes:
@@ -103,7 +104,7 @@ class ControllerActor:
 
     def __init__(self, fleet: RayFleet) -> None:
         logging.basicConfig(level=logging.INFO)
-        self._controller = Controller(RayCluster(fleet), Repository(*_repositories(fleet)).rules)
+        self._controller = Controller(RayCluster(fleet), Repository(*_repositories(fleet)).files)
         self._decided = asyncio.Event()
         self._deciding = asyncio.get_running_loop().create_task(self._decide())
 
@@ -134,15 +135,15 @@ class ControllerActor:
         return encode({name: known[name] for name in models if name in known})
 
 
-class RayCluster:
+class RayCluster(RayState):
     """The replicas of one fleet: an actor and a placement group of one name for each.
 
     A group without an actor is a replica that has ended.
     """
 
     def __init__(self, fleet: RayFleet) -> None:
+        super().__init__(fleet.name)
         self._fleet = fleet
-        self._gcs: GcsClient | None = None
         self._asked: dict[str, Any] = {}
         self._were_starting: set[str] = set()
 
@@ -160,12 +161,6 @@ class RayCluster:
         ]
         self._were_starting = {each.name for each in found if each.phase is ReplicaPhase.STARTING}
         return found
-
-    def draining_nodes(self) -> frozenset[str]:
-        """See `Cluster`."""
-        if self._gcs is None:
-            self._gcs = _gcs()
-        return frozenset(self._gcs.get_draining_nodes())
 
     def make(self, model: str, rules: ReplicaRules) -> None:
         """See `Cluster`."""
@@ -201,7 +196,7 @@ class RayCluster:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
             **options,
-        ).remote(name, self._fleet, GpuUse.OF_WORKERS if rules.bundles else use)
+        ).remote(name, self._fleet, rules.left_out, GpuUse.OF_WORKERS if rules.bundles else use)
 
     def drain(self, name: str) -> None:
         """See `Cluster`."""
@@ -263,7 +258,7 @@ def connect() -> None:
 
 def cluster_id() -> str:
     """The id of the cluster, which is new after a restart without persistence."""
-    return str(_gcs().cluster_id.hex())
+    return str(gcs().cluster_id.hex())
 
 
 def was_restarted(cluster: str) -> bool:
@@ -353,11 +348,6 @@ def end_fleet(fleet: str, drain_secs: float) -> int:
             ended.add(each.name)
         time.sleep(POLL_SECS)
     return len(ended)
-
-
-def _gcs() -> GcsClient:
-    """The client of the cluster's state: Ray has no public way to ask for some of it."""
-    return GcsClient(address=ray.get_runtime_context().gcs_address)
 
 
 def _done(asked: list[Any]) -> set[Any]:

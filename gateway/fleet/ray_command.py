@@ -24,6 +24,10 @@ def run(parsed: argparse.Namespace, console: Console) -> None:
         for each in models:
             if each.trouble:
                 console.print(Text(f"{each.model}: {each.trouble}"))
+            if each.rollout.is_open:
+                state = each.rollout.state
+                shown = f"rollout of version {state['candidate']}: {state['state']}"
+                console.print(Text(f"{each.model}: {shown}, {state['weight']:g} %"))
         return
     ended = ray_cluster.end_fleet(parsed.fleet_name, parsed.drain_secs)
     console.print(Text(f"fleet '{parsed.fleet_name}' ended, with {ended} replicas"))

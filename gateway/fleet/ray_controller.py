@@ -3,25 +3,21 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
 from gateway.errors import InferenceError
-from gateway.fleet.ray_news import HeardNews
-from gateway.fleet.ray_views import NOT_READY, PHASES, ReplicaPhase, ReplicaView
-from gateway.fleet.rolls import Roll
+from gateway.fleet.ray_news import HeardNews, RolloutNews
+from gateway.fleet.ray_repository import LeftOut, ModelFiles
+from gateway.fleet.ray_rollouts import FleetRollout, FleetRollouts, RolloutStore
+from gateway.fleet.ray_views import NOT_READY, WORKING, ReplicaPhase, ReplicaView
+from gateway.fleet.rolls import Roll, Split, StartPauses, by_use
 from gateway.fleet.scaling import LEAST_NEED, ReplicaCount
 from gateway.models.replicas import ReplicaRules
 
 log = logging.getLogger("sluice.fleet")
-
-FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 1.0, 60.0
-"""Pause before a replica in place of one that routers did not reach; doubled each time."""
-
-
-WORKING = {ReplicaPhase.READY, ReplicaPhase.SILENT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +25,8 @@ class ModelStatus:
     """The replicas of a model, the number that is wanted, and the reason of a lack.
 
     `description` is the one that is wanted, "" if none is known. `refusal` is the reason why no
-    replica can start, if there is none; `known` as in `ModelNews`.
+    replica can start, if there is none; `known` as in `ModelNews`. Those of `candidate`, "" without
+    one, have the candidate of a `rollout`.
     """
 
     model: str
@@ -40,12 +37,14 @@ class ModelStatus:
     description: str = ""
     refusal: str = ""
     known: str = ""
+    candidate: str = ""
+    rollout: RolloutNews = field(default_factory=RolloutNews)
 
     @property
     def outdated(self) -> Sequence[ReplicaView]:
         """The replicas of earlier descriptions."""
-        wanted = self.description
-        return [each for each in self.replicas if wanted and each.description != wanted]
+        wanted = self.description, self.candidate
+        return [each for each in self.replicas if wanted[0] and each.description not in wanted]
 
 
 read_status = msgspec.json.Decoder(tuple[ModelStatus, ...]).decode
@@ -53,7 +52,7 @@ REACHED_SECS = 5.0
 """A replica that is ready for this time has been found by routers: it replaces others."""
 
 
-class Cluster(Protocol):
+class Cluster(RolloutStore, Protocol):
     """The replicas of a fleet in a cluster; each call may take a second."""
 
     def replicas(self) -> Sequence[ReplicaView]:
@@ -73,26 +72,44 @@ class Cluster(Protocol):
 
 
 class _Tended:
-    """The memory of one model: its rules and needs, and the replicas that failed at their start."""
+    """The memory of one model: its rules and needs, and the replicas that failed at their start.
+
+    A candidate has its own rolls and failures, so that stable is not held up. Those of `lost`
+    descriptions had candidates that were rolled back.
+    """
 
     def __init__(self, model: str, present: int) -> None:
         self.model = model
         self.rules: ReplicaRules | None = None
         self.count = ReplicaCount(present)
-        self.roll = Roll()
-        self.failures = 0
-        self.again_at = 0.0
-        self.trouble = ""
+        self.roll, self.candidate_roll = Roll(), Roll()
+        self.pauses, self.candidate_pauses = StartPauses(), StartPauses()
+        self.candidate = ""
+        self.candidate_rules: ReplicaRules | None = None
+        self.lost: Set[str] = frozenset()
 
-    def fail(self, reason: str, now: float) -> None:
-        """Count a replica that ended before routers reached it; the next one waits."""
-        self.again_at = now + min(LONGEST_PAUSE_SECS, FIRST_PAUSE_SECS * 2**self.failures)
-        self.failures += 1
-        self.trouble = reason
+    def pauses_of(self, description: str) -> StartPauses:
+        """The failures of replicas of a description."""
+        is_candidate = self.candidate and description == self.candidate
+        return self.candidate_pauses if is_candidate else self.pauses
 
-    def succeed(self) -> None:
-        """Forget failures: routers have reached a replica."""
-        self.failures, self.again_at, self.trouble = 0, 0.0, ""
+    def take(self, files: ModelFiles, rollout: FleetRollout | None) -> None:
+        """Take the rules of a model, and those of the candidate of its rollout."""
+        is_held = rollout is not None and bool(rollout.candidates)
+        self.rules = (files.kept or self.rules or files.rules) if is_held else files.rules
+        description = "" if rollout is None else rollout.description
+        has_candidate = description not in ("", self.rules.description)
+        self.candidate_rules = files.rules if has_candidate else None
+        before, self.candidate = self.candidate, description if has_candidate else ""
+        self.lost = {*self.lost, before} - {"", self.candidate, self.rules.description}
+        if before != self.candidate:
+            self.candidate_pauses = StartPauses()
+            self.candidate_roll.want(self.candidate)
+
+    @property
+    def trouble(self) -> str:
+        """The reason of the last failure."""
+        return self.pauses.trouble or self.candidate_pauses.trouble
 
 
 class Controller:
@@ -104,16 +121,20 @@ class Controller:
     def __init__(
         self,
         cluster: Cluster,
-        rules: Callable[[], Mapping[str, ReplicaRules | str]],
+        files: Callable[[LeftOut], Mapping[str, ModelFiles | str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.heard = HeardNews(clock)
         self._cluster = cluster
-        self._rules = rules
+        self.rollouts = FleetRollouts(cluster, self.heard, clock)
+        self._read = files
+        self._files: Mapping[str, ModelFiles | str] = {}
         self._clock = clock
         self._tended: dict[str, _Tended] = {}
         self._ready_since: dict[str, float] = {}
         self._reached: set[str] = set()
+        self._decided_at: float | None = None
+        self._reached_secs = REACHED_SECS
         self._models: list[ModelStatus] = []
 
     def status(self) -> Sequence[ModelStatus]:
@@ -122,14 +143,13 @@ class Controller:
 
     def decide(self) -> None:
         """Look at the cluster and the repository, and make, drain and remove replicas."""
+        # The replicas that a controller finds have been reached before it was restarted.
+        self._reached_secs = 0.0 if self._decided_at is None else REACHED_SECS
         seen = self._cluster.replicas()
         leaving = self._cluster.draining_nodes()
-        try:
-            rules = self._rules()
-        except InferenceError as error:
-            known = self._tended.keys() | {each.model for each in seen}
-            rules = dict.fromkeys(known, error.message)
-        models = sorted(rules.keys() | {each.model for each in seen})
+        self._advance()
+        files = self._found_files(seen)
+        models = sorted(files.keys() | {each.model for each in seen})
         self._tended = {model: self._tended.get(model) or _new(model, seen) for model in models}
         for each in seen:
             self._notice(each)
@@ -140,55 +160,93 @@ class Controller:
         }
         self._reached &= names
         self._models = [
-            self._tend(model, rules.get(model), [r for r in left if r.model == model], leaving)
-            for model in sorted(rules.keys() | {each.model for each in left})
+            self._tend(model, files.get(model), [r for r in left if r.model == model], leaving)
+            for model in sorted(files.keys() | {each.model for each in left})
         ]
+        self.rollouts.save()
+
+    def _advance(self) -> None:
+        """Pass the time of rollouts since the last decision, with the replicas of that one."""
+        now = self._clock()
+        secs = 0.0 if self._decided_at is None else now - self._decided_at
+        self._decided_at = now
+        self.rollouts.hear()
+        for status in self._models:
+            of_model, tended = self.rollouts.of(status.model), self._tended.get(status.model)
+            if of_model is not None and tended is not None:
+                working = [r for r in status.replicas if r.phase is not ReplicaPhase.DRAINING]
+                trouble = tended.candidate_pauses.trouble
+                of_model.advance(secs, working, self._reached, status.wanted, trouble)
+
+    def _found_files(self, seen: Iterable[ReplicaView]) -> Mapping[str, ModelFiles | str]:
+        """The files of the models; a rollout that begins or ends changes those of the next time."""
+        try:
+            found = self._read(self.rollouts.left_out)
+            if self.rollouts.read(found):
+                found = self._read(self.rollouts.left_out)
+        except InferenceError as error:
+            known = self._tended.keys() | {each.model for each in seen}
+            return dict.fromkeys(known, error.message)
+        left_out = self.rollouts.left_out
+        self.rollouts.follow(found)
+        if self.rollouts.left_out != left_out:
+            # Ensembles were read with versions of members that are candidates from now on.
+            before = self._files.items()
+            others = {name: each for name, each in before if not self.rollouts.has_one(name)}
+            found = {name: others.get(name, each) for name, each in found.items()}
+        self._files = found
+        return found
 
     def _notice(self, replica: ReplicaView) -> None:
         """Remove a replica that has ended; remember whether routers have reached it."""
         tended = self._tended[replica.model]
         if replica.phase is ReplicaPhase.READY:
             since = self._ready_since.setdefault(replica.name, self._clock())
-            if replica.name not in self._reached and self._clock() - since >= REACHED_SECS:
+            if replica.name not in self._reached and self._clock() - since >= self._reached_secs:
                 self._reached.add(replica.name)
-                tended.succeed()
+                tended.pauses_of(replica.description).succeed()
         elif replica.phase is ReplicaPhase.ENDED:
             about = {"model": replica.model, "replica": replica.name, "reason": replica.reason}
             log.info("replica ended", extra=about)
             if replica.name not in self._reached and replica.reason:
-                tended.fail(replica.reason, self._clock())
+                tended.pauses_of(replica.description).fail(replica.reason, self._clock())
             self._cluster.remove(replica.name)
 
     def _tend(
         self,
         model: str,
-        rules: ReplicaRules | str | None,
+        files: ModelFiles | str | None,
         replicas: Sequence[ReplicaView],
         leaving: frozenset[str],
     ) -> ModelStatus:
-        tended = self._tended[model]
-        trouble = rules if isinstance(rules, str) else ""
+        tended, of_model = self._tended[model], self.rollouts.of(model)
+        trouble = files.plan_refusal if isinstance(files, ModelFiles) else files or ""
         working = [each for each in replicas if each.phase is not ReplicaPhase.DRAINING]
-        if not isinstance(rules, str):
-            tended.rules = rules
-        if rules is None:
+        if isinstance(files, ModelFiles):
+            tended.take(files, of_model)
+        if files is None:
+            tended.rules = None
             self._end(working)
         elif tended.rules is not None:
             lack = self._scale(tended, tended.rules, replicas, leaving)
             trouble = trouble or lack
         # A place may become free, or the cluster may grow; what cannot start is refused.
         phases = {each.phase for each in working}
-        cannot_start = tended.trouble or tended.rules is None or ReplicaPhase.INFEASIBLE in phases
+        cannot_start = (
+            tended.pauses.trouble or tended.rules is None or ReplicaPhase.INFEASIBLE in phases
+        )
         description = "" if tended.rules is None else tended.rules.description
         return ModelStatus(
             model=model,
-            wanted=0 if rules is None else tended.count.target,
+            wanted=0 if files is None else tended.count.target,
             need=sum(each.need for each in replicas) + self.heard.need(model),
             replicas=replicas,
             trouble=trouble,
             description=description,
             refusal=trouble if cannot_start and not phases & WORKING else "",
             known=self.heard.known(model, description),
+            candidate=tended.candidate,
+            rollout=RolloutNews() if of_model is None else of_model.news(),
         )
 
     def _scale(
@@ -203,7 +261,38 @@ class Controller:
         Returns the lack.
         """
         working = [each for each in replicas if each.phase is not ReplicaPhase.DRAINING]
+        self._end(each for each in working if each.description in tended.lost)
+        working = [each for each in working if each.description not in tended.lost]
         staying = [each for each in working if not each.is_on(leaving)]
+        wanted = self._wanted(tended, rules, working, staying)
+        if tended.roll.want(rules.description):
+            tended.pauses.succeed()
+            about = {"model": tended.model, "description": rules.description}
+            log.info("model changed", extra=about)
+        if not wanted:
+            tended.pauses.succeed()
+        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
+        reached = [each for each in ready if each.name in self._reached]
+        is_rolling = any(each.description != rules.description for each in staying)
+        is_rolling = is_rolling or tended.candidate_rules is not None
+        if is_rolling:
+            self._roll(tended, rules, staying, wanted, drains=len(working) < len(replicas))
+        else:
+            self._change(tended, rules, staying)
+        if len(reached) >= wanted:
+            self._end([each for each in working if each.is_on(leaving)])
+        if len(ready) >= wanted and not is_rolling:
+            return ""
+        return tended.trouble or _lack(rules, {each.phase for each in staying})
+
+    def _wanted(
+        self,
+        tended: _Tended,
+        rules: ReplicaRules,
+        working: Sequence[ReplicaView],
+        staying: Sequence[ReplicaView],
+    ) -> int:
+        """The number of replicas to have now, by the needs of replicas and routers."""
         need = sum(each.need for each in working) + self.heard.need(tended.model)
         if not any(each.phase in WORKING for each in working):
             # Requests that wait for one start ask for one start.
@@ -214,40 +303,46 @@ class Controller:
         if any(each.phase is ReplicaPhase.SILENT for each in staying):
             # The need of a silent replica is unknown: none is ended meanwhile.
             need = max(need, tended.count.target)
-        wanted = tended.count.want(rules, need, self._clock())
-        if tended.roll.want(rules.description):
-            tended.succeed()
-            about = {"model": tended.model, "description": rules.description}
-            log.info("model changed", extra=about)
-        if not wanted:
-            tended.succeed()
-        ready = [each for each in staying if each.phase is ReplicaPhase.READY]
-        reached = [each for each in ready if each.name in self._reached]
-        is_rolling = any(each.description != rules.description for each in staying)
-        if is_rolling:
-            drains = len(working) < len(replicas)
-            step = tended.roll.step(staying, reached, wanted, self._clock(), drains=drains)
-            self._end(step.end)
-            self._make(tended, rules, step.make)
-        else:
-            self._change(tended, rules, staying)
-        if len(reached) >= wanted:
-            self._end([each for each in working if each.is_on(leaving)])
-        if len(ready) >= wanted and not is_rolling:
-            return ""
-        return tended.trouble or _lack(rules, {each.phase for each in staying})
+        return tended.count.want(rules, need, self._clock())
+
+    def _roll(
+        self,
+        tended: _Tended,
+        rules: ReplicaRules,
+        staying: Sequence[ReplicaView],
+        wanted: int,
+        *,
+        drains: bool,
+    ) -> None:
+        """Make and end replicas while there are some of several descriptions."""
+        roll, split, new = tended.roll, Split(wanted, 0, wanted), rules
+        of_model = self.rollouts.of(tended.model)
+        if of_model is not None and tended.candidate_rules is not None:
+            split = of_model.split(wanted)
+            kept = [each for each in staying if each.description != tended.candidate]
+            if any(each.description != rules.description for each in kept):
+                # Stable has changed, too: its replicas are replaced first.
+                staying, split = kept, Split(split.kept, 0, split.kept)
+            else:
+                roll, new = tended.candidate_roll, tended.candidate_rules
+        reached = [each for each in staying if each.name in self._reached]
+        reached = [each for each in reached if each.phase is ReplicaPhase.READY]
+        step = roll.step(staying, reached, split, self._clock(), drains=drains)
+        self._end(step.end)
+        self._make(tended, new, step.make)
+        self._make(tended, rules, step.restore)
 
     def _change(self, tended: _Tended, rules: ReplicaRules, staying: Sequence[ReplicaView]) -> None:
         """Make the replicas that lack, or end those of which there are too many."""
         lacking = tended.count.target - len(staying)
         self._make(tended, rules, lacking)
         if lacking < 0:
-            by_use = sorted(staying, key=lambda each: (PHASES.index(each.phase), each.need))
-            self._end(by_use[:-lacking])
+            self._end(by_use(staying)[:-lacking])
 
     def _make(self, tended: _Tended, rules: ReplicaRules, count: int) -> None:
         """Make some replicas, unless the pause after a failure lasts."""
-        if count <= 0 or self._clock() < tended.again_at:
+        pauses = tended.pauses_of(rules.description)
+        if count <= 0 or self._clock() < pauses.again_at:
             return
         about = {"model": tended.model, "count": count, "description": rules.description}
         try:
@@ -255,7 +350,7 @@ class Controller:
                 self._cluster.make(tended.model, rules)
         except InferenceError as error:
             log.warning("replicas refused", extra={**about, "reason": error.message})
-            tended.fail(error.message, self._clock())
+            pauses.fail(error.message, self._clock())
         else:
             log.info("replicas made", extra=about)
 

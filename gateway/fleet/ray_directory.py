@@ -89,7 +89,8 @@ def table(models: Sequence[ModelStatus], cluster: str, offers: OffersByModel) ->
         cluster=cluster,
         outdated=_addresses(each for model in models for each in model.outdated),
         models={
-            each.model: ModelNews(each.refusal, each.known, each.description) for each in models
+            each.model: ModelNews(each.refusal, each.known, each.description, each.rollout)
+            for each in models
         },
         offers=offers,
     )

@@ -1,7 +1,7 @@
 """The models of the repositories of a fleet on Ray: rules of their replicas, and descriptions."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -10,13 +10,47 @@ from gateway.config import ModelConfig
 from gateway.config.pbtxt import parse, to_text
 from gateway.errors import Code, InferenceError
 from gateway.models.engine_spread import FILE, engine_spread
-from gateway.models.model_folder import select_versions
+from gateway.models.model_folder import NO_VERSIONS, PLAN_FILE, Versions, select_versions
 from gateway.models.registry import members
 from gateway.models.replicas import OF_CONTROLLER, ReplicaRules
 from gateway.models.repository import ModelEntry, ModelRepository
+from gateway.rollouts.guardrails import DIFFERS, GOLDEN
+from gateway.rollouts.plan import RolloutPlan, read_plan
 
 DIGEST_BYTES = 4
 """A change of a model is missed once in four thousand million."""
+
+
+class LeftOut(NamedTuple):
+    """Versions that have been rolled back, and the candidates of open rollouts, by model."""
+
+    refused: Versions = NO_VERSIONS
+    candidates: Versions = NO_VERSIONS
+
+    def without(self, model: str = "") -> Versions:
+        """All of them; with a model its candidates are not left out."""
+        found = {name: {*numbers} for name, numbers in self.refused.items()}
+        for name, numbers in self.candidates.items():
+            if name != model:
+                found.setdefault(name, set()).update(numbers)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """The files of a model: the rules of its replicas, and those without a candidate.
+
+    `kept` is None without a candidate. `selected` are the versions of the policy, and `stamps` the
+    digests of the files of each version. `plan` is that of `rollout.json`, None without the file,
+    and `plan_refusal` the reason why it cannot be read.
+    """
+
+    rules: ReplicaRules
+    kept: ReplicaRules | None = None
+    selected: Sequence[int] = ()
+    stamps: Mapping[int, str] = field(default_factory=dict)
+    plan: RolloutPlan | None = None
+    plan_refusal: str = ""
 
 
 class _Parsed(NamedTuple):
@@ -27,10 +61,17 @@ class _Parsed(NamedTuple):
     described: str
 
 
-class Repository:
-    """The rules of every model of the repositories, read again at each call.
+class _Group(NamedTuple):
+    """A model, and the members of an ensemble: their description, and versions left out of them."""
 
-    Changed rules hold once two readings in a row have them: a file may be read half written.
+    description: str
+    left_out: Versions
+
+
+class Repository:
+    """The files of every model of the repositories, read again at each call.
+
+    Changed files hold once two readings in a row have them: a file may be read half written.
 
     The description of a model is a digest of its configuration, without the parameters that only
     the controller reads, of the versions that its policy selects, and of the arguments of their
@@ -41,36 +82,60 @@ class Repository:
     def __init__(self, paths: Iterable[str], config_name: str) -> None:
         self._repository = ModelRepository([Path(each) for each in paths], config_name)
         self._parsed: dict[str, _Parsed] = {}
-        self._read_before: Mapping[str, ReplicaRules | str] = {}
-        self._settled: Mapping[str, ReplicaRules | str] = {}
+        self._left_out = LeftOut()
+        self._read_before: Mapping[str, ModelFiles | str] = {}
+        self._settled: Mapping[str, ModelFiles | str] = {}
 
-    def rules(self) -> Mapping[str, ReplicaRules | str]:
-        """The rules of each model with its description, or the reason why they cannot be read."""
+    def files(self, left_out: LeftOut) -> Mapping[str, ModelFiles | str]:
+        """The files of each model, or the reason why they cannot be read."""
         names = self._repository.names()
         self._parsed = {name: self._parsed[name] for name in names if name in self._parsed}
-        before, self._read_before = self._read_before, {name: self._rules(name) for name in names}
+        before, found = self._read_before, {name: self._files(name, left_out) for name in names}
+        is_same, self._left_out = left_out == self._left_out, left_out
+        self._read_before = found
         self._settled = {
-            name: found if before.get(name, found) == found else self._settled[name]
-            for name, found in self._read_before.items()
+            name: each
+            if before.get(name, each) == each
+            or (not is_same and _has_other_versions(before[name], each))
+            else self._settled[name]
+            for name, each in found.items()
         }
         return self._settled
 
-    def _rules(self, name: str) -> ReplicaRules | str:
+    def describe(self, name: str, left_out: Versions) -> str:
+        """The description of a model; raises InferenceError."""
+        return self._group(name, left_out).description
+
+    def _files(self, name: str, left_out: LeftOut) -> ModelFiles | str:
         try:
-            config = self._read(name).config
-            spread = engine_spread(config, self._repository.find(name))
-            rules = ReplicaRules.read(config, spread)
-            return replace(rules, description=self.describe(name))
+            config, entry = self._read(name).config, self._repository.find(name)
+            refused = left_out.refused.get(name, frozenset())
+            available = [each for each in entry.available if each not in refused]
+            plan, plan_refusal = _plan(entry)
+            has_candidate = name in left_out.candidates
+            return ModelFiles(
+                rules=self._rules(config, entry, left_out.without(name)),
+                kept=self._rules(config, entry, left_out.without()) if has_candidate else None,
+                selected=select_versions(config.version_policy, available),
+                stamps={each: self._stamp(entry, each) for each in entry.available},
+                plan=plan,
+                plan_refusal=plan_refusal,
+            )
         except InferenceError as error:
             return error.message
 
-    def describe(self, name: str) -> str:
-        """The description of a model; raises InferenceError."""
+    def _rules(self, config: ModelConfig, entry: ModelEntry, left_out: Versions) -> ReplicaRules:
+        spread = engine_spread(config, _without(entry, left_out))
+        group = self._group(entry.name, left_out)
+        rules = ReplicaRules.read(config, spread)
+        return replace(rules, description=group.description, left_out=group.left_out)
+
+    def _group(self, name: str, left_out: Versions) -> _Group:
         names, described = [name], []
         for each in names:  # members are added meanwhile
             try:
                 found = self._read(each)
-                entry = self._repository.find(each)
+                entry = _without(self._repository.find(each), left_out)
             except InferenceError as error:
                 if each == name or error.code is not Code.NOT_FOUND:
                     raise
@@ -79,7 +144,13 @@ class Repository:
             engines = [_engine_file(entry, version) for version in versions]
             described.append((each, found.described, versions, engines))
             names += [member for member in members(found.config) if member not in names]
-        return blake2b(repr(described).encode(), digest_size=DIGEST_BYTES).hexdigest()
+        return _Group(
+            _digest(described), {each: left_out[each] for each in names if each in left_out}
+        )
+
+    def _stamp(self, entry: ModelEntry, version: int) -> str:
+        described = self._read(entry.name).described
+        return _digest((described, version, _engine_file(entry, version)))
 
     def _read(self, name: str) -> _Parsed:
         file = self._repository.config_file(name)
@@ -93,6 +164,40 @@ class Repository:
         return known
 
 
+def _has_other_versions(before: ModelFiles | str, now: ModelFiles | str) -> bool:
+    """Whether other versions are left out, while the files are the same."""
+    if isinstance(before, str) or isinstance(now, str):
+        return False
+    return before.stamps == now.stamps and before.plan == now.plan
+
+
+def _without(entry: ModelEntry, left_out: Versions) -> ModelEntry:
+    left = left_out.get(entry.name, ())
+    return replace(entry, available=tuple(each for each in entry.available if each not in left))
+
+
+def _plan(entry: ModelEntry) -> tuple[RolloutPlan | None, str]:
+    """The plan of a model, and the reason why it cannot be read."""
+    try:
+        text = entry.text(PLAN_FILE)
+        if not text:
+            return None, ""
+        plan = read_plan(text)
+        refuse_unsupported(plan, PLAN_FILE)
+        return plan, ""
+    except InferenceError as error:
+        return None, error.message
+
+
+def refuse_unsupported(plan: RolloutPlan, where: str) -> None:
+    """Raise UNSUPPORTED for a plan whose requests no router asks."""
+    if any(each.shadow is not None for each in plan.steps):
+        raise InferenceError(Code.UNSUPPORTED, f"{where}: steps with 'shadow' are not for Ray")
+    for name in {GOLDEN, DIFFERS}.intersection(plan.guardrails):
+        text = f"{where}: guardrails.{name} is not for Ray, where no request is asked twice"
+        raise InferenceError(Code.UNSUPPORTED, text)
+
+
 def _engine_file(entry: ModelEntry, version: int) -> bytes:
     try:
         return (entry.path / str(version) / FILE).read_bytes()
@@ -100,10 +205,16 @@ def _engine_file(entry: ModelEntry, version: int) -> bytes:
         return b""
 
 
-def refusal(paths: Iterable[str], config_name: str, model: str, description: str) -> str:
+def _digest(described: object) -> str:
+    return blake2b(repr(described).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def refusal(
+    paths: Iterable[str], config_name: str, model: str, description: str, left_out: Versions
+) -> str:
     """The objection of a node to a replica of that description, "" without one."""
     try:
-        is_equal = Repository(paths, config_name).describe(model) == description
+        is_equal = Repository(paths, config_name).describe(model, left_out) == description
     except InferenceError as error:
         return error.message
     if is_equal:

@@ -20,6 +20,7 @@ class ReplicaPhase(StrEnum):
 
 
 PHASES = list(ReplicaPhase)
+WORKING = frozenset({ReplicaPhase.READY, ReplicaPhase.SILENT})
 NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTING)
 
 

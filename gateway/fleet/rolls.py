@@ -1,24 +1,57 @@
 """A roll: replicas of a new description of a model come, and those of earlier ones end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gateway.fleet.ray_views import NOT_READY, ReplicaPhase, ReplicaView
+from gateway.fleet.ray_views import NOT_READY, PHASES, ReplicaPhase, ReplicaView
 
 log = logging.getLogger("sluice.fleet")
 
 PLACE_SECS = 10.0
 """A new replica without a place for this time gets that of an old one."""
+FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 1.0, 60.0
+"""Pause before a replica in place of one that routers did not reach; doubled each time."""
 MOST_DESCRIPTIONS = 16
 """The last descriptions whose order is known."""
 
 
+class Split(NamedTuple):
+    """The replicas that a model needs: `new` ones, and `kept` ones of earlier descriptions.
+
+    Without kept ones all `wanted` are to be new. A rollout keeps some.
+    """
+
+    wanted: int
+    kept: int
+    new: int
+
+
 class RollStep(NamedTuple):
-    """The number of replicas to make now, and those to end."""
+    """The numbers of new replicas, and of kept ones, to make now, and those to end."""
 
     make: int
+    restore: int
     end: Sequence[ReplicaView]
+
+
+class StartPauses:
+    """The replicas of a description that failed at their start: each makes the next one wait."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self.again_at = 0.0
+        self._failures = 0
+
+    def fail(self, reason: str, now: float) -> None:
+        """Count a replica that ended before routers reached it."""
+        self.again_at = now + min(LONGEST_PAUSE_SECS, FIRST_PAUSE_SECS * 2**self._failures)
+        self._failures += 1
+        self.trouble = reason
+
+    def succeed(self) -> None:
+        """Forget failures: routers have reached a replica."""
+        self._failures, self.again_at, self.trouble = 0, 0.0, ""
 
 
 class Roll:
@@ -46,7 +79,7 @@ class Roll:
         self,
         staying: Sequence[ReplicaView],
         reached: Sequence[ReplicaView],
-        wanted: int,
+        split: Split,
         now: float,
         *,
         drains: bool,
@@ -55,21 +88,27 @@ class Roll:
 
         Requests can go to those that are `reached`; `drains`: one is ending.
         """
-        description = self._wanted[-1]
+        description, total = self._wanted[-1], split.kept + split.new
         new = [each for each in staying if each.description == description]
         old = [each for each in staying if each.description != description]
-        end = self._ready_in_order(old)[: max(0, len(reached) - wanted)]
+        starting = [each for each in old if each.phase in NOT_READY][: _above(old, split.kept)]
+        spare = _above(old, split.kept) - len(starting)
+        end = self._ready_in_order(old)[: min(_above(reached, split.wanted), spare)]
         if end or drains:
             self._placeless_since = None
-        elif self._lacks_place(new, now) and _ready(staying) >= wanted:
-            end = self._give_place(old, new)
-        starting = [each for each in old if each.phase in NOT_READY]
-        ending = [*starting, *end]
+        elif self._lacks_place(new, now) and _ready(staying) >= split.wanted:
+            end = self._give_place(old, new) if _ready(old) > bool(split.kept) else []
+        surplus = by_use(new)[: _above(new, split.new)] if split.kept else ()
+        ending = [*starting, *end, *surplus]
+        left = len(old) - len(starting) - len(end)
         present = len(staying) - len(ending)
-        is_over = len(ending) == len(old)
         waits = any(each.phase in NOT_READY for each in new)
-        most = wanted if is_over or waits or not wanted else wanted + 1
-        return RollStep(max(0, most - present), ending)
+        most = total if left <= split.kept or waits or not split.wanted else split.wanted + 1
+        # A new one that waits for a place has that of a kept one.
+        least = split.kept - (split.kept > 1 and any(map(_waits_for_place, new)))
+        restore = max(0, least - left)
+        make = min(most - present - restore, split.new - len(new))
+        return RollStep(max(0, make), restore, ending)
 
     def _ready_in_order(self, old: Sequence[ReplicaView]) -> list[ReplicaView]:
         """The ready ones: those of the latest description first, then an idle before a busy one."""
@@ -78,7 +117,7 @@ class Roll:
         return sorted(ready, key=lambda each: (-order.get(each.description, -1), each.need))
 
     def _lacks_place(self, new: Sequence[ReplicaView], now: float) -> bool:
-        if not any(each.phase is ReplicaPhase.PENDING for each in new):
+        if not any(map(_waits_for_place, new)):
             self._placeless_since = None
             return False
         if self._placeless_since is None:
@@ -99,5 +138,19 @@ class Roll:
         return found
 
 
+def by_use(replicas: Iterable[ReplicaView]) -> list[ReplicaView]:
+    """Replicas in the order in which they are ended: an idle before a busy one."""
+    return sorted(replicas, key=lambda each: (PHASES.index(each.phase), each.need))
+
+
 def _ready(replicas: Sequence[ReplicaView]) -> int:
     return sum(each.phase is ReplicaPhase.READY for each in replicas)
+
+
+def _waits_for_place(replica: ReplicaView) -> bool:
+    return replica.phase is ReplicaPhase.PENDING
+
+
+def _above(replicas: Sequence[ReplicaView], count: int) -> int:
+    """The number of replicas beyond a count."""
+    return max(0, len(replicas) - count)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from gateway.backend import MetricReading
 from gateway.config.pbtxt import parse
 from gateway.conversations.copies import ConversationCopy
@@ -26,11 +28,11 @@ from gateway.fleet.prompts import ModelPrompts, PrefixIndexes, keys_of_fleet
 from gateway.fleet.quarantine import ModelSuspects, SharedSuspects
 from gateway.fleet.ray_news import ModelNews, OffersByModel, RouterNews, router_news
 from gateway.fleet.relays import Relays
+from gateway.fleet.router_rollouts import RouterRollouts
 from gateway.fleet.status import router_families, router_status
-from gateway.fleet.versions import FleetModel, FleetVersions
+from gateway.fleet.versions import FleetModel
 from gateway.models.instance_groups import InstanceSlot
 from gateway.models.registry import KnownModel
-from gateway.models.repository import ModelId
 from gateway.models.repository_control import RepositoryControl
 from gateway.observability.statistics import ModelStatistics
 from gateway.settings import FleetSettings
@@ -92,7 +94,7 @@ class Router:
         self._control = control
         self._summaries = summaries
         self._placed: dict[Key, _Placed] = {}
-        self._versions: defaultdict[str, FleetVersions] = defaultdict(FleetVersions)
+        self.rollouts = RouterRollouts()
         self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
         self.identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
@@ -162,11 +164,11 @@ class Router:
 
     def take_news(self, models: Mapping[str, ModelNews], offers: OffersByModel) -> None:
         """See `Correspondent`."""
-        if models == self._coming and not offers:
-            return
+        is_changed = self.rollouts.take(models) or self._coming is None or bool(offers)
         self._coming = models
         self._known_offers.update(offers)
-        self._place()
+        if is_changed:
+            self._place()
 
     def news(self) -> RouterNews:
         """See `Correspondent`."""
@@ -181,7 +183,9 @@ class Router:
             if not offer.trouble and not self._refusal(kept.connection, key)
         )
         lacking = {name: need for name, need in needs.items() if need}
-        return router_news(lacking, self._coming or {}, offers)
+        found = router_news(lacking, self._coming or {}, offers)
+        counts, changes = self.rollouts.evidence(), self.rollouts.changes
+        return msgspec.structs.replace(found, evidence=counts, changes=changes)
 
     def _may_come(self, name: str) -> str | None:
         """See `Coming`; a directory that knows addresses only leaves it to the model's rules."""
@@ -200,8 +204,7 @@ class Router:
     def describe(self) -> dict[str, Any]:
         """See `FleetMember`."""
         found = router_status(self.identity, self.connections, self._instances(), self._refusal)
-        rollouts = [shares for each in self._versions.values() if (shares := each.describe())]
-        return {**found, "rollouts": rollouts, "routers": self.relays.describe()}
+        return {**found, "rollouts": self.rollouts.describe(), "routers": self.relays.describe()}
 
     def families(self) -> list[MetricReading]:
         """See `FleetMember`."""
@@ -236,19 +239,12 @@ class Router:
             room.replace(f"version {key[1]} has been replaced")
             self._indexes.pop(key, None)
             self._control.displace(*key)
-        self._follow_versions(hosts)
+        named = {key[0] for key, found in hosts.items() if any(r.models[key].names for r in found)}
+        self.rollouts.follow(named, self._control.registry, self._ready_offers)
         for key, placement in list(self._placed.items()):
             self._follow_loads(key, placement)
             placement.instance.room.look()
         self._control.registry.notify()
-
-    def _follow_versions(self, hosts: Mapping[Key, Sequence[ReplicaConnection]]) -> None:
-        """Take the labels of versions, and the shares of rollouts, from the ready replicas."""
-        named = (key[0] for key, found in hosts.items() if any(r.models[key].names for r in found))
-        for name in {*named, *self._versions}:
-            known = self._control.registry.get(ModelId(name))
-            if known is not None and known.of_fleet:
-                self._versions[name].follow(known, self._ready_offers(known))
 
     def _ready_offers(self, known: KnownModel) -> list[Mapping[int, ModelOffer]]:
         """The usable versions of a model at each replica that takes requests for one of them."""

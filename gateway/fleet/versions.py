@@ -2,17 +2,22 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from gateway.errors import InferenceError
 from gateway.fleet.instance import FleetInstance
 from gateway.fleet.offers import ModelOffer
+from gateway.fleet.ray_evidence import EvidenceNews, RouterEvidence
+from gateway.fleet.ray_news import RolloutNews, Shares
 from gateway.messages import SequenceTag
 from gateway.models.labels import CANARY
 from gateway.models.model import Model
 from gateway.models.registry import STABLE, KnownModel
 from gateway.observability.statistics import ModelStatistics
 from gateway.rollouts.choice import VersionChoice
+from gateway.rollouts.guardrails import read_guardrails
 from gateway.rollouts.plan import ALL, read_keys
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 
@@ -33,15 +38,6 @@ class FleetModel(Model):
 
     def _scheduler(self, statistics: ModelStatistics, folder: Path) -> Scheduler:
         return DirectScheduler(statistics)
-
-
-class Shares(NamedTuple):
-    """The share of the candidate in the requests of two versions, in percent, and their keys."""
-
-    stable: int
-    candidate: int
-    weight: float
-    keys: tuple[str, ...] = ()
 
 
 def labels_of(replicas: Sequence[OfReplica]) -> dict[str, int]:
@@ -94,19 +90,41 @@ class FleetVersions:
 
     def __init__(self) -> None:
         self._choice: VersionChoice | None = None
+        self._evidence: RouterEvidence | None = None
 
-    def follow(self, known: KnownModel, replicas: Sequence[OfReplica]) -> None:
-        """Take the labels and shares of the ready replicas, if there are any."""
-        if not replicas:
+    def follow(
+        self, known: KnownModel, replicas: Sequence[OfReplica], rollout: RolloutNews | None = None
+    ) -> None:
+        """Take the labels of the ready replicas, if there are any, and their shares.
+
+        Those of the `rollout` of a controller are preferred.
+        """
+        ruled = None if rollout is None else rollout.shares
+        if not replicas and ruled is None:
             return
-        labels, shares = labels_of(replicas), shares_of(replicas)
+        labels, shares = labels_of(replicas), ruled or shares_of(replicas)
         models = {int(each.version): each for each in known.models if isinstance(each, FleetModel)}
+        if ruled is not None:
+            # A replica of the candidate alone calls that stable.
+            labels = {label: each for label, each in labels.items() if label != STABLE}
+            labels |= {STABLE: ruled.stable} if ruled.stable in models else {}
         if shares is not None and {shares.stable, shares.candidate} <= models.keys():
-            labels |= {STABLE: shares.stable, CANARY: shares.candidate}
+            is_open = rollout is None or ruled is None or rollout.is_open
+            labels |= {STABLE: shares.stable, **({CANARY: shares.candidate} if is_open else {})}
             self._choose(models[shares.stable], models[shares.candidate], shares)
         else:
             self._leave(models.get(labels.get(STABLE, 0)))
         known.labels = labels
+        self._observe(rollout)
+
+    def news(self) -> EvidenceNews | None:
+        """The counts for the controller, None without a rollout there."""
+        return None if self._evidence is None else self._evidence.news()
+
+    def acknowledge(self, rollout: RolloutNews) -> None:
+        """Drop the counts that the controller has."""
+        if self._evidence is not None and self._evidence.evidence == rollout.evidence:
+            self._evidence.acknowledge(rollout.heard)
 
     def describe(self) -> dict[str, Any] | None:
         """The shares as members of JSON; None without a rollout."""
@@ -126,12 +144,25 @@ class FleetVersions:
         if found is None or present != (stable, candidate, sources):
             self._leave()
             # All routers have the same salt.
-            salt = f"{stable.name}/{candidate.version}/".encode()
+            salt = (shares.salt or f"{stable.name}/{candidate.version}/").encode()
             found = self._choice = VersionChoice(stable, candidate, _Pinned(), sources, salt)
             for each in (stable, candidate):
                 each.chooser = found
                 each.instance.is_chosen = True
         found.weight = shares.weight
+
+    def _observe(self, rollout: RolloutNews | None) -> None:
+        """Count requests for the evidence of the controller, while it has some."""
+        wanted = "" if rollout is None else rollout.evidence
+        if self._evidence is not None and self._evidence.evidence != wanted:
+            self._evidence = None
+        if rollout is not None and wanted and self._evidence is None:
+            # A controller of a later release may have guardrails that this router cannot count.
+            with suppress(InferenceError):
+                guardrails = read_guardrails(rollout.guardrails, "guardrails")
+                self._evidence = RouterEvidence(wanted, guardrails)
+        if self._choice is not None:
+            self._choice.observe(None if self._evidence is None else self._evidence.blocks)
 
     def _leave(self, successor: FleetModel | None = None) -> None:
         """Choose no more; the successor gets the requests of open sequences of both versions."""

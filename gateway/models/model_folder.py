@@ -3,7 +3,7 @@
 import os
 import posixpath
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -140,6 +140,11 @@ def requested_version(version: str) -> int:
             "> 0",
         )
     return number
+
+
+Versions = Mapping[str, Set[int]]
+"""Versions of some models, by name."""
+NO_VERSIONS: Versions = {}
 
 
 def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.config import InstanceKind, ModelConfig
 from gateway.errors import Code, InferenceError
+from gateway.models.model_folder import Versions
 
 COUNT = re.compile(r"([0-9]{1,4})(?:\.\.([0-9]{1,4}))?")
 NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
@@ -41,7 +42,8 @@ class ReplicaRules:
     wait at most `target_wait_secs`. A need of more replicas lasts for `up_secs` before there are
     more, a need of fewer for `down_secs`. With a `least` of 0 the last one ends after
     `to_zero_secs` without a need, and a request waits for the first one for at most
-    `cold_start_secs`. `description` is a digest of the files that they have.
+    `cold_start_secs`. `description` is a digest of the files that they have. They do not load the
+    versions `left_out`, by the names of models.
     """
 
     least: int = 1
@@ -55,6 +57,7 @@ class ReplicaRules:
     to_zero_secs: float = 900.0
     cold_start_secs: float = 600.0
     description: str = ""
+    left_out: Versions = field(default_factory=dict)
 
     @classmethod
     def read(cls, config: ModelConfig, spread: EngineSpread | None = None) -> "ReplicaRules":

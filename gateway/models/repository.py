@@ -1,7 +1,7 @@
 """Model repositories: models, versions and configurations."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from gateway.models.instance_groups import NO_GPUS, UsableGpus
 from gateway.models.mirrors import RemoteRepositories
 from gateway.models.model_folder import (
     CONFIG_FILE,
+    NO_VERSIONS,
     RESERVED,
     Override,
     Snapshot,
@@ -156,8 +157,8 @@ class ModelRepository:
     `configs/<config_name>.pbtxt` of a model is preferred to its `config.pbtxt`. Without
     `auto_complete` a config must be complete. With `namespacing` several folders may have models of
     one name. A folder with a config.pbtxt or version folders when it is first read is the folder of
-    one model: `model_name`, or "" for its own name. Raises InferenceError if a folder cannot be
-    listed. No error names a folder above a repository.
+    one model: `model_name`, or "" for its own name. Versions `left_out` do not count. Raises
+    InferenceError if a folder cannot be listed. No error names a folder above a repository.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class ModelRepository:
         namespacing: bool = False,
         model_name: str = "",
     ) -> None:
+        self.left_out = NO_VERSIONS
         self._homes = {home.namespace: home for home in map(home_of, dict.fromkeys(places))}
         found = {home: single_name(home, model_name) for home in self._homes.values()}
         self._single = {home: name for home, name in found.items() if name is not None}
@@ -210,7 +212,7 @@ class ModelRepository:
             raise InferenceError(Code.NOT_FOUND, f"model '{name}' is not in any repository")
         if len(found) > 1:
             raise InferenceError(Code.INVALID_ARG, IN_TWO_REPOSITORIES)
-        return _entry(name, *found[0])
+        return _entry(name, *found[0], self.left_out.get(name, frozenset()))
 
     def snapshot(self, model: ModelId) -> Snapshot:
         """The state of the model's folder, or of all folders of that name."""
@@ -355,7 +357,7 @@ def _is_utf8(name: str) -> bool:
     return name == name.encode("utf-8", "ignore").decode()
 
 
-def _entry(name: str, home: Home, folder: str) -> ModelEntry:
+def _entry(name: str, home: Home, folder: str, left_out: Set[int] = frozenset()) -> ModelEntry:
     files = home.open(folder)
     numbers = {each: version_number(each) for each in _folders(home, folder, name)}
     return ModelEntry(
@@ -363,7 +365,7 @@ def _entry(name: str, home: Home, folder: str) -> ModelEntry:
         home=home,
         folder=folder,
         files=files,
-        available=tuple(sorted(each for each in numbers.values() if each is not None)),
+        available=tuple(sorted({each for each in numbers.values() if each is not None} - left_out)),
         ignored=tuple(
             each for each, number in numbers.items() if number is None and each not in RESERVED
         ),

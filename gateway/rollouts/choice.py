@@ -12,7 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, SequenceTag
 from gateway.models.model import Model
 from gateway.models.taps import Tap
-from gateway.rollouts.evidence import Evidence
+from gateway.rollouts.blocks import RequestBlocks
 from gateway.rollouts.observation import Arm
 from gateway.rollouts.plan import ALL, KeyPlace
 from gateway.rollouts.shadow import Shadow
@@ -61,7 +61,7 @@ class VersionChoice:
         self.stable = stable
         self.candidate = candidate
         self.weight = 0.0
-        self._evidence: Evidence | None = None
+        self._evidence: RequestBlocks | None = None
         self._shadow: Shadow | None = None
         self._conversations = conversations
         self.sources = sources
@@ -93,7 +93,7 @@ class VersionChoice:
         """The parts of a request that may be its key, as a plan has them."""
         return tuple(f"{kind}:{name}" for kind, name in self.sources)
 
-    def observe(self, evidence: Evidence | None, shadow: Shadow | None = None) -> None:
+    def observe(self, evidence: RequestBlocks | None, shadow: Shadow | None = None) -> None:
         """Observe requests from now on, and copy some; None ends both."""
         if self._shadow is not None:
             self._shadow.close()

@@ -1,38 +1,16 @@
-"""The evidence of a rollout: its requests in blocks, the test of each guardrail, breaches."""
+"""The evidence of a rollout: the test of each guardrail, and breaches."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
 from typing import Any
 
-from gateway.errors import InferenceError
-from gateway.rollouts.guardrails import DIFFERS, EMPTY, GOLDEN, NAN, Guardrail, Guardrails
-from gateway.rollouts.observation import Arm, Observation
+from gateway.rollouts.blocks import RequestBlocks
+from gateway.rollouts.guardrails import GOLDEN, Guardrail, Guardrails
 from gateway.rollouts.sequential_test import Counts, SequentialTest
 
-NS_PER_SEC = 1_000_000_000
-BLOCK_NS = NS_PER_SEC
-BLOCK_REQUESTS = 20
-"""A block has at least that many requests, and lasts at least that long."""
-HORIZON_NS = 30 * NS_PER_SEC
-"""The time from the last admission to a block until its undecided requests count as no event."""
-MOST_OBSERVED, MOST_TOKENS = 250, 5000
-"""Requests of each arm, and their tokens, that are observed in a second; more are sampled."""
-SHARE_OF_KEY = 0.2
-"""The largest share of the candidate's events that one key may have; further ones do not count."""
-MOST_KEYS = 10_000
-"""Keys whose events are counted; then the half whose last events are older is forgotten."""
-WINDOW, LEAST_WINDOW = 1000, 50
-"""Stable's latest requests, whose quantiles are limits, and the fewest for a limit."""
 LEAST_EVENTS = 3
-FIRST_FAILURES = 5
-"""The candidate is dead on arrival if that many requests fail before one succeeds.
-
-With that many since its last complete request it passes no step.
-"""
 GOLDEN_FAILURES = 2
 LOG_10 = math.log(10)
 
@@ -45,94 +23,31 @@ class Breach:
     reason: str
 
 
-class Block:
-    """The requests admitted in about a second, with the limits of that time.
+class GuardrailTests:
+    """The tests of the guardrails of a rollout, and what they have decided.
 
-    `limits` are those of each guardrail: NaN if there is none. `left` are the guardrails to judge.
-    """
-
-    __slots__ = ("began_ns", "counts", "events", "is_closed", "last_ns", "left", "limits", "open")
-
-    def __init__(self, began_ns: int, limits: Sequence[float], left: Sequence[int]) -> None:
-        self.began_ns = self.last_ns = began_ns
-        self.limits = limits
-        self.left = list(left)
-        self.is_closed = False
-        self.counts = [0] * len(Arm)
-        self.events: list[list[Observation]] = [[] for _ in limits]
-        self.open: set[Observation] = set()
-
-    def is_full(self, now_ns: int) -> bool:
-        """Whether the next request begins another block."""
-        return now_ns - self.began_ns >= BLOCK_NS and sum(self.counts) >= BLOCK_REQUESTS
-
-
-class Evidence:
-    """Implements `Observer`. Call `judge` once a second; all times are of `time.perf_counter_ns`.
-
-    `alpha` is the probability that a candidate as good as stable ever breaches any guardrail. A
-    request is observed if its stream's recorder is made by its `tap`. `on_dead_on_arrival` is
-    called once the candidate's first requests have all failed by the server's fault; those of one
-    key count once. Keys are digests: nothing of a client is kept.
+    `alpha` is the probability that a candidate as good as stable ever breaches any guardrail.
     """
 
     def __init__(
-        self,
-        guardrails: Guardrails,
-        alpha: float = 0.01,
-        on_dead_on_arrival: Callable[[], None] = lambda: None,
-        random: Random | None = None,
+        self, guardrails: Guardrails, alpha: float = 0.01, random: Random | None = None
     ) -> None:
         self.guardrails = guardrails
         self.limit = math.log(max(1, len(guardrails.tested)) / alpha)
         """The `log_e` of a breach."""
-        self.ended = [0] * len(Arm)
-        """The observed requests of each arm that were answered, or failed by the server's fault."""
-        self.failures = 0
-        """Failed requests of the candidate, and copies, since its last complete one."""
-        names = {each.name for each in guardrails.tested}
-        self.reads_content, self.reads_numbers = EMPTY in names, NAN in names
-        self._on_dead_on_arrival = on_dead_on_arrival
         self._random = random or Random()
         self._tests = [SequentialTest(each.most) for each in guardrails.tested]
         self._proofs = {name: SequentialTest() for name in guardrails.proofs}
         self._proof_limit = math.log(max(1, len(self._proofs)) / alpha)
-        self._happened = [(at, each.kind.happened) for at, each in enumerate(guardrails.tested)]
-        self._windows: dict[Any, deque[float]] = {
-            each.kind.measure: deque(maxlen=WINDOW)
-            for each in guardrails.tested
-            if each.kind.measure is not None and each.limit is None
-        }
-        self._blocks: deque[Block] = deque()
-        self._observed, self._tokens = [0] * len(Arm), [0] * len(Arm)
-        self._skipped, self._refused = [0] * len(Arm), [0] * len(Arm)
-        self._strides = [1] * len(Arm)
-        self._began_ns = -NS_PER_SEC
-        self._keys: list[dict[bytes, int]] = [{} for _ in self._tests]
-        self._candidate_events = [0] * len(self._tests)
         self._breached: set[str] = set()
         self._golden_failures = 0
-        self._has_arrived = False
-        self._first_failures: set[object] = set()
 
-    def tap(self, arm: Arm, key: bytes = b"") -> Observation | None:
-        """The tap of a request, None if it is not observed; `key` is what its version sticks to."""
-        left = self._skipped[arm]
-        if left:
-            self._skipped[arm] = left - 1
-            return None
-        self._skipped[arm] = self._strides[arm] - 1
-        return Observation(self, arm, key)
-
-    def refuse(self, error: InferenceError, arm: Arm, key: bytes, now_ns: int) -> None:
-        """Count a request that a version has refused, so that it has no stream."""
-        self._refused[arm] += 1
-        if self._refused[arm] % self._strides[arm]:
-            return
-        refused = Observation(self, arm, key)
-        refused.admitted_ns = refused.received_ns = refused.ended_ns = now_ns
-        self.admit(refused)
-        refused.finish(error)
+    def add(self, at: int, stable: Counts, candidate: Counts) -> None:
+        """Add a block to the test of a guardrail, by its place among those that are tested."""
+        self._tests[at].add(stable, candidate)
+        name = self.guardrails.tested[at].name
+        if name in self._proofs:
+            self._prove(name, stable, candidate)
 
     def golden(self, failure: str = "") -> Breach | None:
         """Count a golden request asked again; two failures in a row are a breach."""
@@ -142,63 +57,8 @@ class Evidence:
         self._breached.add(GOLDEN)
         return Breach(GOLDEN, failure)
 
-    # Observer.
-
-    def admit(self, observation: Observation) -> None:
-        """Add a request to the block of its admission."""
-        now = observation.admitted_ns
-        block = self._blocks[-1] if self._blocks else None
-        if block is None or block.is_closed or block.is_full(now):
-            block = self._begin_block(now)
-        block.last_ns = now
-        block.counts[observation.arm] += 1
-        self._observed[observation.arm] += 1
-        block.open.add(observation)
-        observation.block = block
-
-    def end(self, observation: Observation) -> None:
-        """Keep the events of a request, and stable's values for the limits of later ones."""
-        block: Block = observation.block
-        block.open.discard(observation)
-        now, limits = observation.ended_ns, block.limits
-        for at, happened in self._happened:
-            if happened(observation, limits[at], now):
-                block.events[at].append(observation)
-        arm = observation.arm
-        self.ended[arm] += observation.complete or observation.failed
-        self._tokens[arm] += observation.tokens
-        if arm is not Arm.STABLE:
-            self.failures = 0 if observation.complete else self.failures + observation.failed
-            if not self._has_arrived:
-                self._look_at_arrival(observation)
-        elif observation.complete:
-            for measure, window in self._windows.items():
-                value = measure(observation, now)
-                if value == value:
-                    window.append(value)
-
-    def withdraw(self, observation: Observation) -> None:
-        """Take back an admitted request: it was not sent."""
-        block: Block = observation.block
-        if observation in block.open:
-            block.open.remove(observation)
-            block.counts[observation.arm] -= 1
-
-    # Judgement.
-
-    def judge(self, now_ns: int) -> list[Breach]:
-        """Judge the blocks that are decided; returns the guardrails that they breach.
-
-        Each is returned once.
-        """
-        if self._blocks and self._blocks[-1].is_full(now_ns):
-            self._blocks[-1].is_closed = True
-        waiting: set[int] = set()
-        for block in self._blocks:
-            if block.is_closed:
-                self._judge(block, waiting, now_ns)
-        while self._blocks and self._blocks[0].is_closed and not self._blocks[0].left:
-            self._blocks.popleft()
+    def breaches(self) -> list[Breach]:
+        """The guardrails that are broken; each is returned once."""
         return [breach for at in range(len(self._tests)) if (breach := self._breach(at))]
 
     @property
@@ -218,116 +78,29 @@ class Evidence:
         return [self._describe(each, test) for each, test in pairs]
 
     def dump(self) -> dict[str, Any]:
-        """The state as members of JSON; requests in blocks that are not judged are lost."""
+        """The state as members of JSON."""
         names = (each.name for each in self.guardrails.tested)
         return {
             "tests": {name: test.dump() for name, test in zip(names, self._tests, strict=True)},
             "proofs": {name: test.dump() for name, test in self._proofs.items()},
-            "ended": list(self.ended),
-            "failures": self.failures,
             "breached": sorted(self._breached),
             "golden_failures": self._golden_failures,
-            "has_arrived": self._has_arrived,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state of `dump` for the same guardrails; ValueError if it is none."""
         try:
-            for each, test in zip(self.guardrails.tested, self._tests, strict=True):
-                test.load(state["tests"][each.name])
-            for name, test in self._proofs.items():
-                test.load(state["proofs"][name])
-            stable, candidate, copies = map(int, state["ended"])
-            self.ended = [stable, candidate, copies]
-            self.failures = int(state["failures"])
-            self._breached = set(map(str, state["breached"]))
-            self._golden_failures = int(state["golden_failures"])
-            self._has_arrived = bool(state["has_arrived"])
+            self._load(state)
         except (KeyError, TypeError) as error:
             raise ValueError(f"the state of the evidence is not complete: {error!r}") from None
 
-    def _begin_block(self, now: int) -> Block:
-        if self._blocks:
-            self._blocks[-1].is_closed = True
-        self._strides = [self._stride(arm, now) for arm in Arm]
-        self._observed, self._tokens, self._began_ns = [0] * len(Arm), [0] * len(Arm), now
-        sorted_windows = {measure: _sorted(window) for measure, window in self._windows.items()}
-        limits = [_limit(each, sorted_windows) for each in self.guardrails.tested]
-        left = [at for at, limit in enumerate(limits) if not math.isnan(limit)]
-        block = Block(now, limits, left)
-        self._blocks.append(block)
-        return block
-
-    def _stride(self, arm: Arm, now: int) -> int:
-        """Every such request of an arm is observed in the next block."""
-        secs = (now - self._began_ns) / NS_PER_SEC
-        share = max(self._observed[arm] / MOST_OBSERVED, self._tokens[arm] / MOST_TOKENS)
-        return max(1, math.ceil(share * self._strides[arm] / secs))
-
-    def _look_at_arrival(self, observation: Observation) -> None:
-        if observation.complete:
-            self._has_arrived = True
-        elif observation.failed:
-            self._first_failures.add(observation.key or observation)
-        if self._has_arrived or len(self._first_failures) >= FIRST_FAILURES:
-            self._first_failures.clear()
-            if not self._has_arrived:
-                self._has_arrived = True
-                self._on_dead_on_arrival()
-
-    def _judge(self, block: Block, waiting: set[int], now_ns: int) -> None:
-        """Judge a block by each guardrail that does not wait for an earlier block."""
-        is_late = now_ns - block.last_ns > HORIZON_NS
-        for at in tuple(block.left):
-            if at in waiting:
-                continue
-            if is_late or self._is_decided(block, at, now_ns):
-                block.left.remove(at)
-                self._count(block, at, now_ns)
-            else:
-                waiting.add(at)
-
-    def _is_decided(self, block: Block, at: int, now_ns: int) -> bool:
-        kind, limit = self.guardrails.tested[at].kind, block.limits[at]
-        return all(
-            kind.decided(each, limit, now_ns) or (kind.of_time and each.arm is Arm.COPY)
-            for each in block.open
-        )
-
-    def _count(self, block: Block, at: int, now_ns: int) -> None:
-        guardrail = self.guardrails.tested[at]
-        happened, limit = guardrail.kind.happened, block.limits[at]
-        events = block.events[at] + [each for each in block.open if happened(each, limit, now_ns)]
-        found = [0] * len(Arm)
-        for each in sorted(events, key=_admission):
-            found[each.arm] += self._counts(each, at)
-        stable, candidate, copies = map(Counts, block.counts, found)
-        if guardrail.name == DIFFERS:
-            candidate = copies
-        elif not guardrail.kind.of_time:
-            candidate = candidate.plus(copies)
-        self._tests[at].add(stable, candidate)
-        if guardrail.name in self._proofs:
-            self._prove(guardrail.name, stable, candidate)
-
-    def _counts(self, event: Observation, at: int) -> bool:
-        """Whether an event counts; of the candidate's, those of one key are limited.
-
-        Of stable's they are not: fewer events of stable would be evidence against the candidate.
-        """
-        if event.arm is Arm.STABLE:
-            return True
-        keys = self._keys[at]
-        if event.key:
-            of_key = keys.pop(event.key, 0)  # put back as the latest one
-            is_counted = of_key < max(1, SHARE_OF_KEY * self._candidate_events[at])
-            keys[event.key] = of_key + is_counted
-            if len(keys) > MOST_KEYS:
-                self._keys[at] = dict(islice(keys.items(), MOST_KEYS // 2, None))
-            if not is_counted:
-                return False
-        self._candidate_events[at] += 1
-        return True
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for each, test in zip(self.guardrails.tested, self._tests, strict=True):
+            test.load(state["tests"][each.name])
+        for name, test in self._proofs.items():
+            test.load(state["proofs"][name])
+        self._breached = set(map(str, state["breached"]))
+        self._golden_failures = int(state["golden_failures"])
 
     def _prove(self, name: str, stable: Counts, candidate: Counts) -> None:
         """Test with the arms exchanged: the candidate's events, thinned, as the reference."""
@@ -375,20 +148,48 @@ class Evidence:
         return shown
 
 
-def _admission(observation: Observation) -> int:
-    return observation.admitted_ns
+class Evidence(RequestBlocks, GuardrailTests):
+    """The blocks of this process, and their tests. Call `judge` once a second.
 
+    `on_dead_on_arrival` is called once the candidate's first requests have all failed by the
+    server's fault.
+    """
 
-def _sorted(window: deque[float]) -> list[float]:
-    """The values in order; none if there are too few."""
-    return sorted(window) if len(window) >= LEAST_WINDOW else []
+    def __init__(
+        self,
+        guardrails: Guardrails,
+        alpha: float = 0.01,
+        on_dead_on_arrival: Callable[[], None] = lambda: None,
+        random: Random | None = None,
+    ) -> None:
+        GuardrailTests.__init__(self, guardrails, alpha, random)
+        RequestBlocks.__init__(self, guardrails, self)
+        self._on_dead_on_arrival = on_dead_on_arrival
 
+    def arrived(self) -> None:
+        """See `BlockReader`."""
+        self._on_dead_on_arrival()
 
-def _limit(guardrail: Guardrail, values: Mapping[Any, Sequence[float]]) -> float:
-    """The limit of one guardrail in a block; NaN if stable has too few requests."""
-    if guardrail.kind.measure is None or guardrail.limit is not None:
-        return guardrail.limit or 0.0
-    known = values[guardrail.kind.measure]
-    if not known:
-        return math.nan
-    return known[int(guardrail.kind.quantile * len(known))] * guardrail.factor
+    def judge(self, now_ns: int) -> list[Breach]:
+        """Judge the blocks that are decided; returns the guardrails that they breach.
+
+        Each is returned once.
+        """
+        self.count(now_ns)
+        return self.breaches()
+
+    def dump(self) -> dict[str, Any]:
+        """See `GuardrailTests`; requests in blocks that are not judged are lost."""
+        return {
+            **super().dump(),
+            "ended": list(self.ended),
+            "failures": self.failures,
+            "has_arrived": self.has_arrived,
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        super()._load(state)
+        stable, candidate, copies = map(int, state["ended"])
+        self.ended = [stable, candidate, copies]
+        self.failures = int(state["failures"])
+        self.has_arrived = bool(state["has_arrived"])

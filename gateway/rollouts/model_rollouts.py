@@ -1,13 +1,9 @@
 """The rollouts of one model: what its loads may load, and its open rollout."""
 
-import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError
@@ -16,13 +12,15 @@ from gateway.models.labels import CANARY
 from gateway.models.model import Model
 from gateway.models.registry import STABLE, KnownModel, VersionState, VersionStatus
 from gateway.models.repository import LoadSource
+from gateway.rollouts.blocks import FIRST_FAILURES
 from gateway.rollouts.choice import VersionChoice
-from gateway.rollouts.evidence import FIRST_FAILURES, Evidence
+from gateway.rollouts.evidence import Evidence
+from gateway.rollouts.ledger import RolloutLedger
 from gateway.rollouts.observation import Arm
 from gateway.rollouts.plan import ALL, PlanStart, RolloutPlan
 from gateway.rollouts.rollout import SERVER, Rollout, RolloutState, Transition
 from gateway.rollouts.shadow import Shadow
-from gateway.rollouts.state import MOST_TRANSITIONS, RolloutRecord, digest
+from gateway.rollouts.state import RolloutRecord, digest
 from gateway.threads import Threads
 
 
@@ -33,12 +31,14 @@ class PlanFile(NamedTuple):
     refusal: str = ""
 
 
-class ModelRollouts:
-    """The rollouts of one model, all synchronous.
+class ModelRollouts(RolloutLedger):
+    """The rollouts of one model on this server.
 
-    `noted` is called with each transition, `over` with the version that no new request gets after
-    the end of a rollout. A `dirty` record is not on disk yet; an `unreadable` one stays there.
+    `over` is called with the version that no new request gets after the end of a rollout. An
+    `unreadable` record stays on disk.
     """
+
+    evidence: Evidence | None
 
     def __init__(
         self,
@@ -49,17 +49,13 @@ class ModelRollouts:
         noted: Callable[["ModelRollouts", Transition], None],
         over: Callable[["ModelRollouts", Model], None],
     ) -> None:
+        super().__init__(record, lambda change: noted(self, change))
         self.known = known
-        self.record = record
         self.choice: VersionChoice | None = None
-        self.evidence: Evidence | None = None
-        self.plan: RolloutPlan | None = None
-        self.dirty, self.damaged, self.unreadable = False, False, ""
-        self.encodings = 0
+        self.damaged, self.unreadable = False, ""
         self.draining: set[Model] = set()
         self._conversations = conversations
         self._threads = threads
-        self._noted = noted
         self._over = over
         self._refusals: dict[int, str] = {}
         self._ticked: float | None = None
@@ -67,13 +63,6 @@ class ModelRollouts:
         self._evidence_of = -1
         self._stamps: Mapping[int, str] = {}
         self._is_over = False
-        self._known_transitions = 0 if self.open is None else len(self.open.transitions)
-
-    @property
-    def open(self) -> Rollout | None:
-        """The open rollout."""
-        found = self.record.rollout
-        return found if found is not None and found.open else None
 
     # Loads.
 
@@ -109,15 +98,9 @@ class ModelRollouts:
     def begin(
         self, stable: int, candidate: int, plan: RolloutPlan, stamps: Mapping[int, str]
     ) -> Rollout:
-        """Have a new rollout, which waits until both versions are loaded."""
-        self._keep_history()
-        made = self.record.rollout = Rollout(stable=stable, candidate=candidate, plan=plan)
-        self.record.salt = secrets.token_hex(8)
-        self.record.stamps = {each: stamps.get(each, "") for each in (stable, candidate)}
-        self.record.evidence = {}
-        self.evidence, self._evidence_of = None, -1
-        self.dirty = True
-        return made
+        """See `RolloutLedger`."""
+        self._evidence_of = -1
+        return super().begin(stable, candidate, plan, stamps)
 
     def stable_of(self, source: LoadSource) -> int:
         """The version that answers requests without a version; 0 if none has."""
@@ -201,20 +184,14 @@ class ModelRollouts:
         self.changed()
 
     def changed(self) -> None:
-        """Carry out the transitions since the last call."""
+        """See `RolloutLedger`."""
         rollout = self.record.rollout
         if rollout is None:
             return
         choice = self.choice if self._attached is rollout else None
         if choice is not None:
             choice.set_shares(rollout.weight, rollout.shadow)
-        new = rollout.transitions[self._known_transitions :]
-        self._known_transitions = len(rollout.transitions)
-        for transition in new:
-            transition.time = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._noted(self, transition)
-        self.dirty = self.dirty or bool(new)
-        if new and not rollout.open:
+        if self._note(rollout) and not rollout.open:
             self._end(rollout, choice)
         elif choice is not None and rollout.evidence_of != self._evidence_of:
             self._observe(rollout, choice)
@@ -228,35 +205,6 @@ class ModelRollouts:
         if self.choice is not None:
             self.choice.observe(None)
 
-    # State.
-
-    def encoded(self) -> bytes:
-        """The record for the disk."""
-        if self.evidence is not None:
-            self.record.evidence = self.evidence.dump()
-        self.dirty = False
-        self.encodings += 1
-        return msgspec.json.encode(self.record)
-
-    def describe(self) -> dict[str, Any]:
-        """The state as members of JSON."""
-        rollout = self.record.rollout
-        found: dict[str, Any] = {"model": str(self.known.id), "stable": self.record.stable or None}
-        if rollout is None:
-            return found
-        return found | {
-            **rollout.describe(),
-            "stable": rollout.stable if rollout.open else self.record.stable,
-            "suspicious": [] if self.evidence is None else self.evidence.suspicious,
-            "guardrails": [] if self.evidence is None else self.evidence.describe(),
-        }
-
-    @property
-    def history(self) -> list[Transition]:
-        """All transitions that are kept, oldest first."""
-        rollout = self.record.rollout
-        return [*self.record.history, *([] if rollout is None else rollout.transitions)]
-
     # Parts.
 
     def _repair(self, source: LoadSource, stamps: Mapping[int, str]) -> None:
@@ -268,31 +216,6 @@ class ModelRollouts:
             reason = "its state on disk was damaged: the second highest version is stable"
             if self.open is not None:
                 self.open.set_weight(0.0, SERVER, reason)
-
-    def _compare(self, rollout: Rollout, highest: int, stamps: Mapping[int, str]) -> None:
-        """Compare an open rollout with the versions on disk."""
-        plan, known = self.plan or rollout.plan, self.record.stamps
-        if self._lacks(rollout, stamps, "is gone"):
-            self.changed()
-        elif highest > max(rollout.stable, rollout.candidate):
-            rollout.supersede(f"version {highest} is newer")
-            self.changed()
-            self.begin(rollout.stable, highest, plan, stamps)
-        elif stamps[rollout.candidate] != known[rollout.candidate]:
-            rollout.supersede(f"the files of version {rollout.candidate} have changed")
-            self.changed()
-            self.begin(rollout.stable, rollout.candidate, plan, stamps)
-        elif stamps[rollout.stable] != known[rollout.stable]:
-            known[rollout.stable] = stamps[rollout.stable]
-            rollout.restart_evidence(f"the files of version {rollout.stable} have changed")
-
-    def _lacks(self, rollout: Rollout, found: Collection[int], lost: str) -> bool:
-        """Whether a version is missing, which ends the rollout."""
-        if rollout.candidate not in found:
-            rollout.abort(SERVER, f"version {rollout.candidate} {lost}")
-        elif rollout.stable not in found:
-            rollout.promote(SERVER, f"version {rollout.stable} (stable) {lost}")
-        return not rollout.open
 
     def _attach(self, rollout: Rollout, stable: Model, candidate: Model) -> None:
         present = self.choice if self._attached is rollout else None
@@ -347,16 +270,11 @@ class ModelRollouts:
 
     def _end(self, rollout: Rollout, choice: VersionChoice | None) -> None:
         """Leave the requests to one version; the other one ends once its sequences have."""
-        record, promoted = self.record, rollout.state is RolloutState.PROMOTED
-        stable = record.stable = rollout.candidate if promoted else rollout.stable
-        record.passed_over = {n: stamp for n, stamp in self._stamps.items() if n > stable}
-        self.evidence = None
+        self._settle(rollout, self._stamps)
         if choice is None:
             return
-        if rollout.state is RolloutState.ROLLED_BACK or self._aborted_by_person(rollout):
-            record.bad[rollout.candidate] = record.stamps[rollout.candidate]
-        elif promoted and rollout.candidate < rollout.stable:
-            record.bad[rollout.stable] = record.stamps[rollout.stable]
+        self._refuse_loser(rollout)
+        promoted = rollout.state is RolloutState.PROMOTED
         choice.observe(None)
         choice.weight = ALL if promoted else 0.0
         winner, loser = choice.stable, choice.candidate
@@ -366,11 +284,8 @@ class ModelRollouts:
         if rollout.plan.interrupt and not promoted:
             loser.requests.abandon(_rolled_back(loser))
         self.draining.add(loser)
-        self.hold(record.stable)
+        self.hold(self.record.stable)
         self._over(self, loser)
-
-    def _aborted_by_person(self, rollout: Rollout) -> bool:
-        return rollout.state is RolloutState.ABORTED and rollout.transitions[-1].by != SERVER
 
     def _detach(self, found: Mapping[int, Model]) -> None:
         if self.plan is not None and found and self.record.stable not in found:
@@ -387,11 +302,6 @@ class ModelRollouts:
                 state = VersionState.UNAVAILABLE
                 versions[number] = VersionStatus(state, reason, refused=True)
         self.known.versions = dict(sorted(versions.items()))
-
-    def _keep_history(self) -> None:
-        if self.record.rollout is not None:
-            self.record.history = self.history[-MOST_TRANSITIONS:]
-        self._known_transitions = 0
 
 
 def _rolled_back(model: Model) -> InferenceError:

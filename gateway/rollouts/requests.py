@@ -1,81 +1,23 @@
-"""Changes of rollouts that persons ask for, with the members that each request has."""
+"""Requests of persons to change rollouts, of this server or of the controller of its fleet."""
 
-from collections.abc import Callable, Mapping
-from enum import StrEnum
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-import msgspec
-
-from gateway.errors import Code, InferenceError
-from gateway.rollouts.plan import RolloutPlan
+from gateway.rollouts.changes import RolloutAction, read_beginning
 from gateway.rollouts.rollouts import Rollouts
-
-PLAN_MEMBERS = frozenset(RolloutPlan.__struct_fields__) - {"start", "labels"}
-"""The members of `rollout.json` that a request may replace for its rollout."""
-
-
-class RolloutAction(StrEnum):
-    """The changes."""
-
-    START = "start"
-    PAUSE = "pause"
-    RESUME = "resume"
-    PROMOTE = "promote"
-    ABORT = "abort"
-    WEIGHT = "weight"
-
-
-class RolloutChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The members of every change."""
-
-    reason: str = ""
-
-
-class RolloutBeginning(RolloutChange, frozen=True, kw_only=True):
-    """The members of `start`, those of the plan left out."""
-
-    version: int
-    again: bool = False
-
-
-class RolloutWeight(RolloutChange, frozen=True, kw_only=True):
-    """The members of `weight`."""
-
-    weight: float
-
-
-SIMPLE: Mapping[RolloutAction, Callable[[Rollouts, str, str, str], None]] = {
-    RolloutAction.PAUSE: Rollouts.pause,
-    RolloutAction.RESUME: Rollouts.resume,
-    RolloutAction.PROMOTE: Rollouts.promote,
-    RolloutAction.ABORT: Rollouts.abort,
-}
-"""The changes without members of their own."""
-
-T = TypeVar("T", bound=RolloutChange)
 
 
 async def change_rollout(
     rollouts: Rollouts, name: str, action: RolloutAction, members: Mapping[str, Any], by: str
 ) -> dict[str, Any]:
     """Change the rollout of a model; returns its new state. InferenceError as `Rollouts`."""
-    if action is RolloutAction.START:
-        plan = {key: value for key, value in members.items() if key in PLAN_MEMBERS}
-        rest = {key: value for key, value in members.items() if key not in PLAN_MEMBERS}
-        begun = _read(rest, RolloutBeginning)
+    if rollouts.controller is not None and rollouts.controller.state(name) is not None:
+        await rollouts.controller.change(name, action, members, by)
+    elif action is RolloutAction.START:
+        (begun, plan) = read_beginning(members)
         await rollouts.start(
             *(name, begun.version, by), members=plan, reason=begun.reason, again=begun.again
         )
-    elif action is RolloutAction.WEIGHT:
-        wanted = _read(members, RolloutWeight)
-        rollouts.set_weight(name, wanted.weight, by, wanted.reason)
     else:
-        SIMPLE[action](rollouts, name, by, _read(members, RolloutChange).reason)
+        rollouts.change(name, action, members, by)
     return rollouts.describe(name)
-
-
-def _read(members: Mapping[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(members, kind)
-    except msgspec.ValidationError as error:
-        raise InferenceError(Code.INVALID_ARG, f"request: {error}") from None

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import field
 
 from gateway.errors import Code, InferenceError
-from gateway.rollouts.evidence import FIRST_FAILURES
+from gateway.rollouts.blocks import FIRST_FAILURES
 from gateway.rollouts.plan import ALL, PlanStep, Reaction, RolloutPlan
 
 SERVER = "server"

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from gateway.conversations.conversations import Conversations
@@ -18,6 +18,7 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
 from gateway.policy.audit import AuditedChange, AuditLog
+from gateway.rollouts.changes import ChangeableRollouts, RolloutAction
 from gateway.rollouts.events import RolloutEvents
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.golden_watch import watch_golden
@@ -36,7 +37,25 @@ DECISIONS = frozenset(RolloutState) - {RolloutState.WAITING, *RUNNING}
 """The states that are counted."""
 
 
-class Rollouts(VersionGate):
+class RolloutController(Protocol):
+    """The controller of a fleet, which decides on rollouts of models that replicas host."""
+
+    def states(self) -> Mapping[str, Mapping[str, Any]]:
+        """The state of the latest rollout of each model that has had one, as members of JSON."""
+
+    def state(self, name: str) -> Mapping[str, Any] | None:
+        """The state of a model that replicas host; None for another one."""
+
+    def history(self, name: str) -> Sequence[Transition]:
+        """The transitions of a model's rollouts, oldest first."""
+
+    async def change(
+        self, name: str, action: RolloutAction, members: Mapping[str, Any], by: str
+    ) -> None:
+        """Change a rollout there; raises InferenceError."""
+
+
+class Rollouts(VersionGate, ChangeableRollouts):
     """The rollouts of all models; one task runs `run`.
 
     `clock` is monotonic. Operations raise InferenceError: NOT_FOUND for an unknown model,
@@ -64,6 +83,7 @@ class Rollouts(VersionGate):
         self.events = RolloutEvents(control.registry, self.describe_all)
         self.decisions = Counter[tuple[str, str]]()
         """The transitions of each model into a state of DECISIONS."""
+        self.controller: RolloutController | None = None
         self._is_draining = False
         self._wake = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -152,33 +172,16 @@ class Rollouts(VersionGate):
                 of_model.changed()
             raise
 
-    def pause(self, name: str, by: str, reason: str = "") -> None:
-        """Keep the present weight until `resume`."""
-        self._change(name, lambda rollout: rollout.pause(by, reason))
-
-    def resume(self, name: str, by: str, reason: str = "") -> None:
-        """Continue a paused rollout."""
-        self._change(name, lambda rollout: rollout.resume(by, reason))
-
-    def promote(self, name: str, by: str, reason: str = "") -> None:
-        """Make the candidate stable now."""
-        self._change(name, lambda rollout: rollout.promote(by, reason))
-
-    def abort(self, name: str, by: str, reason: str = "") -> None:
-        """Return every request to stable now."""
-        self._change(name, lambda rollout: rollout.abort(by, reason))
-
-    def set_weight(self, name: str, weight: float, by: str, reason: str = "") -> None:
-        """Set the candidate's percentage of requests, and pause."""
-        self._change(name, lambda rollout: rollout.set_weight(weight, by, reason))
-
     def describe(self, name: str) -> dict[str, Any]:
         """The state of a model's latest rollout, as members of JSON."""
-        return self._find(name).describe()
+        found = None if self.controller is None else self.controller.state(name)
+        return self._find(name).describe() if found is None else dict(found)
 
     def describe_all(self) -> list[dict[str, Any]]:
         """The state of the latest rollout of each model that has had one, by name."""
-        return [each.describe() for each in self.models()]
+        found = {str(each.known.id): each.describe() for each in self.models()}
+        elsewhere = {} if self.controller is None else self.controller.states()
+        return [dict(each) for _, each in sorted({**elsewhere, **found}.items())]
 
     def models(self) -> list[ModelRollouts]:
         """The models that have had a rollout, by name."""
@@ -187,6 +190,8 @@ class Rollouts(VersionGate):
 
     def history(self, name: str) -> list[Transition]:
         """The transitions of a model's rollouts, oldest first."""
+        if self.controller is not None and self.controller.state(name) is not None:
+            return list(self.controller.history(name))
         return self._find(name).history
 
     def drain(self) -> None:
@@ -283,6 +288,8 @@ class Rollouts(VersionGate):
             plan = read_plan(text)
             if of_model.unreadable:
                 return PlanFile(plan, of_model.unreadable)
+            if not self._state.has_place:
+                return PlanFile(plan, "this server keeps no state of rollouts")
             await self._threads.run(self._state.require)
         except InferenceError as error:
             log.error("rollouts refused", extra={"model": entry.name, "reason": error.message})

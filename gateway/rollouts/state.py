@@ -84,6 +84,11 @@ class StateDirectory:
         self._closed = False
         self._written: dict[str, int] = {}
 
+    @property
+    def has_place(self) -> bool:
+        """Whether there is a folder."""
+        return self._path is not None
+
     def __enter__(self) -> Self:
         return self
 

@@ -26,7 +26,7 @@ WALL_CLOCK = {
     "gateway/policy/caller.py": "the expiry of callers",
     "gateway/policy/credentials.py": "the expiry of credentials",
     "gateway/policy/json_web_tokens.py": "the expiry of tokens",
-    "gateway/rollouts/model_rollouts.py": "the time of a transition",
+    "gateway/rollouts/ledger.py": "the time of a transition",
     "gateway/rollouts/golden_recorder.py": "the date of a golden request",
     "gateway/storage/mirror/mirror.py": "the age of objects, if a listing has no time of its own",
     "gateway/tools/keys.py": "the expiry of listed keys",

@@ -85,6 +85,14 @@ class RayNodes:
         """Start it again."""
         self._cluster.head_node.start_gcs_server()
 
+    def record(self, fleet: str, model: str) -> bytes:
+        """The record of the rollouts of a model in the state of the cluster."""
+        from ray._raylet import GcsClient
+
+        key = f'["{fleet}","{model}"]'.encode()
+        found: bytes = GcsClient(address=self.address).internal_kv_get(key, b"sluice-rollouts")
+        return found
+
     def shutdown(self) -> None:
         """End every process of the cluster."""
         self._cluster.shutdown()

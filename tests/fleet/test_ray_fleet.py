@@ -20,6 +20,7 @@ STREAMS = 20
 STREAM = "/v2/models/repeat/generate_stream"
 READY = "/v2/models/repeat/ready"
 SMALL = {"replica_resources": '{"CPU": 0.25}'}
+PLAN = '{"steps": [{"weight": 50, "pause": true}]}'
 NOWHERE = {"replica_resources": '{"GPU": 8}', "replica_labels": '{"zone": "a"}'}
 
 
@@ -27,6 +28,7 @@ NOWHERE = {"replica_resources": '{"GPU": 8}', "replica_labels": '{"zone": "a"}'}
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fleet") / "models"
     write_model(folder, "repeat", REPEAT + with_parameters(SMALL))
+    (folder / "repeat" / "rollout.json").write_text(PLAN)
     write_model(folder, "nowhere", REPEAT + with_parameters(NOWHERE))
     return folder
 
@@ -144,3 +146,27 @@ def test_a_changed_model_is_replaced_under_streams_without_a_failure(
     assert streamed(http, 5) == 5
     found = http.get("/v2/models/repeat/config").json()
     assert found["parameters"]["engine"] == {"string_value": "new"}
+
+
+def test_a_new_version_with_a_plan_gets_its_share_and_is_taken_back(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes, models: Path
+) -> None:
+    def state() -> str:
+        return str(http.get("/v2/models/repeat/rollout").json().get("state"))
+
+    def version() -> str:
+        body = {"text_input": "x", "n": 1, "delay_us": 0}
+        found = http.post("/v2/models/repeat/generate", json=body).json()
+        return str(found["model_version"])
+
+    (before,) = fleet.replicas("repeat")
+    (models / "repeat" / "2").mkdir()
+    wait_until(lambda: state() == "step", "the candidate is there", LOST_SECS)
+    assert {version() for _ in range(40)} == {"1", "2"}
+    aborted = http.post("/v2/models/repeat/rollout/abort", json={"reason": "enough"})
+    assert (aborted.status_code, aborted.json()["state"]) == (200, "aborted")
+    assert {version() for _ in range(20)} == {"1"}
+    assert fleet.wait_replicas("repeat", 1) == [before]
+    wait_until(lambda: len(nodes.workers("ReplicaActor")) == 1, "its actor ends", LOST_SECS)
+    assert b'"state":"aborted"' in nodes.record(fleet.name, "repeat")
+    (models / "repeat" / "2").rmdir()  # a changed configuration would begin another rollout

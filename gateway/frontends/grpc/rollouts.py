@@ -13,8 +13,9 @@ from gateway.errors import Code, InferenceError, exiting
 from gateway.frontends.grpc.rpc import RpcCall
 from gateway.policy.caller import address_of
 from gateway.protos import rollout_pb2 as pb
+from gateway.rollouts.changes import RolloutAction
 from gateway.rollouts.events import RolloutEvent, RolloutEventKind
-from gateway.rollouts.requests import RolloutAction, change_rollout
+from gateway.rollouts.requests import change_rollout
 
 FIELDS: Mapping[RolloutEventKind, str] = {
     RolloutEventKind.RESET: "reset",

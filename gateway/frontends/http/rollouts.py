@@ -14,7 +14,8 @@ from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.json_object import parse_optional_object
 from gateway.frontends.http.request_scope import LAST_EVENT_ID, MODEL, caller_in
-from gateway.rollouts.requests import RolloutAction, change_rollout
+from gateway.rollouts.changes import RolloutAction
+from gateway.rollouts.requests import change_rollout
 from gateway.settings import HttpSettings
 from gateway.threads import apart
 

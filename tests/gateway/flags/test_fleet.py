@@ -1,13 +1,14 @@
 """The options of a fleet become settings, and wrong ones are refused."""
 
 import argparse
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import pytest
 
 from gateway.errors import InferenceError
 from gateway.flags import fleet, serve
-from gateway.settings import FleetSettings
+from gateway.settings import FleetSettings, Settings
 
 PEM = ("--fleet-server-cert=c", "--fleet-server-key=k", "--fleet-root-cert=r")
 
@@ -18,12 +19,15 @@ def parse(*arguments: str) -> FleetSettings | None:
     return serve.settings(parser.parse_args(["--model-repository=m", *arguments])).fleet
 
 
-def parse_replica(*arguments: str) -> FleetSettings:
+def settings_of_replica(*arguments: str) -> Settings:
     parser = argparse.ArgumentParser(exit_on_error=False)
     serve.add_flags(parser)
     fleet.add_replica_flags(parser)
-    parsed = parser.parse_args(["model", "--model-repository=m", *arguments])
-    found = serve.settings(parsed)
+    return serve.settings(parser.parse_args(["model", "--model-repository=m", *arguments]))
+
+
+def parse_replica(*arguments: str) -> FleetSettings:
+    found = settings_of_replica(*arguments)
     assert found.listeners == {}
     assert found.fleet is not None
     return found.fleet
@@ -123,3 +127,21 @@ def test_wrong_options_are_refused(tmp_path: Path, flags: tuple[str, ...], reaso
 def test_a_replica_is_no_router() -> None:
     with pytest.raises(InferenceError, match="--fleet is an option of `sluice serve`"):
         parse_replica("--fleet=static:a:1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "left_out"),
+    [((), None), (("--left-out={}",), {}), (('--left-out={"m": [2, 3]}',), {"m": {2, 3}})],
+    ids=["without", "empty", "versions"],
+)
+def test_a_replica_whose_controller_decides_on_rollouts_keeps_no_state_of_them(
+    flags: tuple[str, ...], left_out: Mapping[str, Set[int]] | None
+) -> None:
+    found = settings_of_replica(*flags)
+    assert found.models.left_out == left_out
+    assert (found.state_directory is None) == (left_out is not None)
+
+
+def test_versions_that_are_left_out_are_json() -> None:
+    with pytest.raises(argparse.ArgumentError, match=r'expected JSON such as \{"m": \[2\]\}'):
+        settings_of_replica("--left-out=m:2")

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_controller import Controller
-from gateway.fleet.ray_repository import Repository
+from gateway.fleet.ray_repository import LeftOut, ModelFiles, Repository
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
 from tests.builders import add_model
@@ -33,7 +33,25 @@ class FakeCluster:
         self.now = 0.0
         self.made = 0
         self.refuses: frozenset[str] = frozenset()
-        self.controller = Controller(self, lambda: self.rules, lambda: self.now)
+        self.records: dict[str, bytes] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Have a new controller."""
+        self.controller = Controller(self, self.files, lambda: self.now)
+
+    def files(self, left_out: LeftOut) -> Mapping[str, ModelFiles | str]:
+        """The files of models without versions."""
+        return {
+            name: each if isinstance(each, str) else ModelFiles(rules=each)
+            for name, each in self.rules.items()
+        }
+
+    def read_record(self, model: str) -> bytes | None:
+        return self.records.get(model)
+
+    def write_record(self, model: str, record: bytes) -> None:
+        self.records[model] = record
 
     def replicas(self) -> Sequence[ReplicaView]:
         return list(self.views.values())
@@ -90,7 +108,7 @@ def test_the_replicas_of_every_model_are_made_once() -> None:
 
 def test_a_controller_that_was_restarted_keeps_what_is_there() -> None:
     cluster = FakeCluster(a=TWO).start()
-    cluster.controller = Controller(cluster, lambda: cluster.rules, lambda: cluster.now)
+    cluster.restart()
     assert cluster.decide(3) == {"a:1": READY, "a:2": READY}
 
 
@@ -226,12 +244,12 @@ def test_a_model_without_a_replica_has_its_rules_while_the_repository_cannot_be_
     cluster = FakeCluster(a=TWO)
     is_readable = True
 
-    def rules() -> Mapping[str, ReplicaRules | str]:
+    def files(left_out: LeftOut) -> Mapping[str, ModelFiles | str]:
         if is_readable:
-            return {"a": TWO}
+            return {"a": ModelFiles(rules=TWO)}
         raise InferenceError(Code.INTERNAL, "no such folder")
 
-    cluster.controller = Controller(cluster, rules, lambda: cluster.now)
+    cluster.controller = Controller(cluster, files, lambda: cluster.now)
     cluster.decide()
     is_readable = False
     cluster.views.clear()
@@ -258,7 +276,7 @@ def test_a_model_whose_configuration_cannot_be_read_keeps_its_replicas() -> None
 def test_replicas_are_kept_while_the_repository_cannot_be_read() -> None:
     cluster = FakeCluster(a=TWO).start()
 
-    def unreadable() -> Mapping[str, ReplicaRules | str]:
+    def unreadable(left_out: LeftOut) -> Mapping[str, ModelFiles | str]:
         raise InferenceError(Code.INTERNAL, "no such folder")
 
     cluster.controller = Controller(cluster, unreadable, lambda: cluster.now)
@@ -290,10 +308,16 @@ def test_a_replica_without_places_for_its_workers_has_the_reason() -> None:
     assert cluster.troubles == {"a": "the nodes do not have 2 x (1 GPU) free with zone=a"}
 
 
+def read(repository: Repository) -> Mapping[str, ReplicaRules | str]:
+    """The rules of each model."""
+    found = repository.files(LeftOut())
+    return {name: each if isinstance(each, str) else each.rules for name, each in found.items()}
+
+
 def settled(repository: Repository) -> Mapping[str, ReplicaRules | str]:
     """The rules after a change: they hold once they have been read twice."""
-    repository.rules()
-    return repository.rules()
+    read(repository)
+    return read(repository)
 
 
 def test_rules_follow_the_engine_in_the_files_of_a_model(tmp_path: Path) -> None:
@@ -313,7 +337,7 @@ def test_rules_are_read_again_from_the_repository(tmp_path: Path) -> None:
     add_model(tmp_path, "m", "")
     add_model(tmp_path, "n", "parameters { key: 'replicas' value { string_value: '0' } }")
     repository = Repository([str(tmp_path)], "")
-    found = repository.rules()
+    found = read(repository)
     assert isinstance(found["m"], ReplicaRules)
     assert replace(found["m"], description="") == ReplicaRules(resources={"CPU": 1})
     assert found["n"] == (
@@ -331,11 +355,11 @@ def test_a_config_that_is_half_written_changes_no_rules(tmp_path: Path) -> None:
     config = "parameters { key: 'replicas' value { string_value: '%d' } }"
     file = add_model(tmp_path, "m", config % 2) / "config.pbtxt"
     repository = Repository([str(tmp_path)], "")
-    before = repository.rules()
+    before = read(repository)
     file.write_text("")
-    assert repository.rules() == before
+    assert read(repository) == before
     file.write_text(config % 3)
-    assert repository.rules() == before
-    again = repository.rules()["m"]
+    assert read(repository) == before
+    again = read(repository)["m"]
     assert isinstance(again, ReplicaRules)
     assert again.most == 3

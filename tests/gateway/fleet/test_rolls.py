@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet.ray_controller import Controller, ModelStatus
-from gateway.fleet.ray_repository import Repository, refusal
+from gateway.fleet.ray_controller import ModelStatus
+from gateway.fleet.ray_repository import LeftOut, ModelFiles, Repository, refusal
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
 from tests.builders import add_model
@@ -138,7 +138,7 @@ def test_an_old_replica_gives_its_place_if_the_new_one_has_none_for_ten_seconds(
 
 
 def restarted(cluster: FakeCluster) -> None:
-    cluster.controller = Controller(cluster, lambda: cluster.rules, lambda: cluster.now)
+    cluster.restart()
 
 
 def changed_again(cluster: FakeCluster) -> None:
@@ -296,9 +296,9 @@ ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step [{ model_name: "m" 
 
 def description(folder: Path, model: str = "m") -> str:
     """The description of a model, as a controller reads it that was just started."""
-    found = Repository([str(folder)], "").rules()[model]
-    assert isinstance(found, ReplicaRules), found
-    return found.description
+    found = Repository([str(folder)], "").files(LeftOut())[model]
+    assert isinstance(found, ModelFiles), found
+    return found.rules.description
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_files_and_versions_that_the_policy_leaves_out_do_not_change_the_descrip
 
 def test_a_node_whose_repository_differs_refuses_a_replica_with_the_reason(folder: Path) -> None:
     paths = [str(folder)]
-    assert refusal(paths, "", "m", description(folder)) == ""
-    assert "another configuration or other versions" in refusal(paths, "", "m", "0000")
-    assert refusal(paths, "", "n", "0000") == "model 'n' is not in any repository"
-    assert "does not exist" in refusal([str(folder / "nowhere")], "", "m", "0000")
+    assert refusal(paths, "", "m", description(folder), {}) == ""
+    assert "another configuration or other versions" in refusal(paths, "", "m", "0000", {})
+    assert refusal(paths, "", "n", "0000", {}) == "model 'n' is not in any repository"
+    assert "does not exist" in refusal([str(folder / "nowhere")], "", "m", "0000", {})

@@ -1,8 +1,9 @@
 """Labels and rollouts of replicas at a router, which has neither of its own."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,15 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.fleet import connection
 from gateway.fleet.offers import ModelOffer
-from gateway.fleet.versions import OfReplica, Shares, labels_of, shares_of
+from gateway.fleet.ray_news import Shares
+from gateway.fleet.versions import OfReplica, labels_of, shares_of
 from gateway.messages import SequenceTag
 from gateway.rollouts.choice import VersionChoice
+from gateway.settings import ModelSettings
 from tests.builders import TEXT, soon, text_request
 from tests.conformance.models import identity
 from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
-from tests.gateway.fleet.in_one_loop import pair
+from tests.gateway.fleet.in_one_loop import SETTINGS, pair, running
 from tests.gateway.fleet.routing import Routed, answered, calls
 from tests.serving import write_model
 
@@ -282,3 +285,22 @@ async def test_a_request_for_a_candidate_that_was_taken_back_meanwhile_is_answer
         assert stream.model.version == "2"
         await soon(stream.only())
     assert fleet.executed()[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("left_out", "loaded"),
+    [({"text": {2}}, ["1"]), ({}, ["2"])],
+    ids=["of-stable", "of-the-candidate"],
+)
+async def test_a_replica_of_a_controller_loads_its_versions_and_begins_no_rollout(
+    tmp_path: Path, left_out: Mapping[str, Set[int]], loaded: list[str]
+) -> None:
+    write_model(tmp_path / "models", "text", MODEL, (1, 2))
+    plan = tmp_path / "models" / "text" / "rollout.json"
+    plan.write_text('{"labels": {"champion": 1}}')
+    models = ModelSettings(repositories=(tmp_path / "models",), left_out=left_out)
+    async with running(replace(SETTINGS, models=models)) as (server, _):
+        found = server.dataplane
+        assert [each.version for each in found.models()] == loaded
+        assert found.labels("text")["champion"] == 1
+        assert found.rollouts.describe("text")["stable"] == int(loaded[0])

@@ -16,7 +16,7 @@ from gateway.policy import audit
 from gateway.policy.areas import AREA_OF_METHOD_CHANGE, AREA_OF_ROUTE_CHANGE, Area
 from gateway.policy.audit import AuditedChange, AuditLog, action_of
 from gateway.policy.caller import Caller
-from gateway.rollouts.requests import RolloutAction
+from gateway.rollouts.changes import RolloutAction
 from tests.serving import wait_until
 
 LOAD = AuditedChange(area=Area.MODEL_REPOSITORY, action="load", by="server", about={"model": "a"})

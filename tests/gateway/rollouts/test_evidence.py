@@ -216,7 +216,7 @@ def test_a_client_that_repeats_a_broken_prompt_is_no_alarm() -> None:
 def test_a_repeated_prompt_has_its_share_among_more_keys_than_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.rollouts.evidence.MOST_KEYS", 20)
+    monkeypatch.setattr("gateway.rollouts.blocks.MOST_KEYS", 20)
     traffic = Traffic(Evidence(guardrails(errors={})))
     for number in range(1000):
         traffic.end(traffic.begin(Arm.CANDIDATE, b"%d" % number), BROKEN)
@@ -236,7 +236,7 @@ class Hashed(bytes):
 
 
 def test_events_of_any_number_of_keys_take_equal_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.rollouts.evidence.MOST_KEYS", 100)
+    monkeypatch.setattr("gateway.rollouts.blocks.MOST_KEYS", 100)
     traffic = Traffic(Evidence(guardrails(errors={})))
     keys = [Hashed(b"%d" % number) for number in range(500)]
     for key in keys * 2:
@@ -287,7 +287,7 @@ def test_a_candidate_whose_first_requests_fail_is_dead_on_arrival(
     traffic.end(traffic.begin(Arm.STABLE), BROKEN)
     for key in keys:
         traffic.end(traffic.begin(Arm.CANDIDATE, key), BROKEN)
-    traffic.end(traffic.begin(Arm.CANDIDATE, b"z"), BROKEN)
+    traffic.end(traffic.begin(Arm.CANDIDATE, keys[0]), BROKEN)
     assert len(called) == calls
 
 
