@@ -21,9 +21,8 @@ PIP_ARGS ?=
 TEST ?= compare
 ARGS ?=
 MARKS ?=
-# Processes of each of the two concurrent runs of tests; each process takes a gigabyte of memory.
+# Processes of each part of the tests; each process takes a gigabyte of memory.
 WORKERS ?= 2
-NEWEST_WORKERS ?= 2
 # The oldest Python that is served is Debian 12's. Its environment shares the packages of $(VENV).
 OLDEST ?= /usr/bin/python3.11
 OLDEST_VENV := $(VENV)/oldest
@@ -43,6 +42,7 @@ RAY_READY := $(RAY_VENV)/ready
 # litellm wants an older openai: likewise.
 LITELLM_VENV := $(VENV)/litellm
 LITELLM_READY := $(LITELLM_VENV)/ready
+COMPILED := $(VENV)/compiled
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # Every test runs in one of these, in test-tensorflow or in test-ray, except those marked `release`, which take long and whose
 # subject rarely changes: they run in test-all. Tests marked `both` run in the first two.
@@ -51,17 +51,30 @@ ON_NEWEST := (vllm or browser or node or sweep or wire or both) and not (quiet o
 ON_RAY := ray and not release
 ALONE := quiet
 conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
-# These tests without an engine run when those of the newest Python have ended: both runs take as long then. Those of
-# conformance mostly wait, each in a process.
-REST := tests/gateway $(call conformance, python_backend http_time_limits)
-REST_WORKERS ?= 3
-OLDEST_TESTS ?=
-# The modules of those tests; a module that is not collected costs nothing.
+# The modules of the tests on the newest Python and alone; a module that is not collected costs nothing.
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
-NEWEST_TESTS = $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
+NEWEST_TESTS := $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
 ALONE_TESTS = $(call marked,'mark\.quiet')
+# Parts of `make test`. Modules that start engines are in two of them.
+NEWEST_PARTS := e2e backends wires
+NEWEST_e2e := $(filter tests/e2e/%,$(NEWEST_TESTS))
+NEWEST_backends := $(filter tests/backends/% tests/sweep,$(NEWEST_TESTS))
+NEWEST_wires := $(filter-out $(NEWEST_e2e) $(NEWEST_backends),$(NEWEST_TESTS))
+OLDEST_PARTS := conformance-1 conformance-2 gateway others backends
+OLDEST_conformance-1 := $(wildcard tests/conformance/test_[a-m]*.py)
+OLDEST_conformance-2 := $(filter-out $(OLDEST_conformance-1),$(wildcard tests/conformance/test_*.py))
+# Those of torch and transformers are together: to import them takes ten seconds.
+OLDEST_backends := tests/backends tests/e2e tests/gateway/storage
+OLDEST_gateway := tests/gateway --ignore=tests/gateway/storage
+OLDEST_others := $(wildcard tests/test_*.py) \
+  $(filter-out $(addprefix tests/,__pycache__/ conformance/ gateway/ backends/ e2e/ sweep/ fleet/),$(wildcard tests/*/))
+NEWEST_PART_NAMES := $(addprefix test-newest-,$(NEWEST_PARTS))
+OLDEST_PART_NAMES := $(addprefix test-oldest-,$(OLDEST_PARTS))
+# The longest first.
+PARTS := $(if $(ARGS),test-newest test-ray test-oldest,$(NEWEST_PART_NAMES) test-ray $(OLDEST_PART_NAMES)) test-tensorflow
 # $(call tested,PYTEST,TESTS,PROCESSES). Status 5 of pytest: ARGS and MARKS choose no test.
-tested = $(1) -o cache_dir=.pytest_cache/$@ $(3) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }
+# One process does without xdist, with which a test takes 3 ms of processor time more.
+tested = $(1) -o cache_dir=.pytest_cache/$@ -n $(if $(filter 1,$(3)),0,$(3)) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
 # These tests choose the fleet themselves, or have the wires of any server as their subject.
@@ -70,7 +83,7 @@ NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tl
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup serve serve-openvino_genai serve-vllm test test-all test-oldest test-newest test-tensorflow test-ray test-rest test-newest-rest test-oldest-first test-alone stored litellm lint lock sbom audit bench profile soak demo-rollout gpu-check clean
+.PHONY: setup serve serve-openvino_genai serve-vllm test test-all oldest test-oldest $(OLDEST_PART_NAMES) test-newest $(NEWEST_PART_NAMES) test-tensorflow test-ray test-alone stored litellm lint lock sbom audit bench profile soak demo-rollout gpu-check clean
 
 setup: $(READY) $(AZURITE)
 
@@ -114,47 +127,48 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# `make -j3 test` runs three of them at the same time. Tests that measure time run when nothing else does.
-test: lint test-oldest-first test-newest-rest
+# `make -j4 test` runs four parts at the same time. Tests that measure time run when nothing else does.
+test: lint $(PARTS)
 	@$(MAKE) --no-print-directory test-alone
 
 stored: $(READY)
 	@$(BIN)/sluice fetch
 
 # Tests without an engine, on the oldest Python if this machine has it.
-test-oldest: $(READY) stored
+test-oldest $(OLDEST_PART_NAMES): $(READY) stored oldest
 	@$(FIND_OLDEST); \
-	echo "test-oldest: $$($$python -V)"; \
-	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(or $(ARGS),$(OLDEST_TESTS)),-n $(WORKERS))
+	echo "$@: $$($$python -V)"; \
+	$(call tested,$$python -m pytest,-m "$(ON_OLDEST) $(MARKS)" $(or $(ARGS),$(OLDEST_$(@:test-oldest-%=%))),$(WORKERS))
 
-test-oldest-first: $(READY) stored
-	@$(MAKE) --no-print-directory test-oldest $(if $(ARGS),,OLDEST_TESTS='$(addprefix --ignore=,$(REST))')
+# Its environment.
+oldest: $(READY)
+	@$(FIND_OLDEST)
 
-# Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. Modules that
-# start engines stay in two processes, which start first (tests/distribution.py).
+# Processes of tests import vLLM at once: without bytecode each of them would compile it. uv would compile three times as much.
+$(COMPILED): $(READY)
+	@$(BIN)/python -c 'from backends.vllm.backend import VllmBackend; VllmBackend()'
+	@touch $@
+
+# Engines, browsers, Node, sweeps, and the tests of the wires on other transports and with frontend processes. With xdist modules
+# that start engines stay in two processes, which start first (tests/distribution.py).
 # An engine has one thread, bound to no CPU: those of two engines on the same CPUs would wait for each other.
-test-newest: export OMP_NUM_THREADS := 1
-test-newest: export VLLM_CPU_OMP_THREADS_BIND := nobind
-test-newest: $(READY) stored
-	$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_TESTS)),-n $(NEWEST_WORKERS))
-
-# With `make -j` those that follow run at the same time, as far as it has places.
-test-newest-rest: $(READY) stored
-	@$(MAKE) --no-print-directory test-newest && $(MAKE) --no-print-directory $(if $(ARGS),,test-rest) test-ray test-tensorflow
-
-test-rest: $(READY) stored
-	@$(MAKE) --no-print-directory test-oldest WORKERS=$(REST_WORKERS) OLDEST_TESTS='$(REST)'
+test-newest $(NEWEST_PART_NAMES): export OMP_NUM_THREADS := 1
+test-newest $(NEWEST_PART_NAMES): export VLLM_CPU_OMP_THREADS_BIND := nobind
+test-newest test-newest-e2e test-newest-backends: $(COMPILED)
+test-newest $(NEWEST_PART_NAMES): $(READY) stored
+	@echo "$@"
+	@$(call tested,$(BIN)/pytest,-m "$(ON_NEWEST) $(MARKS)" $(or $(ARGS),$(NEWEST_$(@:test-newest-%=%)),$(NEWEST_TESTS)),$(WORKERS))
 
 # Models of TensorFlow and of scikit-learn.
 test-tensorflow: $(TENSORFLOW_READY)
-	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "not quiet $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)),-n $(WORKERS))
+	$(call tested,$(TENSORFLOW_BIN)/python -m pytest,-m "not quiet $(MARKS)" $(or $(ARGS),$(TENSORFLOW_TESTS)),$(WORKERS))
 
-# Ray clusters, whose nodes are processes of this machine. These tests mostly wait: with `make -j` other tests run meanwhile.
+# Ray clusters, whose nodes are processes of this machine.
 test-ray: $(RAY_READY)
-	$(call tested,$(RAY_BIN)/python -m pytest,-m "$(ON_RAY) $(MARKS)" $(or $(ARGS),$(RAY_TESTS)))
+	$(call tested,$(RAY_BIN)/python -m pytest,-m "$(ON_RAY) $(MARKS)" $(or $(ARGS),$(RAY_TESTS)),1)
 
 test-alone: $(READY) stored
-	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)))
+	$(call tested,$(BIN)/pytest,-m "$(ALONE) $(MARKS)" $(or $(ARGS),$(ALONE_TESTS)),1)
 
 # Before a release, for hours: every conformance test on each transport, with frontend processes and with replicas, every test
 # without an engine on both Pythons, and every step of the sweeps.
@@ -190,8 +204,7 @@ endef
 
 # $(call install_more,VENV,REQUIREMENTS): an environment of these packages that imports those of $(VENV), too.
 define install_more
-@$(BIN)/python -m venv --without-pip --clear $(1)
-@$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --quiet --no-deps --no-compile $(PIP_ARGS) -r $(2)
+@$(BIN)/python install.py --more $(1) $(2) $(PIP_ARGS)
 @$(call share_packages,$(1))
 @touch $@
 endef

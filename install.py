@@ -1,7 +1,9 @@
 """Installs the packages of a lock file into .venv: with uv if that can be had, else with pip.
 
     python3.11 install.py requirements-laptop.lock [arguments of pip]
+    .venv/bin/python install.py --more FOLDER LOCK [arguments of pip]
 
+The second makes another environment, with uv and pip of .venv.
 The Makefile calls it with the Python of the new environment. It imports nothing but the standard
 library. uv reads none of pip's settings, so they are translated: mirrors, certificates, proxies.
 """
@@ -22,6 +24,7 @@ RANGE = "3.11 to 3.13"
 VENV = Path(".venv")
 PYTHON = VENV / "bin/python"
 
+MORE = "--more"
 LITTLE_DISK = 100 << 20
 """An installation that failed with fewer free bytes failed for lack of them."""
 
@@ -63,8 +66,12 @@ class InstallError(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Install; the status of the process."""
-    lock, *pip_arguments = arguments
     try:
+        if arguments[0] == MORE:
+            _, folder, lock, *pip_arguments = arguments
+            install_more(Path(folder), Path(lock), pip_arguments)
+            return 0
+        lock, *pip_arguments = arguments
         with only_one_setup():
             install(Path(lock), pip_arguments)
     except InstallError as error:
@@ -88,6 +95,34 @@ def install(lock: Path, pip_arguments: Sequence[str]) -> None:
     if not install_with_uv(lock, pins, pip_arguments):
         install_with_pip(pins, pip_arguments)
     say("done")
+
+
+def install_more(folder: Path, lock: Path, pip_arguments: Sequence[str]) -> None:
+    """Make an environment in that folder of the packages of a lock; InstallError if that fails."""
+    is_made = succeeds(PYTHON, "-m", "venv", "--without-pip", "--clear", folder)
+    if not (
+        is_made
+        and (
+            more_with_uv(folder, lock, pip_arguments) or more_with_pip(folder, lock, pip_arguments)
+        )
+    ):
+        raise InstallError(f"{folder} could not be made (see above){disk_full()}")
+
+
+def more_with_uv(folder: Path, lock: Path, pip_arguments: Sequence[str]) -> bool:
+    """Install into another environment; False if uv cannot."""
+    given = settings_of(pip_arguments)
+    if given is None:
+        return False
+    uv, environment = uv_command(folder, given)
+    return not subprocess.call([*uv, "--quiet", "-r", str(lock)], env=environment)
+
+
+def more_with_pip(folder: Path, lock: Path, pip_arguments: Sequence[str]) -> bool:
+    """Install into another environment; whether that succeeded."""
+    pip = (str(PYTHON), "-m", "pip", "--python", str(folder), "--disable-pip-version-check")
+    options = ("--quiet", "--no-deps", "--no-compile", *pip_arguments, "-r", str(lock))
+    return not subprocess.call([*pip, "install", *options])
 
 
 def pins_in(lock: str) -> Sequence[str]:
@@ -162,12 +197,8 @@ def install_with_uv(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str
         refuse_full_disk()
         say("uv could not be installed (see above); continuing with pip, which is slower")
         return False
-    settings = joined(pip_settings(), given)
-    environment = {**os.environ, **uv_environment(settings, os.environ)}
-    uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON), "--no-deps"]
-    if has_no_index(settings):
-        uv.append("--no-index")
-    for attempt in attempts(pins, settings):
+    uv, environment = uv_command(VENV, given)
+    for attempt in attempts(pins, joined(pip_settings(), given)):
         if not subprocess.call([*uv, *attempt, "-r", str(lock)], env=environment):
             itself = [*uv, "--no-build-isolation", "--quiet", "--editable", "."]
             if not subprocess.call(itself, env=environment):
@@ -175,6 +206,14 @@ def install_with_uv(lock: Path, pins: Sequence[str], pip_arguments: Sequence[str
         refuse_full_disk()
     say("uv failed (see above); continuing with pip, which is slower")
     return False
+
+
+def uv_command(folder: Path, given: Mapping[str, str]) -> "tuple[Sequence[str], Mapping[str, str]]":
+    """`uv pip install` for an environment, with settings that are given, and its variables."""
+    settings = joined(pip_settings(), given)
+    uv = (str(PYTHON), "-m", "uv", "pip", "install", "--python", str(folder), "--no-deps")
+    no_index = ("--no-index",) if has_no_index(settings) else ()
+    return (*uv, *no_index), {**os.environ, **uv_environment(settings, os.environ)}
 
 
 def attempts(pins: Sequence[str], settings: Mapping[str, str]) -> Sequence[Sequence[str]]:

@@ -7,9 +7,11 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any, Protocol
 
 import pytest
+from httpx import create_ssl_context
 
 from gateway import cuda_driver
 from gateway.backend import Instance
@@ -68,6 +70,14 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--frontends={frontends}")
     if replicas := config.getoption("--fleet"):
         FLEET.append(replicas)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Each client of httpx would read all certificates of the machine: 40 ms of processor time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(create_ssl_context))
+        return (yield)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -186,6 +186,23 @@ def test_an_argument_that_uv_does_not_know_is_for_pip(
     assert status == 0, output
     assert "setup: uv does not know --no-compile; continuing with pip, which is slower" in output
     assert (packages(checkout) / "one-1.0.dist-info/INSTALLER").read_text().strip() == "pip"
+
+
+@pytest.mark.parametrize(("arguments", "installer"), [((), "uv"), (("--no-compile",), "pip")])
+def test_another_environment_is_made_with_uv_or_else_with_pip(
+    checkout: Path,
+    tmp_path: Path,
+    index: str,
+    authority: Authority,
+    arguments: Sequence[str],
+    installer: str,
+) -> None:
+    user = environment(tmp_path / "home", mirror(index, authority))
+    command = [checkout / ".venv/bin/python", "install.py", "--more", "more", "lock", *arguments]
+    subprocess.run(command, cwd=checkout, env=user, timeout=SECS, check=True)
+    (found,) = checkout.glob("more/lib/python*/site-packages/one-1.0.dist-info/INSTALLER")
+    assert found.read_text().strip() == installer
+    assert not (packages(checkout) / "one-1.0.dist-info").exists()
 
 
 def test_a_file_with_another_hash_is_not_installed(checkout: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tests.conformance.field_effects import (
     told,
     x,
 )
+from tests.forked_children import children_fork
 from tests.onnx_models import identity, model, node, tensor
 from tests.serving import ROOT, WAIT_SECS, wait_until
 
@@ -64,7 +65,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "host_policy": [f"one,cpu-cores={CORES[0]}-{CORES[0]}"],
         "metrics_config": {"histogram_latencies": True},
     }
-    with Server(**options) as server:
+    with children_fork(), Server(**options) as server:
         yield World(server, repository)
 
 

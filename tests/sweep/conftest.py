@@ -11,6 +11,7 @@ import pytest
 
 from gateway.fleet import announcer, connection
 from gateway.models import instances as instances_module
+from tests.forked_children import children_fork
 from tests.sweep.cases import ways_of
 from tests.sweep.stand_in import install
 from tests.sweep.steps import SteppedLoop
@@ -67,6 +68,13 @@ def _names(metafunc: pytest.Metafunc) -> list[str]:
 
 def _seed(config: pytest.Config) -> str:
     return str(config.getoption("--sweep-seed"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[None]:
+    """Workers of the Python backend are forks: hundreds start, each in a fifth of the time."""
+    with children_fork():
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A server with the real engine and the model of one layer as a GGUF."""
+"""One server with the real engine and the model of one layer as a GGUF."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def gguf() -> Path:
     return stored_gguf()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def repository(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped config for laptops with that model and a small cache."""
     found = tmp_path_factory.mktemp("repository")
@@ -28,7 +28,7 @@ def repository(gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Serving]:
     with serving(repository, "--model-config-name=laptop") as started:
         yield started

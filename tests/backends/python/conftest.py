@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,18 @@ from gateway.backend import Instance, ModelContext
 from gateway.config import ModelConfig
 from tests.backends.python.loading import CONFIG, Load, no_model, soon, write
 from tests.backends.python.played import Ends
+from tests.forked_children import children_fork
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[None]:
+    """Workers that the backend starts are forks, in a fifth of the processor time."""
+    with children_fork():
+        yield
 
 
 @pytest.fixture
-async def load(tmp_path: Path) -> AsyncIterator[Load]:
+async def load(tmp_path: Path, forks: None) -> AsyncIterator[Load]:
     """Loads models; each is closed at the end, and has left no process, descriptor or task."""
     loaded: list[Instance] = []
     backend = PythonBackend()

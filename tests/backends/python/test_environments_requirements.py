@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.python import environments
 from backends.python.environment_builds import KeptFolders
 from backends.python.environments import virtual_environment
 from gateway.errors import Code, InferenceError
@@ -67,16 +68,30 @@ def said(environment: Path, script: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-async def test_it_has_what_is_required_and_is_made_once_for_what_it_is_made_of(model: Path) -> None:
+async def test_it_has_what_is_required_and_nothing_of_the_gateway(model: Path) -> None:
+    require(model, "greeting")
+    found = await made(model)
+    assert said(found, "import greeting, numpy; print(greeting.TEXT, numpy.arange(2))") == (
+        "hello [0 1]"
+    )
+    assert said(found, "import importlib.util as u; print(u.find_spec('fastapi'))") == "None"
+
+
+async def test_it_is_made_once_for_what_it_is_made_of(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds: list[tuple[str | Path, ...]] = []
+
+    async def note(command: tuple[str | Path, ...], *_: object) -> None:
+        builds.append(command)
+
+    monkeypatch.setattr(environments, "run", note)
     (model / "more.txt").write_text("# nothing yet, / or ..\n")
     require(model, "greeting", "-r more.txt")
     both = await asyncio.gather(made(model), made(model))
     first = await made(model)
     assert both == [first, first]
-    assert said(first, "import greeting, numpy; print(greeting.TEXT, numpy.arange(2))") == (
-        "hello [0 1]"
-    )
-    assert said(first, "import importlib.util as u; print(u.find_spec('fastapi'))") == "None"
+    assert [each[-2:] for each in builds if "venv" in each] == [("venv", first)]
     (first / "noted").touch()
     require(model, "numpy", "-r more.txt")
     other = await made(model)

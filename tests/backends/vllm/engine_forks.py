@@ -1,16 +1,11 @@
 """Processes of vLLM that fork from one that has imported vLLM, instead of importing it again."""
 
-import multiprocessing.util
-import subprocess
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-
-import pytest
+from contextlib import contextmanager
 
 from backends.vllm.backend import VllmBackend
-from tests.child_forks import SPAWN, fork_children
+from tests.forked_children import children_fork
 
 
 def preload() -> None:
@@ -22,17 +17,10 @@ def preload() -> None:
 
 @contextmanager
 def engines_fork() -> Iterator[None]:
-    """In this block processes of engines are forks of this process, as it is when it begins.
-
-    Warnings, which are errors in tests, are none there.
-    """
+    """In this block processes of engines are forks of this process, as it is when it begins."""
     _find_title()
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setattr(subprocess, "Popen", subprocess.Popen)
-        patch.setattr(multiprocessing.util, "spawnv_passfds", SPAWN)
-        warnings.simplefilter("default")
-        with closing(fork_children()):
-            yield
+    with children_fork():
+        yield
 
 
 def _find_title() -> None:

@@ -5,6 +5,8 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from backends.vllm.engine_clients.shared_engine import MODULE
 from backends.vllm.engine_processes import EXIT_CODE
 from gateway.processes.module_commands import module_command, module_environment
@@ -31,6 +33,7 @@ def test_a_client_ends_whose_server_is_gone_before_it_can_look(tmp_path: Path) -
     assert exit_code(os.getppid(), tmp_path) == EXIT_CODE
 
 
+@pytest.mark.release
 def test_a_client_exits_with_its_connection_and_imports_no_file_of_the_working_directory(
     tmp_path: Path,
 ) -> None:

@@ -23,7 +23,8 @@ MODELS = Path(__file__).parent / "models"
 ADD_SUB = ROOT / "tests" / "conformance" / "python_models" / "add_sub"
 OPENAI = ROOT / "model_repository" / "openai_python"
 ARTEFACTS = ROOT / "artefacts" / "playground"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SHELL = "chromium-headless-shell"
+BROWSERS = (SHELL, "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ODD_NAME = "odd näme & 100%?#<b>"
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 SIZE = {"width": 1280, "height": 860}
@@ -91,7 +92,7 @@ def server(repository: Path) -> Iterator[Serving]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium without a window."""
-    found = needs.program(*BROWSERS, package="chromium")
+    found = needs.program(*BROWSERS, package=SHELL)
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not work for root, and containers run tests as root.
         started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
