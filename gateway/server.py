@@ -27,7 +27,7 @@ from gateway.models.model import Model
 from gateway.models.model_folder import NO_VERSIONS
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
-from gateway.observability.access_log import AccessLog
+from gateway.observability.access_log import access_log_of
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
 from gateway.observability.receipts import Receipts
@@ -40,7 +40,6 @@ from gateway.rollouts.rollouts import RolloutController
 from gateway.settings import (
     ENVIRONMENT,
     FleetSettings,
-    LogFormat,
     ModelSettings,
     Settings,
     netloc,
@@ -117,7 +116,7 @@ class Server:
             log=log_of_process,
             threads=self._threads,
             audit=None if settings.audit_log is None else AuditLog(settings.audit_log),
-            access_log=_build_access_log(settings),
+            access_log=access_log_of(settings),
             state_directory=settings.state_directory,
             admission=settings.admission,
             receipts=Receipts(every=settings.server_timing),
@@ -367,13 +366,6 @@ def _open_places(settings: ModelSettings) -> list[Path | Mirror]:
         return open_places(settings.repositories, ENVIRONMENT)
     except MirrorError as error:
         raise InferenceError(Code.UNAVAILABLE, str(error)) from None
-
-
-def _build_access_log(settings: Settings) -> AccessLog | None:
-    """The access log; lines of a log in JSON need it, too."""
-    if settings.access_log is None and settings.log.format is not LogFormat.JSON:
-        return None
-    return AccessLog(settings.access_log)
 
 
 def _build_cache(settings: CacheSettings | None) -> ResponseCache | None:

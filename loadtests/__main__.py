@@ -43,6 +43,9 @@ COMMANDS: Mapping[str, Command] = {
     "routing": Command("routing.command", "rules for the choice of a replica, simulated"),
     "guardrails": Command("guardrails", "guardrails of rollouts, simulated: false and true alarms"),
     "change": Command("change", "downloads, polls, rollouts and models asleep, with their bounds"),
+    "fair": Command(
+        "fair", "tenants: cost, floods, deadlines, receipts, traces, with their bounds"
+    ),
     "demo_rollout": Command("demo_rollout", "a rollout to watch, on moto: one that errs, one not"),
     "soak": Command("soak.soak", "random clients, reloads and kills"),
     "profile": Command("profile", "a flame graph of one hot path"),

@@ -1,21 +1,17 @@
 """Changes of models, with bounds: object storage, single versions, rollouts, models asleep."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from loadtests import change_residence, change_rollouts, change_storage
 from loadtests.support import rounds
-from loadtests.support.findings import Finding
-from loadtests.support.results import Results
+from loadtests.support.findings import Part, report_of
 from loadtests.support.rounds import Report
 from loadtests.tensors import add_parts_flag
 
-Part = Callable[[argparse.Namespace, Path, Console, Results], Sequence[Finding]]
-"""One part of the test with an empty folder; it adds its values to the results."""
 PARTS: dict[str, Part] = {
     "download": change_storage.download,
     "poll": change_storage.poll,
@@ -53,15 +49,4 @@ def change(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _change(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
-    table = Table(title="Changes of models", title_justify="left")
-    table.add_column("figure")
-    for heading in ("found", "bound", ""):
-        table.add_column(heading, justify="right")
-    results, failures = Results(), []
-    for name in asked.parts:
-        (folder / name).mkdir()
-        for each in PARTS[name](asked, folder / name, console, results):
-            table.add_row(f"{name}: {each.figure}", each.shown, each.bound, each.verdict)
-            failures += [] if each.holds else [f"{name}: {each.figure}"]
-    failure = f"the bound fails for {', '.join(failures)}" if failures else ""
-    return Report(table, results.as_lines(), failure=failure)
+    return report_of("Changes of models", PARTS, asked, folder, console)

@@ -12,6 +12,7 @@ from gateway.json_lines import JsonLinesFile
 from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.observability.request_record import Record
+from gateway.settings import LogFormat, Settings
 
 MOST_LINES = 10_000
 """Lines that wait for the disk; further ones are dropped."""
@@ -138,3 +139,10 @@ class CountedTokens:
         if error is not None:
             self._request.note(error)
         self._account.ended(error)
+
+
+def access_log_of(settings: Settings) -> AccessLog | None:
+    """The access log of a server; lines of a log in JSON need it, too."""
+    if settings.access_log is None and settings.log.format is not LogFormat.JSON:
+        return None
+    return AccessLog(settings.access_log)

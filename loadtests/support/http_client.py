@@ -46,6 +46,13 @@ def post(path: str, address: Address, body: bytes) -> bytes:
     return head.encode() + body
 
 
+def with_headers(request: bytes, headers: Mapping[str, str]) -> bytes:
+    """The bytes of a request with more headers."""
+    head, end, body = request.partition(HEAD_END)
+    lines = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
+    return head + lines.encode() + end + body
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """The responses of one stream, and the time of the last one."""
@@ -147,6 +154,11 @@ class EventTimer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"the connection was closed early, after: {self._head[:200]!r}")
+
+    @property
+    def arrivals(self) -> list[float]:
+        """The times of the events so far."""
+        return self._timing.arrivals
 
     def _take(self, line: bytes, now: float) -> None:
         if not line.startswith(EVENT) or line[len(EVENT) :] == DONE:

@@ -1,0 +1,72 @@
+"""Parts of the load test of fairness: requests at fixed times, clients in turn, key files."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+from gateway.policy.key_file import KeyReader
+from loadtests.fair_floods import histogram_p50
+from loadtests.support.http_client import Address, post, with_headers
+from loadtests.support.timed_load import Flow, answered, send
+from loadtests.tenants import write_tenants
+
+
+class Streams(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(503 if self.headers["x-api-key"] == "refused" else 200)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for event in (b"data: 1\n\n", b"data: 2\n\n"):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        """Write no line."""
+
+
+@contextmanager
+def streaming() -> Iterator[Address]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Streams) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield Address(server.server_address[1])
+        server.shutdown()
+
+
+def test_requests_are_sent_at_their_times_and_refusals_are_noted() -> None:
+    with streaming() as address:
+        plain = post("/", address, b"{}")
+        refused = with_headers(plain, {"x-api-key": "refused"})
+        flows = [Flow(50, lambda _: plain), Flow(20, lambda _: refused)]
+        good, bad = send(address, flows, 0.2, grace_secs=10)
+    assert (len(good), len(bad)) == (11, 5)
+    assert all(each.complete and each.events == 2 for each in good)
+    assert all(each.first >= each.at for each in good)
+    assert all("503" in each.refusal and not each.complete for each in bad)
+
+
+def test_clients_in_turn_repeat_their_requests_for_a_time() -> None:
+    with streaming() as address:
+        (found,) = answered(address, [[post("/", address, b"{}")] * 2], 0.3)
+    assert len(found) > 2
+    assert sum(each.complete for each in found) >= len(found) - 2
+
+
+def test_a_key_file_has_a_key_and_the_rules_of_each_tenant(tmp_path: Path) -> None:
+    keys = write_tenants(tmp_path / "keys.toml", {"a": {"weight": 3.0}, "b": {}})
+    listed = KeyReader().read(keys.file.read_text()).keys.values()
+    assert sorted(each.tenant for each in listed) == ["a", "b"]
+
+
+def test_the_median_of_a_histogram_is_the_bound_of_its_bucket() -> None:
+    lines = [
+        'ratio_bucket{model="m",le="0.5"} 1',
+        'ratio_bucket{model="m",le="1"} 3',
+        'ratio_bucket{model="m",le="+Inf"} 4',
+        'ratio_count{model="m"} 4',
+    ]
+    assert histogram_p50(lines, "ratio") == 1.0
