@@ -65,7 +65,7 @@ async def disconnect_replica(server: Server, way: Way, scene: Scene, ground: Gro
     assert isinstance(server, RoutedServer)
     played = await play(server, way, scene, lambda _: server.lose_connection())
     check_each(played, bool)
-    await until(lambda: server.ready, lambda: "the replica is connected again")
+    await until(lambda: server.reconnected, lambda: "the replica is connected again")
     await server.settled(ground.held)
     await check_another(server, way)
     await server.settled(ground.held)

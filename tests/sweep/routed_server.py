@@ -35,6 +35,7 @@ class RoutedServer(Server):
         }
         hosting = replace(settings, fleet=FleetSettings(port=0), **without_ports)
         self._repository = repository
+        self._lost: tuple[object, ...] = ()
         self._replica = ServerLoop(hosting)
         self._hosting = asyncio.create_task(self._replica.run())
 
@@ -48,10 +49,21 @@ class RoutedServer(Server):
 
     def lose_connection(self) -> None:
         """End the connection between the two."""
+        self._lost = tuple(self._port.links)
+        for link in self._lost:
+            link.channel.abort()
+
+    @property
+    def reconnected(self) -> bool:
+        """Whether the router, which may notice the loss later, has another connection."""
+        links = tuple(self._port.links)
+        return bool(links) and not any(each in self._lost for each in links) and self.ready
+
+    @property
+    def _port(self) -> FleetPort:
         port = self._replica.server.dataplane.fleet
         assert isinstance(port, FleetPort)
-        for link in port.links:
-            link.channel.abort()
+        return port
 
     async def recovered(self) -> None:
         """The router has also heard of what the replica announces late, up to LOAD_SECS."""
