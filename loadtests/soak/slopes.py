@@ -65,13 +65,25 @@ def line(secs: Sequence[float], values: Sequence[float]) -> Line:
 
 def second_half(readings: Sequence[Reading]) -> Mapping[str, Line]:
     """The line of each count through the second half of a run; none without enough readings."""
-    begin = readings[-1].secs / 2 if readings else 0.0
-    half = [each for each in readings if each.secs >= begin]
+    half = _half(readings)
     if len(half) < LEAST_READINGS:
         return {}
     secs = [each.secs for each in half]
     names = sorted({name for each in half for name in each.counts})
     return {name: line(secs, [each.counts.get(name, 0) for each in half]) for name in names}
+
+
+def few(readings: Sequence[Reading]) -> Sequence[str]:
+    """The lack of readings for lines, in words."""
+    count = len(_half(readings))
+    if count >= LEAST_READINGS:
+        return []
+    return [f"{count} readings in the second half, expected at least {LEAST_READINGS}"]
+
+
+def _half(readings: Sequence[Reading]) -> Sequence[Reading]:
+    begin = readings[-1].secs / 2 if readings else 0.0
+    return [each for each in readings if each.secs >= begin]
 
 
 def growing(readings: Sequence[Reading], after: Mapping[str, float]) -> Sequence[str]:

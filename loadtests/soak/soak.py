@@ -21,7 +21,7 @@ from loadtests.soak.models import MODELS, Trouble
 from loadtests.soak.probe import Probes, Sample, probing
 from loadtests.soak.requests import Tally
 from loadtests.soak.server import Census, SoakServer
-from loadtests.soak.slopes import Reading, growing, panels, rows
+from loadtests.soak.slopes import Reading, few, growing, panels, rows
 from loadtests.soak.storm import Storm, ask_each
 from loadtests.support import rounds
 from loadtests.support.curves import draw
@@ -128,7 +128,9 @@ async def _run(server: SoakServer, report: Report, progress: OnStage) -> Census:
             await storm.run(report.options.secs)
         finally:
             shown.cancel()
-            reading.cancel()
+            report.wrong += await _ended(reading)
+    if report.options.secs >= READINGS * LEAST_READ_SECS:
+        report.wrong += few(report.readings)
     report.probes = probes[0]
     progress("settling", report.tally)
     report.hung += _counted(report.tally.hung)
@@ -174,6 +176,15 @@ async def _read(server: SoakServer, report: Report) -> None:
         await asyncio.sleep(began + number * every - time.monotonic())
         counts = await asyncio.to_thread(server.read)
         report.readings.append(Reading(time.monotonic() - began, counts))
+
+
+async def _ended(reading: asyncio.Task[None]) -> Sequence[str]:
+    """The end of the readings; the error that has ended them before, in words."""
+    reading.cancel()
+    (found,) = await asyncio.gather(reading, return_exceptions=True)
+    if isinstance(found, asyncio.CancelledError):
+        return []
+    return [f"the server could not be read: {found!r}"]
 
 
 async def _settled(server: SoakServer, report: Report) -> Metrics:

@@ -13,14 +13,17 @@ from loadtests.soak.slopes import (
     MIB,
     TASKS,
     Reading,
+    few,
     growing,
     line,
     panels,
     rows,
     second_half,
 )
+from loadtests.soak.soak import _ended
 
 EVERY_SECS = 30.0
+UNREAD = "the server could not be read"
 COUNT = int(LEAST_SECS / EVERY_SECS) * 2
 
 
@@ -94,8 +97,23 @@ def test_the_memory_of_a_short_run_is_not_judged() -> None:
 def test_few_readings_have_no_line() -> None:
     found = readings(a=10)[:8]
     assert second_half(found) == {}
+    assert few(found) == ["4 readings in the second half, expected at least 5"]
+    assert few([]) == ["0 readings in the second half, expected at least 5"]
+    assert few(readings(a=10)) == []
     assert growing(found, last(found)) == []
     assert [each.name for each in panels(found)][-1] == TASKS
+
+
+async def test_an_error_ends_the_readings_and_the_run_has_it() -> None:
+    async def reading(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
+
+    for error, found in ((None, []), (OSError("gone"), [f"{UNREAD}: OSError('gone')"])):
+        task = asyncio.create_task(reading(error))
+        await asyncio.sleep(0)
+        assert await _ended(task) == found
 
 
 async def test_the_tables_of_objects_and_of_modules_are_read() -> None:
