@@ -71,7 +71,7 @@ class JsonLinesFile:
 
     @property
     def failures(self) -> int:
-        """Lines that are lost: the disk was full, or too slow."""
+        """Lines that are lost: the disk was full, or too slow, or they have no form in JSON."""
         return self._dropped + self._unwritten
 
     def add(self, members: Mapping[str, Any]) -> bool:
@@ -106,7 +106,7 @@ class JsonLinesFile:
         """Lines that wait, at least one, and whether the last one is among them."""
         found, members = b"", self._lines.get()
         while members is not None:
-            found += json_line(members)
+            found += self._encoded(members)
             if len(found) >= self._most_bytes:
                 return found, False
             try:
@@ -114,6 +114,15 @@ class JsonLinesFile:
             except queue.Empty:
                 return found, False
         return found, True
+
+    def _encoded(self, members: Mapping[str, Any]) -> bytes:
+        """The line of an object, none of one that has no form in JSON."""
+        try:
+            return json_line(members)
+        except (TypeError, ValueError) as error:
+            self._unwritten += 1
+            self._note_failure(str(error))
+            return b""
 
     def _append(self, lines: bytes) -> None:
         whole = rest = b"\n" + lines if self._is_torn else lines
@@ -128,7 +137,7 @@ class JsonLinesFile:
             self._is_failing = False
         except OSError as error:
             self._unwritten += min(rest.count(b"\n"), lines.count(b"\n"))
-            self._note_failure(error)
+            self._note_failure(error.strerror)
         if len(rest) < len(whole):
             self._is_torn = not whole[: len(whole) - len(rest)].endswith(b"\n")
 
@@ -141,10 +150,10 @@ class JsonLinesFile:
             return True
         return not os.path.samestat(found, os.fstat(self._descriptor))
 
-    def _note_failure(self, error: OSError) -> None:
+    def _note_failure(self, reason: str | None) -> None:
         if not self._is_failing:
             self._is_failing = True
-            about = {"file": str(self._path), "reason": error.strerror}
+            about = {"file": str(self._path), "reason": reason}
             self._log.error(f"{self._name} not written", extra=about)
 
 

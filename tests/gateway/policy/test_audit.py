@@ -212,6 +212,20 @@ def test_a_slow_pipe_delays_no_change_and_a_part_of_a_line_stays_alone(tmp_path:
     assert json.loads(line)["number"] == 3
 
 
+def test_a_line_that_has_no_form_in_json_is_counted_and_the_next_one_written(
+    opened: AuditLog, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cyclic: dict[str, Any] = {}
+    cyclic["self"] = cyclic
+    with caplog.at_level(logging.ERROR):
+        for about in ({"values": cyclic}, {"path": Path("a")}, {"number": 3}):
+            opened._file.add(about)  # noqa: SLF001 - callers give what JSON has
+        wait_until(lambda: file.read_text() != "", "the third line is written")
+    assert lines(file) == [{"number": 3}]
+    assert opened.failures == 2
+    assert [each.message for each in caplog.records] == ["audit log not written"]
+
+
 def test_beyond_the_bound_of_waiting_lines_changes_are_counted(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
