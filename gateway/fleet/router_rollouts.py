@@ -12,6 +12,7 @@ from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_evidence import EvidenceNews
 from gateway.fleet.ray_news import ModelNews, RolloutAnswer, RolloutNews, RolloutRequest
 from gateway.fleet.versions import FleetVersions, OfReplica
+from gateway.json_lines import cut
 from gateway.models.registry import KnownModel, ModelRegistry
 from gateway.models.repository import ModelId
 from gateway.rollouts.changes import RolloutAction
@@ -19,6 +20,8 @@ from gateway.rollouts.rollout import Transition
 
 ANSWER_SECS = 20.0
 """A change that the controller does not answer for this time is given up."""
+MOST_CHANGES = 32
+"""Changes of a router that wait for the controller; further ones are refused."""
 
 
 class RouterRollouts:
@@ -59,7 +62,10 @@ class RouterRollouts:
                     answer.set_result(each.rollout.answers[number])
         for name in self._versions.keys() & models.keys():
             self._versions[name].acknowledge(models[name].rollout)
-        return list(map(_shown, before.items())) != list(map(_shown, models.items()))
+        return before.keys() != models.keys() or any(
+            each != before[name] and _shown(each) != _shown(before[name])
+            for name, each in models.items()
+        )
 
     def evidence(self) -> Mapping[str, EvidenceNews]:
         """The counts for the controller."""
@@ -95,8 +101,13 @@ class RouterRollouts:
         self, name: str, action: RolloutAction, members: Mapping[str, Any], by: str
     ) -> None:
         """See `RolloutController`; the state is that after the change on return."""
-        number = secrets.token_hex(8)
-        self._changes[number] = RolloutRequest(number, name, action, dict(members), by)
+        if len(self._changes) >= MOST_CHANGES:
+            text = f"{MOST_CHANGES} changes wait for the controller of the fleet; try again later"
+            raise InferenceError(Code.UNAVAILABLE, text)
+        number, sent = secrets.token_hex(8), dict(members)
+        if isinstance(reason := sent.get("reason"), str):
+            sent["reason"] = cut(reason)
+        self._changes[number] = RolloutRequest(number, name, action, sent, by)
         self._answers[number] = answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(ANSWER_SECS):
@@ -110,12 +121,11 @@ class RouterRollouts:
             raise InferenceError(found.code, found.error)
 
 
-def _shown(named: tuple[str, ModelNews]) -> tuple[str, ModelNews]:
+def _shown(found: ModelNews) -> ModelNews:
     """A model without what no choice depends on."""
-    name, found = named
     rollout = RolloutNews(
         shares=found.rollout.shares,
         is_open=found.rollout.is_open,
         evidence=found.rollout.evidence,
     )
-    return name, msgspec.structs.replace(found, rollout=rollout)
+    return msgspec.structs.replace(found, rollout=rollout)

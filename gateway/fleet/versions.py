@@ -90,6 +90,8 @@ class FleetVersions:
 
     def __init__(self) -> None:
         self._choice: VersionChoice | None = None
+        self._chosen: tuple[object, ...] = ()
+        """The models of the choice, its keys, and their salt."""
         self._evidence: RouterEvidence | None = None
 
     def follow(
@@ -140,11 +142,12 @@ class FleetVersions:
 
     def _choose(self, stable: FleetModel, candidate: FleetModel, shares: Shares) -> None:
         found, sources = self._choice, read_keys(shares.keys)
-        present = None if found is None else (found.stable, found.candidate, found.sources)
-        if found is None or present != (stable, candidate, sources):
+        # All routers have the same salt.
+        salt = (shares.salt or f"{stable.name}/{candidate.version}/").encode()
+        wanted = stable, candidate, sources, salt
+        if found is None or wanted != self._chosen:
             self._leave()
-            # All routers have the same salt.
-            salt = (shares.salt or f"{stable.name}/{candidate.version}/").encode()
+            self._chosen = wanted
             found = self._choice = VersionChoice(stable, candidate, _Pinned(), sources, salt)
             for each in (stable, candidate):
                 each.chooser = found
