@@ -14,6 +14,8 @@ from gateway.rollouts.guardrails import Guardrails
 from gateway.rollouts.observation import Arm
 from gateway.rollouts.sequential_test import Counts
 
+KEY_BYTES = 8
+"""The bytes of the digest of a key that the controller gets."""
 MOST_PARTS = 10_000
 """Parts that a router keeps for a controller that does not answer; then it drops the oldest."""
 
@@ -31,8 +33,9 @@ class EvidenceNews(msgspec.Struct, frozen=True):
     """The counts of one `source`, a router, for an `evidence` of the controller.
 
     `parts` are those that the controller has not acknowledged. Of all requests of the candidate
-    `ended` have, and the last `failures` of them have failed. Before the first one succeeded
-    `first_failures` had failed; `has_arrived`: one has succeeded.
+    `ended` have, and the last `failures` of them have failed. Those that failed before
+    the first one succeeded had `failed_keys`, digests that are equal at all routers, or `keyless`
+    of them none; `has_arrived`: one has succeeded.
     """
 
     evidence: str
@@ -40,7 +43,8 @@ class EvidenceNews(msgspec.Struct, frozen=True):
     parts: tuple[EvidencePart, ...] = ()
     ended: int = 0
     failures: int = 0
-    first_failures: int = 0
+    failed_keys: tuple[str, ...] = ()
+    keyless: int = 0
     has_arrived: bool = False
 
 
@@ -71,13 +75,16 @@ class RouterEvidence:
     def news(self) -> EvidenceNews:
         """The counts of now."""
         self.blocks.count(time.perf_counter_ns())
+        first = self.blocks.first_failures
+        keys = sorted(each[:KEY_BYTES].hex() for each in first if isinstance(each, bytes))
         return EvidenceNews(
             self.evidence,
             self._source,
             tuple(self._parts),
             self.blocks.ended[Arm.CANDIDATE],
             self.blocks.failures,
-            len(self.blocks.first_failures),
+            tuple(keys),
+            len(first) - len(keys),
             self.blocks.has_arrived,
         )
 
@@ -108,7 +115,8 @@ class FleetEvidence(GuardrailTests):
     def is_dead_on_arrival(self) -> bool:
         """Whether the first requests of the candidate have failed at all routers together."""
         known = self._last.values()
-        failures = sum(each.first_failures for each in known)
+        keys = {key for each in known for key in each.failed_keys}
+        failures = len(keys) + sum(each.keyless for each in known)
         return failures >= FIRST_FAILURES and not any(each.has_arrived for each in known)
 
     def take(self, reports: Iterable[EvidenceNews]) -> None:

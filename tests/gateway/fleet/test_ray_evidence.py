@@ -49,9 +49,27 @@ def test_first_failures_at_several_routers_are_those_of_one_arrival(
     cluster = RollingCluster().rolled()
     cluster.until("step")
     for router, count in zip("rs", failures, strict=True):
-        cluster.count(count, router=router, first_failures=count, has_arrived=False, parts=())
+        cluster.count(count, router=router, keyless=count, has_arrived=False, parts=())
     cluster.run(2)
     assert cluster.state[0] == state
+
+
+@pytest.mark.parametrize(("others", "state"), [("abcd", "step"), ("abcde", "rolled_back")])
+def test_the_first_failures_of_one_key_count_once_at_all_routers(others: str, state: str) -> None:
+    cluster = RollingCluster().rolled()
+    cluster.until("step")
+    for router in "rst":
+        cluster.count(2, router=router, failed_keys=("a", "b"), has_arrived=False, parts=())
+    cluster.count(5, router="u", failed_keys=tuple(others), has_arrived=False, parts=())
+    cluster.run(2)
+    assert cluster.state[0] == state
+
+
+def test_a_router_tells_the_digests_of_the_keys_of_first_failures() -> None:
+    router = RouterEvidence("e", read_guardrails({"errors": {}}, "guardrails"))
+    router.blocks.first_failures |= {b"0123456789", b"01234567", object()}
+    assert router.news().failed_keys == (b"01234567".hex(),) * 2
+    assert router.news().keyless == 1
 
 
 def test_a_candidate_whose_latest_requests_have_failed_everywhere_passes_no_step() -> None:
@@ -86,7 +104,7 @@ def test_a_candidate_that_has_answered_at_one_router_is_not_dead_on_arrival() ->
     cluster = RollingCluster().rolled()
     cluster.until("step")
     cluster.count(10, router="r", parts=())
-    cluster.count(5, router="s", failures=5, first_failures=5, has_arrived=False, parts=())
+    cluster.count(5, router="s", failures=5, keyless=5, has_arrived=False, parts=())
     cluster.run(2)
     assert cluster.state == ("step", 10.0)
 

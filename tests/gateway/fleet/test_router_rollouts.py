@@ -111,7 +111,7 @@ async def test_requests_without_a_version_are_counted_for_the_controller(
         await soon(stream.only())
     found_counts = counts(rolling)
     assert (found_counts.evidence, found_counts.ended, found_counts.failures) == ("first", 2, 2)
-    assert (found_counts.first_failures, found_counts.has_arrived) == (2, False)
+    assert (found_counts.keyless, found_counts.has_arrived) == (2, False)
     rolling.router.take_news(news(100, evidence="second"), {})
     assert (counts(rolling).evidence, counts(rolling).ended) == ("second", 0)
     rolling.router.take_news(news(0, is_open=False, evidence=""), {})
@@ -167,6 +167,43 @@ async def test_a_change_is_repeated_to_the_controller_until_it_has_answered(
     with pytest.raises(InferenceError, match="it is paused") as caught:
         await soon(asked)
     assert caught.value.code is Code.INVALID_ARG
+
+
+async def test_a_long_reason_is_cut_and_too_many_open_changes_are_refused(
+    rolling: Routed,
+) -> None:
+    rollouts = rolling.router.rollouts
+    members = {"reason": "x" * 100_000}
+    asked = [
+        asyncio.create_task(rollouts.change("text", RolloutAction.PAUSE, members, "api:1"))
+        for _ in range(router_rollouts.MOST_CHANGES)
+    ]
+    await until(lambda: len(rollouts.changes) == len(asked))
+    assert len(rollouts.changes[0].members["reason"]) < 600
+    with pytest.raises(InferenceError, match="32 changes wait for the controller") as caught:
+        await rollouts.change("text", RolloutAction.PAUSE, members, "api:1")
+    assert caught.value.code is Code.UNAVAILABLE
+    answers = {each.id: RolloutAnswer() for each in rollouts.changes}
+    rolling.router.take_news(news(25, answers=answers), {})
+    await soon(asyncio.gather(*asked))
+
+
+async def test_all_routers_take_the_salt_of_a_new_rollout_of_two_known_versions(
+    rolling: Routed,
+) -> None:
+    chosen = rolling.dataplane.model("text").chooser
+    rolling.router.take_news(news(0), {})
+    assert rolling.dataplane.model("text").chooser is chosen
+    rolling.router.take_news(news(0, shares=Shares(1, 2, 0.0, (), "other")), {})
+    assert rolling.dataplane.model("text").chooser is not chosen
+
+
+def test_news_with_other_counts_alone_change_no_choice() -> None:
+    rollouts = router_rollouts.RouterRollouts()
+    assert rollouts.take(news(25))
+    assert not rollouts.take(news(25, heard={"r": 1}))
+    assert rollouts.take(news(50, heard={"r": 1}))
+    assert rollouts.take({})
 
 
 async def test_a_change_without_an_answer_of_the_controller_is_given_up(
