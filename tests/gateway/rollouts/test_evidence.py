@@ -287,6 +287,7 @@ def test_a_candidate_whose_first_requests_fail_is_dead_on_arrival(
     traffic.end(traffic.begin(Arm.STABLE), BROKEN)
     for key in keys:
         traffic.end(traffic.begin(Arm.CANDIDATE, key), BROKEN)
+    traffic.end(traffic.begin(Arm.CANDIDATE, b"z"), BROKEN)
     traffic.end(traffic.begin(Arm.CANDIDATE, keys[0]), BROKEN)
     assert len(called) == calls
 
