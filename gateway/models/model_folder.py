@@ -3,7 +3,7 @@
 import os
 import posixpath
 import weakref
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -147,9 +147,21 @@ Versions = Mapping[str, Set[int]]
 NO_VERSIONS: Versions = {}
 
 
-def select_versions(policy: VersionPolicy | None, available: Iterable[int]) -> tuple[int, ...]:
-    """The versions that the policy selects, ascending; without a policy the highest."""
+def select_versions(
+    policy: VersionPolicy | None, available: Iterable[int], left_out: Set[int] = frozenset()
+) -> tuple[int, ...]:
+    """The versions that the policy selects, ascending; without a policy the highest.
+
+    If it selects no available one, but some that are `left_out`, it is the highest below them.
+    """
     ascending = sorted(available)
+    if found := _selected(policy, ascending):
+        return found
+    lost = _selected(policy, sorted(left_out))
+    return tuple([each for each in ascending if lost and each < lost[0]][-1:])
+
+
+def _selected(policy: VersionPolicy | None, ascending: Sequence[int]) -> tuple[int, ...]:
     if policy is None:
         return tuple(ascending[-1:])
     if policy.specific is not None:

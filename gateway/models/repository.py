@@ -59,6 +59,7 @@ class ModelEntry:
     folder: str
     files: Path | RemoteFolder
     available: tuple[int, ...]
+    left_out: Set[int] = frozenset()
     ignored: tuple[str, ...] = ()
 
     @property
@@ -84,13 +85,10 @@ class ModelEntry:
 
     def versions(self, policy: VersionPolicy | None) -> tuple[int, ...]:
         """The versions that the policy selects, ascending; INVALID_ARG if none."""
-        if selected := select_versions(policy, self.available):
+        if selected := select_versions(policy, self.available, self.left_out):
             return selected
-        raise InferenceError(
-            Code.INVALID_ARG,
-            "at least one version must be available under the version policy of model "
-            f"'{self.name}'",
-        )
+        which = f"under the version policy of model '{self.name}'"
+        raise InferenceError(Code.INVALID_ARG, f"at least one version must be available {which}")
 
     def require(self, versions: Iterable[int]) -> None:
         """Raise NOT_FOUND for a version that the model does not have."""
@@ -366,6 +364,7 @@ def _entry(name: str, home: Home, folder: str, left_out: Set[int] = frozenset())
         folder=folder,
         files=files,
         available=tuple(sorted({each for each in numbers.values() if each is not None} - left_out)),
+        left_out=left_out,
         ignored=tuple(
             each for each, number in numbers.items() if number is None and each not in RESERVED
         ),

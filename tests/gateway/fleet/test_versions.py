@@ -28,6 +28,7 @@ from tests.serving import write_model
 
 MODEL = identity("BYTES", "1").replace("INPUT", "text_input").replace("OUTPUT", "text_output")
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 }\n"
+SPECIFIC = "version_policy { specific { versions: 2 } }\n"
 HALF = {"steps": [{"weight": 50, "for": "1h"}, {"weight": 100}], "key": ["header:x-user"]}
 KEYS = ("header:x-user",)
 REQUESTS = 40
@@ -288,14 +289,14 @@ async def test_a_request_for_a_candidate_that_was_taken_back_meanwhile_is_answer
 
 
 @pytest.mark.parametrize(
-    ("left_out", "loaded"),
-    [({"text": {2}}, ["1"]), ({}, ["2"])],
-    ids=["of-stable", "of-the-candidate"],
+    ("left_out", "policy", "loaded"),
+    [({"text": {2}}, "", ["1"]), ({}, "", ["2"]), ({"text": {2}}, SPECIFIC, ["1"])],
+    ids=["of-stable", "of-the-candidate", "of-stable-that-the-policy-selects-no-more"],
 )
 async def test_a_replica_of_a_controller_loads_its_versions_and_begins_no_rollout(
-    tmp_path: Path, left_out: Mapping[str, Set[int]], loaded: list[str]
+    tmp_path: Path, left_out: Mapping[str, Set[int]], policy: str, loaded: list[str]
 ) -> None:
-    write_model(tmp_path / "models", "text", MODEL, (1, 2))
+    write_model(tmp_path / "models", "text", MODEL + policy, (1, 2))
     plan = tmp_path / "models" / "text" / "rollout.json"
     plan.write_text('{"labels": {"champion": 1}}')
     models = ModelSettings(repositories=(tmp_path / "models",), left_out=left_out)
