@@ -11,7 +11,8 @@ import msgspec
 from gateway.errors import InferenceError
 from gateway.fleet.ray_news import HeardNews, RolloutNews
 from gateway.fleet.ray_repository import LeftOut, ModelFiles
-from gateway.fleet.ray_rollouts import FleetRollout, FleetRollouts, RolloutStore
+from gateway.fleet.ray_rollout import FleetRollout
+from gateway.fleet.ray_rollouts import FleetRollouts, RolloutStore
 from gateway.fleet.ray_views import NOT_READY, WORKING, ReplicaPhase, ReplicaView
 from gateway.fleet.rolls import Roll, Split, StartPauses, by_use
 from gateway.fleet.scaling import LEAST_NEED, ReplicaCount
@@ -128,7 +129,6 @@ class Controller:
         self._cluster = cluster
         self.rollouts = FleetRollouts(cluster, self.heard, clock)
         self._read = files
-        self._files: Mapping[str, ModelFiles | str] = {}
         self._clock = clock
         self._tended: dict[str, _Tended] = {}
         self._ready_since: dict[str, float] = {}
@@ -178,24 +178,24 @@ class Controller:
                 trouble = tended.candidate_pauses.trouble
                 of_model.advance(secs, working, self._reached, status.wanted, trouble)
 
-    def _found_files(self, seen: Iterable[ReplicaView]) -> Mapping[str, ModelFiles | str]:
-        """The files of the models; a rollout that begins or ends changes those of the next time."""
+    def _found_files(self, seen: Sequence[ReplicaView]) -> Mapping[str, ModelFiles | str]:
+        """The files of the models, without the versions that their rollouts leave out."""
+        descriptions: dict[str, set[str]] = {}
+        for each in seen:
+            descriptions.setdefault(each.model, set()).add(each.description)
         try:
-            found = self._read(self.rollouts.left_out)
-            if self.rollouts.read(found):
+            found = self._read(left_out := self.rollouts.left_out)
+            held = self.rollouts.read(found)
+            if self.rollouts.left_out != left_out:
+                found = self._read(left_out := self.rollouts.left_out)
+            self.rollouts.follow({**found, **held}, descriptions)
+            if self.rollouts.left_out != left_out:
+                # They were read with versions that are candidates, or refused, from now on.
                 found = self._read(self.rollouts.left_out)
         except InferenceError as error:
             known = self._tended.keys() | {each.model for each in seen}
             return dict.fromkeys(known, error.message)
-        left_out = self.rollouts.left_out
-        self.rollouts.follow(found)
-        if self.rollouts.left_out != left_out:
-            # Ensembles were read with versions of members that are candidates from now on.
-            before = self._files.items()
-            others = {name: each for name, each in before if not self.rollouts.has_one(name)}
-            found = {name: others.get(name, each) for name, each in found.items()}
-        self._files = found
-        return found
+        return {**found, **held}
 
     def _notice(self, replica: ReplicaView) -> None:
         """Remove a replica that has ended; remember whether routers have reached it."""
@@ -265,11 +265,13 @@ class Controller:
         working = [each for each in working if each.description not in tended.lost]
         staying = [each for each in working if not each.is_on(leaving)]
         wanted = self._wanted(tended, rules, working, staying)
+        if (of_model := self.rollouts.of(tended.model)) is not None:
+            of_model.weigh(working, self._reached, wanted)
         if tended.roll.want(rules.description):
             tended.pauses.succeed()
             about = {"model": tended.model, "description": rules.description}
             log.info("model changed", extra=about)
-        if not wanted:
+        if not wanted and tended.candidate_rules is None:
             tended.pauses.succeed()
         ready = [each for each in staying if each.phase is ReplicaPhase.READY]
         reached = [each for each in ready if each.name in self._reached]

@@ -1,6 +1,6 @@
 """The models of the repositories of a fleet on Ray: rules of their replicas, and descriptions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,10 +22,14 @@ DIGEST_BYTES = 4
 
 
 class LeftOut(NamedTuple):
-    """Versions that have been rolled back, and the candidates of open rollouts, by model."""
+    """Versions that have been rolled back, and the candidates of open rollouts, by model.
+
+    Stable of the models `unknown` is the version that their replicas have.
+    """
 
     refused: Versions = NO_VERSIONS
     candidates: Versions = NO_VERSIONS
+    unknown: Set[str] = frozenset()
 
     def without(self, model: str = "") -> Versions:
         """All of them; with a model its candidates are not left out."""
@@ -41,16 +45,19 @@ class ModelFiles:
     """The files of a model: the rules of its replicas, and those without a candidate.
 
     `kept` is None without a candidate. `selected` are the versions of the policy, and `stamps` the
-    digests of the files of each version. `plan` is that of `rollout.json`, None without the file,
-    and `plan_refusal` the reason why it cannot be read.
+    digests of the files of each version; `config` is that of config.pbtxt. `plan` is that of
+    `rollout.json`, None without the file, and `plan_refusal` the reason why it cannot be read.
+    `by_description` has the version of each description, if stable is unknown.
     """
 
     rules: ReplicaRules
     kept: ReplicaRules | None = None
     selected: Sequence[int] = ()
     stamps: Mapping[int, str] = field(default_factory=dict)
+    config: str = ""
     plan: RolloutPlan | None = None
     plan_refusal: str = ""
+    by_description: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Parsed(NamedTuple):
@@ -71,7 +78,8 @@ class _Group(NamedTuple):
 class Repository:
     """The files of every model of the repositories, read again at each call.
 
-    Changed files hold once two readings in a row have them: a file may be read half written.
+    Changed files hold once two readings in a row have them: a file may be read half written. One
+    with other versions left out follows the last one at once, and is none of the two.
 
     The description of a model is a digest of its configuration, without the parameters that only
     the controller reads, of the versions that its policy selects, and of the arguments of their
@@ -95,8 +103,8 @@ class Repository:
         self._read_before = found
         self._settled = {
             name: each
-            if before.get(name, each) == each
-            or (not is_same and _has_other_versions(before[name], each))
+            if name not in before
+            or (each == before[name] if is_same else _has_same_files(self._settled[name], each))
             else self._settled[name]
             for name, each in found.items()
         }
@@ -108,18 +116,20 @@ class Repository:
 
     def _files(self, name: str, left_out: LeftOut) -> ModelFiles | str:
         try:
-            config, entry = self._read(name).config, self._repository.find(name)
-            refused = left_out.refused.get(name, frozenset())
-            available = [each for each in entry.available if each not in refused]
+            parsed, entry = self._read(name), self._repository.find(name)
+            config = parsed.config
+            selectable = _without(entry, left_out.refused)
             plan, plan_refusal = _plan(entry)
             has_candidate = name in left_out.candidates
             return ModelFiles(
                 rules=self._rules(config, entry, left_out.without(name)),
                 kept=self._rules(config, entry, left_out.without()) if has_candidate else None,
-                selected=select_versions(config.version_policy, available),
+                selected=_selected(config, selectable),
                 stamps={each: self._stamp(entry, each) for each in entry.available},
+                config=_digest(parsed.text),
                 plan=plan,
                 plan_refusal=plan_refusal,
+                by_description=self._versions(entry) if name in left_out.unknown else {},
             )
         except InferenceError as error:
             return error.message
@@ -140,13 +150,21 @@ class Repository:
                 if each == name or error.code is not Code.NOT_FOUND:
                     raise
                 continue  # the replica names the member that is missing
-            versions = select_versions(found.config.version_policy, entry.available)
+            versions = _selected(found.config, entry)
             engines = [_engine_file(entry, version) for version in versions]
             described.append((each, found.described, versions, engines))
             names += [member for member in members(found.config) if member not in names]
         return _Group(
             _digest(described), {each: left_out[each] for each in names if each in left_out}
         )
+
+    def _versions(self, entry: ModelEntry) -> Mapping[str, int]:
+        """The version of each description of replicas without the versions above it."""
+        found, all_of = {}, entry.available
+        for version in all_of:
+            above = {each for each in all_of if each > version}
+            found[self.describe(entry.name, {entry.name: above} if above else {})] = version
+        return found
 
     def _stamp(self, entry: ModelEntry, version: int) -> str:
         described = self._read(entry.name).described
@@ -164,16 +182,22 @@ class Repository:
         return known
 
 
-def _has_other_versions(before: ModelFiles | str, now: ModelFiles | str) -> bool:
-    """Whether other versions are left out, while the files are the same."""
+def _has_same_files(before: ModelFiles | str, now: ModelFiles | str) -> bool:
+    """Whether the files are the same, while other versions may be left out."""
     if isinstance(before, str) or isinstance(now, str):
         return False
-    return before.stamps == now.stamps and before.plan == now.plan
+    pairs = ((each.config, each.stamps, each.plan, each.plan_refusal) for each in (before, now))
+    return next(pairs) == next(pairs)
 
 
 def _without(entry: ModelEntry, left_out: Versions) -> ModelEntry:
-    left = left_out.get(entry.name, ())
-    return replace(entry, available=tuple(each for each in entry.available if each not in left))
+    left = frozenset(left_out.get(entry.name, ()))
+    available = tuple(each for each in entry.available if each not in left)
+    return replace(entry, available=available, left_out=left)
+
+
+def _selected(config: ModelConfig, entry: ModelEntry) -> tuple[int, ...]:
+    return select_versions(config.version_policy, entry.available, entry.left_out)
 
 
 def _plan(entry: ModelEntry) -> tuple[RolloutPlan | None, str]:

@@ -94,19 +94,25 @@ class Roll:
         starting = [each for each in old if each.phase in NOT_READY][: _above(old, split.kept)]
         spare = _above(old, split.kept) - len(starting)
         end = self._ready_in_order(old)[: min(_above(reached, split.wanted), spare)]
+        # Of too many new ones each ready one ends in place of a kept one that routers have reached.
+        extra = by_use(new)[: _above(new, split.new)] if split.kept else []
+        surplus = sum(each.phase in NOT_READY for each in extra)
+        surplus += max(0, _above(reached, split.wanted) - len(end))
         if end or drains:
             self._placeless_since = None
-        elif self._lacks_place(new, now) and _ready(staying) >= split.wanted:
-            end = self._give_place(old, new) if _ready(old) > bool(split.kept) else []
-        surplus = by_use(new)[: _above(new, split.new)] if split.kept else ()
-        ending = [*starting, *end, *surplus]
+        elif self._lacks_place(old if extra else new, now) and _ready(staying) >= split.wanted:
+            if extra:
+                surplus += 1
+            elif _ready(old) > bool(split.kept):
+                end = self._give_place(old, new)
+        ending = [*starting, *end, *extra[:surplus]]
         left = len(old) - len(starting) - len(end)
         present = len(staying) - len(ending)
         waits = any(each.phase in NOT_READY for each in new)
         most = total if left <= split.kept or waits or not split.wanted else split.wanted + 1
         # A new one that waits for a place has that of a kept one.
         least = split.kept - (split.kept > 1 and any(map(_waits_for_place, new)))
-        restore = max(0, least - left)
+        restore = min(max(0, least - left), max(0, max(total, split.wanted + 1) - present))
         make = min(most - present - restore, split.new - len(new))
         return RollStep(max(0, make), restore, ending)
 

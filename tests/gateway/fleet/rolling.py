@@ -1,6 +1,6 @@
 """A cluster in memory whose model has versions and a plan, and the counts of its routers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gateway.errors import Code, InferenceError
@@ -36,6 +36,10 @@ class RollingCluster(FakeCluster):
         self.failing: frozenset[str] = frozenset()
         self.most = 99
         self.slow: frozenset[str] = frozenset()
+        self.load_runs = 0
+        """Decisions until a replica is ready."""
+        self.is_removed = False
+        self._loaded: dict[str, int] = {}
         self.fails_to_write = False
         self.has_ensemble = False
         super().__init__(m=replace(ONE, least=count, most=count))
@@ -44,7 +48,8 @@ class RollingCluster(FakeCluster):
         """The files of the model without the versions that are left out."""
         rules = self.rules["m"]
         assert isinstance(rules, ReplicaRules)
-
+        if self.is_removed:
+            return {}
         of_model = {"m": self._files(rules, left_out)}
         if not self.has_ensemble:
             return of_model
@@ -69,7 +74,12 @@ class RollingCluster(FakeCluster):
             stamps={number: each + self.config for number, each in self.stamps.items()},
             plan=self.plan,
             plan_refusal=self.plan_refusal,
+            by_description=self._by_description(described) if "m" in left_out.unknown else {},
         )
+
+    def _by_description(self, described: Callable[[Versions], ReplicaRules]) -> Mapping[str, int]:
+        hidden = {number: {each for each in self.stamps if each > number} for number in self.stamps}
+        return {described({"m": above}).description: n for n, above in hidden.items()}
 
     def write_record(self, model: str, record: bytes) -> None:
         if self.fails_to_write:
@@ -88,6 +98,9 @@ class RollingCluster(FakeCluster):
 
     def begin(self, name: str, description: str) -> None:
         """Let a replica start."""
+        self._loaded[name] = self._loaded.get(name, 0) + 1
+        if self._loaded[name] <= self.load_runs:
+            return
         if description in self.placeless:
             self.change(name, phase=ReplicaPhase.PENDING)
         elif description in self.failing:
@@ -119,6 +132,13 @@ class RollingCluster(FakeCluster):
         """The state of the rollout, and the weight that routers get."""
         shares = self.news.shares
         return str(self.news.state.get("state")), -1.0 if shares is None else shares.weight
+
+    def ready(self, description: str) -> int:
+        """The number of replicas of a description that take requests."""
+        views = self.views.values()
+        return sum(
+            each.phase is ReplicaPhase.READY for each in views if each.description == description
+        )
 
     def until(self, state: str, decisions: int = 60) -> None:
         """Run until the rollout is in a state."""

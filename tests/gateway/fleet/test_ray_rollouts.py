@@ -61,8 +61,9 @@ def test_a_lower_weight_ends_replicas_of_the_candidate_and_makes_some_of_stable(
     cluster.run(30)
     assert cluster.shown == {OLD: 1, NEW: 4}
     cluster.ask(RolloutAction.WEIGHT, weight=0.0)
-    cluster.run(2)
+    cluster.run(20)
     assert cluster.shown == {OLD: 4, NEW: 1}
+    assert cluster.state == ("paused", 0.0)
 
 
 def test_a_rollout_pauses_while_stable_has_no_replica() -> None:
