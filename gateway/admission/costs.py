@@ -11,19 +11,21 @@ from gateway.generation import MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT, genera
 from gateway.messages import InferRequest, Usage
 from gateway.models.model import Model
 from gateway.openai_contract import ENDPOINT, REQUEST, Endpoint, RequestBody
-from gateway.schedulers.token_ratio import TokenRatio
-from gateway.tensor import Datatype, Tensor
+from gateway.schedulers.token_ratio import TokenRatio, size_bytes
+from gateway.tensor import LENGTH_BYTES, Datatype, Tensor
 
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 """Members of OpenAI's API, and sampling parameters, with the tokens of one answer."""
 COUNTS = ("n", "best_of")
-LISTS = ("prompt", "input", "documents")
+LISTS = ("prompt", "input", "documents", "text_1", "text_2", "data_1", "data_2", "items")
 """Members with a list of texts, each of which is one prompt."""
 WITHOUT_ANSWER = frozenset(
     {Endpoint.EMBEDDINGS, Endpoint.SCORE, Endpoint.RERANK, Endpoint.TOKENIZE, Endpoint.DETOKENIZE}
 )
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 14
 """A longer JSON text is not parsed here, since that would block other requests."""
+LONGEST_NUMBER = 32
+"""Characters of a text that is read as a number."""
 FIRST_ANSWER = 256
 """Tokens of an answer without a limit, before a tenant has had some of a model."""
 ANSWERS = 32
@@ -48,83 +50,93 @@ class Asked:
 
 
 def read_asked(request: InferRequest) -> Asked:
-    """The size of a request for text."""
+    """The size of a request for text; the elements of a tensor are not split for it."""
     body = request.input(REQUEST)
     if body is not None:
         return _of_openai(body, request.input(ENDPOINT))
     texts = [
-        len(each)
+        found
         for name in (TEXT_INPUT, MESSAGES)
         if (found := request.input(name)) is not None and found.datatype is Datatype.BYTES
-        for each in found.elements()
     ]
     sampling = request.input(SAMPLING_PARAMETERS)
     members = request.parameters if sampling is None else _parsed(sampling)
-    prompts = max(1, len(texts))
-    most = _first(members, MOST_TOKENS)
+    prompts = max(1, sum(each.count for each in texts))
+    most = _most(members)
     if most is None:
         most = _number(request.input(MOST_TOKENS[1]))
-    return Asked(prompts, sum(texts), prompts * _answers(members), most)
+    return Asked(prompts, sum(map(size_bytes, texts)), prompts * _answers(members), most)
 
 
 def _of_openai(body: Tensor, endpoint: Tensor | None) -> Asked:
     members = body.data.peek() if isinstance(body.data, RequestBody) else None
     if members is None:
         members = _parsed(body)
-    size = sum(map(len, body.elements()))
-    name = b"".join(endpoint.elements()).decode("utf-8", "replace") if endpoint else ""
+    size = size_bytes(body)
+    name = "" if endpoint is None else _only(endpoint).decode("utf-8", "replace")
     prompts = 1 if name == Endpoint.RESPONSES else _prompts(members)
     if name in WITHOUT_ANSWER:
         return Asked(prompts, size, prompts, 0)
-    return Asked(prompts, size, prompts * _answers(members), _first(members, MOST_TOKENS))
+    return Asked(prompts, size, prompts * _answers(members), _most(members))
 
 
 def _parsed(tensor: Tensor) -> Mapping[str, Any]:
     """The members of a JSON text; none of another or a long one: the model refuses what is none."""
-    elements = tensor.elements() if tensor.datatype is Datatype.BYTES else ()
-    if len(elements) != 1 or len(elements[0]) > READ_BYTES:
-        return {}
     try:
-        found = orjson.loads(elements[0])
+        found = orjson.loads(_only(tensor))
     except orjson.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
 
 
+def _only(tensor: Tensor) -> bytes:
+    """The only text of a tensor; empty for another tensor, or a long text."""
+    is_short = tensor.count == 1 and size_bytes(tensor) <= READ_BYTES + LENGTH_BYTES
+    elements = tensor.elements() if is_short and tensor.datatype is Datatype.BYTES else ()
+    return elements[0] if len(elements) == 1 else b""
+
+
 def _prompts(members: Mapping[str, Any]) -> int:
     """The number of prompts; a list of numbers is one prompt of token ids."""
-    for name in LISTS:
-        given = members.get(name)
-        if isinstance(given, list) and given and not isinstance(given[0], int):
-            return len(given)
-    return 1
+    lists = [found for name in LISTS if isinstance(found := members.get(name), list)]
+    return max([1, *(len(each) for each in lists if each and not isinstance(each[0], int))])
 
 
 def _answers(members: Mapping[str, Any]) -> int:
     return max(1, *(_whole(members.get(name)) or 1 for name in COUNTS))
 
 
-def _first(members: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    return next((each for n in names if (each := _whole(members.get(n))) is not None), None)
+def _most(members: Mapping[str, Any]) -> int | None:
+    """The largest limit of an answer, since models differ in the member that counts."""
+    found = [_whole(members.get(name)) for name in MOST_TOKENS]
+    return max([each for each in found if each is not None], default=None)
 
 
 def _whole(value: Any) -> int | None:
-    """A number that is whole and not negative; the model refuses others."""
+    """A number that is not negative, also as a text, as engines read it; the model refuses others.
+
+    That of 100.0 and "100" is 100.
+    """
+    if isinstance(value, float) or (isinstance(value, str) and len(value) <= LONGEST_NUMBER):
+        try:
+            value = int(float(value))
+        except (ValueError, OverflowError):
+            return None
     is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if is_whole else None
 
 
 def _number(tensor: Tensor | None) -> int | None:
     """The only number of a tensor of integers, as models of TensorRT-LLM have it."""
-    raw = b"" if tensor is None or tensor.datatype is Datatype.BYTES else bytes(tensor.raw())
-    is_one = tensor is not None and tensor.datatype.value.endswith(("INT32", "INT64"))
-    return _whole(int.from_bytes(raw, "little", signed=True)) if is_one and len(raw) <= 8 else None
+    if tensor is None or tensor.count != 1 or not tensor.datatype.endswith(("INT32", "INT64")):
+        return None
+    return _whole(int.from_bytes(tensor.raw(), "little", signed=True))
 
 
 class ModelCosts:
     """The costs of the requests of one model so far, from which those of the next are estimated.
 
-    `compute_ms` is the mean of a request.
+    `compute_ms` is the mean of a request. Its latest answer `reports_tokens`, or none is there yet.
     """
 
     def __init__(self, model: Model) -> None:
@@ -132,6 +144,7 @@ class ModelCosts:
         self._ratio = TokenRatio()
         self._answers: dict[str, deque[int]] = {}
         self.compute_ms = 0.0
+        self.reports_tokens = self._has_tokens
 
     def asked(self, request: InferRequest) -> Asked:
         """The size of a request; that of a model without tokens is one request."""
@@ -140,6 +153,10 @@ class ModelCosts:
     def prompt_tokens(self, asked: Asked) -> int:
         """The expected tokens of the prompts; 0 for a model without tokens."""
         return self._ratio.tokens(asked.prompt_bytes)
+
+    def prefill(self, asked: Asked) -> float:
+        """The tokens of an execution that its caller ends before it reports any."""
+        return self.prompt_tokens(asked) if self.reports_tokens else 0.0
 
     def tokens(self, asked: Asked, tenant: str, most: int | None) -> float:
         """The most tokens that a request may use; each prompt with an answer at most `most`."""
@@ -159,14 +176,15 @@ class ModelCosts:
 
     def learn(self, asked: Asked, tenant: str, prompt: int, answers: int) -> None:
         """Take the tokens of a request that has its answer into account."""
-        self._has_tokens = True
+        self._has_tokens = self.reports_tokens = True
         self._ratio.learn(asked.prompt_bytes, prompt)
         if tenant not in self._answers:
             self._answers[tenant] = deque(maxlen=ANSWERS)
         self._answers[tenant].append(answers // asked.answers)
 
     def learn_compute(self, compute_ms: float) -> None:
-        """Take the compute time of a request into account."""
+        """Take the compute time of a request that has an answer without tokens into account."""
+        self.reports_tokens = False
         self.compute_ms += LATEST * (compute_ms - self.compute_ms)
 
 

@@ -1,5 +1,6 @@
 """Costs of requests before they are executed."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,9 @@ def openai(members: Any, endpoint: Endpoint = Endpoint.CHAT, *, parsed: bool = T
     [
         ({"messages": []}, Endpoint.CHAT, Asked()),
         ({"max_tokens": 7}, Endpoint.CHAT, Asked(max_tokens=7)),
-        ({"max_completion_tokens": 7, "max_tokens": 9}, Endpoint.CHAT, Asked(max_tokens=7)),
+        ({"max_completion_tokens": 7, "max_tokens": 9}, Endpoint.CHAT, Asked(max_tokens=9)),
+        ({"max_tokens": "4000", "n": "2"}, Endpoint.COMPLETIONS, Asked(1, 0, 2, 4000)),
+        ({"max_tokens": 100.0}, Endpoint.CHAT, Asked(max_tokens=100)),
         ({"max_output_tokens": 7, "input": ["a", "b"]}, Endpoint.RESPONSES, Asked(max_tokens=7)),
         ({"max_tokens": 5, "n": 3}, Endpoint.CHAT, Asked(answers=3, max_tokens=5)),
         ({"n": 2, "best_of": 4}, Endpoint.COMPLETIONS, Asked(answers=4)),
@@ -68,10 +71,14 @@ def openai(members: Any, endpoint: Endpoint = Endpoint.CHAT, *, parsed: bool = T
             Endpoint.RERANK,
             Asked(prompts=2, answers=2, max_tokens=0),
         ),
+        *(
+            ({"text_1": "q", name: ["a", "b"]}, Endpoint.SCORE, Asked(2, 0, 2, 0))
+            for name in ("text_2", "data_2", "items")
+        ),
         ({"max_tokens": 2**63, "n": 2**63}, Endpoint.CHAT, Asked(answers=2**63, max_tokens=2**63)),
         *(
             ({"max_tokens": junk, "n": junk}, Endpoint.CHAT, Asked())
-            for junk in (-1, True, 1.5, "9", None, [], {})
+            for junk in (-1, True, math.inf, "x", "9" * 1000, "1e999", None, [], {})
         ),
     ],
 )
@@ -110,6 +117,17 @@ def test_the_size_of_a_request_to_v2() -> None:
     number = Tensor("max_tokens", Datatype.INT32, (1,), (11).to_bytes(4, "little"))
     with_tensor = InferRequest(model="m", inputs=(*text_request("x").inputs, number))
     assert read_asked(with_tensor).max_tokens == 11
+
+
+def test_no_tensor_is_split_to_find_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of a byte each has five times as many bytes on the wire, and costs a second."""
+    text = Tensor("text_input", Datatype.BYTES, (4096,), b"\1\0\0\0x" * 4096)
+    many = Tensor("sampling_parameters", Datatype.BYTES, (512,), b"\1\0\0\0x" * 512)
+    long = text_tensor("sampling_parameters", ['{"max_tokens": 3, "x": "%s"}' % ("x" * READ_BYTES)])
+    monkeypatch.setattr(Tensor, "elements", lambda tensor: pytest.fail("it was split"))
+    for sampling in (many, replace(long, data=long.raw())):
+        found = read_asked(InferRequest(model="m", inputs=(text, sampling)))
+        assert found == Asked(4096, 5 * 4096, 4096, None)
 
 
 def model(**fields: Any) -> Model:
