@@ -11,7 +11,7 @@ from gateway.admission.admission import Admission
 from gateway.admission.deadlines import PARAMETER, timed
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
-from gateway.errors import InferenceError, Refusal, RefusalReason, exiting, no_longer_valid
+from gateway.errors import InferenceError, Refusal, exiting, no_longer_valid
 from gateway.messages import NO_PARAMETERS, WATCHED, InferRequest, InferResponse
 from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.models.index import IndexRow
@@ -50,13 +50,16 @@ def _note_refusal(
     request: InferRequest,
     model: Model | None,
     error: InferenceError,
+    admission: Admission | None,
 ) -> None:
     """Note a refusal by the chosen version; limits and deadlines of clients say nothing of it."""
     if trace is not None:
         trace.refused(error)
     if request.receipt is not None:
         request.receipt.refused(request, error)
-    if isinstance(error, Refusal) and error.refusal_reason is not RefusalReason.OVERLOADED:
+    if admission is not None and model is not None:
+        admission.note(request, model, error)
+    if isinstance(error, Refusal) and error.of_caller:
         return
     if chooser is not None and model is not None:
         chooser.refused(request, model, error)
@@ -157,7 +160,7 @@ class DataPlane:
                 tap = self._tapped(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
         except InferenceError as error:
-            _note_refusal(trace, chooser, request, model, error)
+            _note_refusal(trace, chooser, request, model, error, self.admission)
             raise
         stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream

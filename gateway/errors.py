@@ -85,6 +85,12 @@ class RefusalReason(StrEnum):
     """The client's time has passed."""
 
 
+IN_FLIGHT = "in_flight"
+"""The limit of a tenant's requests at a time, as `RetryAdvice` names it."""
+ROOM_SECS = 1.0
+"""The wait that is advised for room, if its time is unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryAdvice:
     """The facts of a Refusal for its client.
@@ -109,11 +115,19 @@ class Refusal(RefusedError):
         self.refusal_reason = refusal_reason
         self.advice = advice
 
+    @property
+    def of_caller(self) -> bool:
+        """Whether a limit or a deadline of the caller is the reason, which says nothing of a model.
+
+        The server is the reason of others.
+        """
+        return self.refusal_reason is not RefusalReason.OVERLOADED
+
 
 class RetryLater(Refusal):
     """The refusal of a server without room: a retry may succeed after `secs`."""
 
-    def __init__(self, message: str, secs: float) -> None:
+    def __init__(self, message: str, secs: float = ROOM_SECS) -> None:
         super().__init__(RefusalReason.OVERLOADED, message, RetryAdvice(retry_after_secs=secs))
 
 

@@ -205,8 +205,7 @@ class RoutedPrompt:
 
 
 WATCHED = 8
-"""Requests in flight from which on limits that clients have of their own matter: many clients send
-one with every request."""
+"""Requests in flight from which on limits of clients' own matter: many send one with each."""
 
 
 @value
@@ -247,7 +246,7 @@ class InferRequest:
     Members of an ensemble neither count an `uncounted` request nor answer it from a cache.
     `version` is `chosen` if a router has set it for a client that named none, during a rollout.
     `deadline` is None if nothing in the request names one, `receipt` unless the times of the
-    request are asked for.
+    request are asked for. The limit of requests of its tenant has counted a `prepaid` one before.
     """
 
     model: str
@@ -271,6 +270,7 @@ class InferRequest:
     chosen: bool = field(default=False, compare=False, repr=False)
     deadline: Deadline | None = field(default=None, compare=False, repr=False)
     receipt: Account | None = field(default=None, compare=False, repr=False)
+    prepaid: bool = field(default=False, compare=False, repr=False)
 
     def input(self, name: str) -> Tensor | None:
         """The input of that name, or None."""

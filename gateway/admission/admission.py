@@ -12,11 +12,18 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from gateway.admission.booking import Booking, TenantAccount
-from gateway.admission.costs import ModelCosts
-from gateway.admission.quotas import IN_FLIGHT, Limit, LimitKind, TenantLimits, limits_of
+from gateway.admission.costs import Asked, ModelCosts
+from gateway.admission.quotas import Limit, LimitKind, TenantLimits, limits_of
 from gateway.admission.waits import WAIT_METRICS, Waits
 from gateway.backend import MetricReading
-from gateway.errors import Refusal, RefusalReason, RetryAdvice
+from gateway.errors import (
+    IN_FLIGHT,
+    ROOM_SECS,
+    InferenceError,
+    Refusal,
+    RefusalReason,
+    RetryAdvice,
+)
 from gateway.messages import NO_PARAMETERS, InferRequest
 from gateway.models.model import Model
 from gateway.models.taps import Tap
@@ -36,8 +43,8 @@ MOST_ACCOUNTS = 2048
 """Above it accounts of tenants without limits are dropped, such as those that were removed."""
 LOG_SECS = 1.0
 MOST_RETRY_SECS = 60.0
-IN_FLIGHT_RETRY_SECS = 1.0
-"""The wait that is advised at the limit of requests in flight, whose ends are not known."""
+LOGGED = frozenset({RefusalReason.RATE_LIMITED, RefusalReason.DEADLINE_UNREACHABLE})
+"""The reasons that are logged here; frontends log a deadline that has passed, and overload."""
 WORDS = {
     LimitKind.REQUESTS: "requests",
     LimitKind.TOKENS: "tokens",
@@ -88,61 +95,70 @@ class Admission:
         Raises Refusal. A refused request has cost one request; what an accepted one costs is taken
         when the model accepts it.
         """
-        tap = self._within_limits(request, model, tap)
-        if not self._waits.observes(request, model):
-            return tap
-        try:
-            return self._waits.admit(request, model, tap, self._costs_of(model))
-        except Refusal as error:
-            raise self._counted(error, request, model) from None
-
-    def _counted(self, error: Refusal, request: InferRequest, model: Model) -> Refusal:
-        """The refusal for a deadline with a jitter in its advice; it is counted.
-
-        Frontends log a deadline that has passed.
-        """
-        reason, advice = error.refusal_reason, error.advice
-        account = self._account(tenant_of(request.caller))
-        account.refused[reason] += 1
-        self._refused[model.name, reason] += 1
-        if reason is RefusalReason.DEADLINE_UNREACHABLE:
-            self._log(account, model, reason)
-        secs = min(advice.retry_after_secs * self._jitter(), MOST_RETRY_SECS)
-        return Refusal(reason, error.message, replace(advice, retry_after_secs=secs))
-
-    def _within_limits(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
         tenant = tenant_of(request.caller)
         rules = self.tenants.rules(tenant)
-        if rules is NO_RULES:
+        limits = None if rules is NO_RULES else self._account(tenant).limits(rules)
+        observes = self._waits.observes(request, model)
+        if not (limits or observes):
             return tap
-        account = self._account(tenant)
-        limits = account.limits(rules)
-        if not limits:
-            return tap
-        costs, now = self._costs_of(model), self._clock()
+        costs = self._costs_of(model)
         asked = costs.asked(request)
+        if limits:
+            tap = self._booked(request, model, tap, limits, asked)
+        if not observes:
+            return tap
+        try:
+            return self._waits.admit(request, model, tap, costs, asked)
+        except Refusal as error:
+            secs = min(error.advice.retry_after_secs * self._jitter(), MOST_RETRY_SECS)
+            advice = replace(error.advice, retry_after_secs=secs)
+            raise Refusal(error.refusal_reason, error.message, advice) from None
+
+    def note(self, request: InferRequest, model: Model, error: InferenceError) -> None:
+        """Count and log a refusal of a request, by this admission or by its model."""
+        if isinstance(error, Refusal):
+            self._note(self._account(tenant_of(request.caller)), model, error)
+
+    def _note(self, account: _Account, model: Model, error: Refusal) -> None:
+        reason = error.refusal_reason
+        limit = error.advice.limit or reason
+        account.refused[limit] += 1
+        self._refused[model.name, reason] += 1
+        if reason in LOGGED:
+            self._log(account, model, limit)
+
+    def _booked(
+        self,
+        request: InferRequest,
+        model: Model,
+        tap: Tap | None,
+        limits: TenantLimits,
+        asked: Asked,
+    ) -> Booking:
+        """The account of a request within the limits of its tenant."""
+        tenant = tenant_of(request.caller)
+        account, costs, now = self._account(tenant), self._costs_of(model), self._clock()
         booked = {
-            LimitKind.REQUESTS: float(asked.prompts),
+            LimitKind.REQUESTS: 0.0 if request.prepaid else float(asked.prompts),
             LimitKind.TOKENS: costs.tokens(asked, tenant, model.max_model_len),
             LimitKind.COMPUTE_MS: costs.compute_ms,
         }
         requests = limits.by_kind.get(LimitKind.REQUESTS)
-        if requests is not None:
-            self._check(account, model, LimitKind.REQUESTS, booked, requests, now)
+        if requests is not None and not request.prepaid:
+            self._check(account, LimitKind.REQUESTS, booked, requests, now)
             account.buckets[LimitKind.REQUESTS].take(1, requests, now)
             booked[LimitKind.REQUESTS] -= 1
         if limits.in_flight is not None and account.in_flight >= limits.in_flight:
             text = f"has {account.in_flight} requests in flight, the most of {limits.in_flight}"
-            raise self._refusal(account, model, text, IN_FLIGHT, IN_FLIGHT_RETRY_SECS)
+            raise self._refusal(account, text, IN_FLIGHT, ROOM_SECS)
         for kind, limit in limits.by_kind.items():
             if kind is not LimitKind.REQUESTS:
-                self._check(account, model, kind, booked, limit, now)
+                self._check(account, kind, booked, limit, now)
         return Booking(account, limits, costs, asked, booked, tap=tap, clock=self._clock)
 
     def _check(
         self,
         account: _Account,
-        model: Model,
         kind: LimitKind,
         booked: Mapping[LimitKind, float],
         limit: Limit,
@@ -161,15 +177,9 @@ class Admission:
                 f"has {left:.0f} of {limit.per_minute:g} {word} per minute left, the request needs "
                 f"{needed:.0f}: in {wait_secs:.1f} s"
             )
-        raise self._refusal(account, model, text, kind, wait_secs)
+        raise self._refusal(account, text, kind, wait_secs)
 
-    def _refusal(
-        self, account: _Account, model: Model, text: str, limit: str, wait_secs: float
-    ) -> Refusal:
-        reason = RefusalReason.RATE_LIMITED
-        self._refused[model.name, reason] += 1
-        account.refused[limit] += 1
-        self._log(account, model, limit)
+    def _refusal(self, account: _Account, text: str, limit: str, wait_secs: float) -> Refusal:
         may_succeed = math.isfinite(wait_secs)
         secs = min(wait_secs * self._jitter(), MOST_RETRY_SECS) if may_succeed else 0.0
         advice = RetryAdvice(
@@ -178,7 +188,7 @@ class Admission:
             limit=limit,
             headers=self._headers(account.tenant),
         )
-        return Refusal(reason, f"tenant '{account.tenant}' {text}", advice)
+        return Refusal(RefusalReason.RATE_LIMITED, f"tenant '{account.tenant}' {text}", advice)
 
     def _log(self, account: _Account, model: Model, limit: str) -> None:
         """Log one line a second of a tenant, with the number of refusals since the last one."""
@@ -213,15 +223,27 @@ class Admission:
 
     # For frontends.
 
-    def check_requests(self, caller: Caller | None, model: Model, count: int) -> None:
-        """Raise Refusal if a caller has no room for as many requests, which follow in parts.
+    def take_requests(self, caller: Caller | None, model: Model, count: int) -> None:
+        """Take as many requests at once, which follow in parts and are `prepaid`; raises Refusal.
 
-        Else a part would be executed before the refusal, at each retry.
+        Else a part would be executed before the refusal, at each retry. Compute time is taken by
+        each of them, and there must be enough for all.
         """
-        limit = self._limits(tenant_of(caller)).get(LimitKind.REQUESTS)
-        if limit is not None:
-            account, booked = self._account(tenant_of(caller)), {LimitKind.REQUESTS: float(count)}
-            self._check(account, model, LimitKind.REQUESTS, booked, limit, self._clock())
+        limits = self._limits(tenant_of(caller))
+        if not limits:
+            return
+        account, now = self._account(tenant_of(caller)), self._clock()
+        compute_ms = count * self._costs_of(model).compute_ms
+        booked = {LimitKind.REQUESTS: float(count), LimitKind.COMPUTE_MS: compute_ms}
+        taken = {kind: limits[kind] for kind in booked if kind in limits}
+        try:
+            for kind, limit in taken.items():
+                self._check(account, kind, booked, limit, now)
+        except Refusal as error:
+            self._note(account, model, error)
+            raise
+        if LimitKind.REQUESTS in taken:
+            account.buckets[LimitKind.REQUESTS].take(count, taken[LimitKind.REQUESTS], now)
 
     def limits(self, caller: Caller | None) -> bool:
         """Whether a caller has limits that headers show."""

@@ -75,14 +75,17 @@ class WaitPrediction:
     `room` is the number of requests that it executes at once, None if unknown. Then it is full
     while any has no response. `weight_of` gives the weight of a tenant; if the queue is not fair,
     callers pass the same tenant for all. A fair queue releases `slack` requests more than the room.
+    Corrections are kept by the label of a tenant, of which there are few.
     """
 
-    def __init__(self, weight_of: Callable[[str], float]) -> None:
+    def __init__(
+        self, weight_of: Callable[[str], float], label_of: Callable[[str], str] = str
+    ) -> None:
         self.room: int | None = None
         self.slack = 0
         self.in_flight = self.unanswered = self.ends = 0
         self.output_tokens, self.token_secs = Mean(), Mean()
-        self._weight_of = weight_of
+        self._weight_of, self._label_of = weight_of, label_of
         self._booked: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._counts: dict[str, int] = {}
@@ -144,13 +147,14 @@ class WaitPrediction:
     def learn_wait(self, tenant: str, real: float, raw: float) -> None:
         """Learn the real wait of a request, or so far of one that left, and its `raw_wait`."""
         if raw > 0:
-            if tenant not in self._corrections:
-                self._corrections[tenant] = Correction()
-            self._corrections[tenant].learn(real / raw)
+            label = self._label_of(tenant)
+            if label not in self._corrections:
+                self._corrections[label] = Correction()
+            self._corrections[label].learn(real / raw)
 
     def correction(self, tenant: str) -> float:
         """The factor of the waits of a tenant."""
-        found = self._corrections.get(tenant)
+        found = self._corrections.get(self._label_of(tenant))
         return 1.0 if found is None else found.value
 
     def raw_wait(self, tenant: str, prompt_tokens: float, now: float) -> float:

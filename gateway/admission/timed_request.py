@@ -38,8 +38,8 @@ class TimedRequest:
     in a heap, so that one costs a microsecond, and nothing is left of a request that has ended.
     `raw` is the predicted wait in seconds, without the correction of its tenant, `predicted` with
     it, None if too little is known to refuse; it `waits` if the model was full. `first_answers` are
-    the tokens of its first response. `is_probe`: it was refused, and admitted all the same. It
-    `learns` unless its booking does.
+    the tokens of its first response, `last_ns` is the time of its latest tokens. `is_probe`: it was
+    refused, and admitted all the same. It `learns` unless its booking does.
     """
 
     __slots__ = (
@@ -56,6 +56,7 @@ class TimedRequest:
         "first_answers",
         "first_ns",
         "is_probe",
+        "last_ns",
         "learns",
         "predicted",
         "prompt",
@@ -83,7 +84,7 @@ class TimedRequest:
         self.learns = not isinstance(tap, Booking)
         self.deadline = deadline or NO_DEADLINE
         self.arrived_ns = time.perf_counter_ns()
-        self.first_ns = self.ended_ns = 0
+        self.first_ns = self.last_ns = self.ended_ns = 0
         self.prompt = self.answers = self.first_answers = 0
         self.prompt_estimate = 0
         self.service = self.raw = 0.0
@@ -96,6 +97,11 @@ class TimedRequest:
         first, whole = self.deadline.first_ns, self.deadline.whole_ns
         in_time = bool(self.first_ns) and not 0 < first < self.first_ns
         return in_time and not 0 < whole < self.ended_ns
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the response cache has answered it."""
+        return self._record.is_hit
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
@@ -110,14 +116,14 @@ class TimedRequest:
         usage = response.usage
         if usage is not None:
             self.prompt += usage.prompt_tokens
-            self.answers += usage.completion_tokens
+            self._count(usage.completion_tokens)
         if not self.first_ns:
             self._begin()
         self._account.responded(response)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """See `StreamRecorder`."""
-        self.answers += sum(filter(None, tokens))
+        self._count(sum(filter(None, tokens)))
         if not self.first_ns:
             self._begin()
         self._account.delivered(name, texts, tokens)
@@ -137,6 +143,11 @@ class TimedRequest:
         self.ended_ns = time.perf_counter_ns()
         self._model.ended(self, error)
         self._account.ended(error)
+
+    def _count(self, tokens: int) -> None:
+        if tokens:
+            self.answers += tokens
+            self.last_ns = time.perf_counter_ns()
 
     def _begin(self) -> None:
         self.first_ns, self.first_answers = time.perf_counter_ns(), self.answers

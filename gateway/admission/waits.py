@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 
-from gateway.admission.costs import ModelCosts
+from gateway.admission.costs import Asked, ModelCosts
 from gateway.admission.deadlines import earliest
 from gateway.admission.prediction import CAUTION, WaitPrediction
 from gateway.admission.timed_request import TimedRequest, exceeded, seconds, unreachable
@@ -17,7 +17,7 @@ from gateway.models.taps import Tap
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.statistics import Histogram
 from gateway.policy.caller import tenant_of
-from gateway.policy.tenants import Tenants
+from gateway.policy.tenants import OTHER, Tenants
 from gateway.settings import AdmissionSettings
 
 OUTPUT_WEIGHT = 2.0
@@ -64,15 +64,17 @@ class Waits:
         deadline = request.deadline
         return deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
 
-    def admit(self, request: InferRequest, model: Model, tap: Tap | None, costs: ModelCosts) -> Tap:
+    def admit(
+        self, request: InferRequest, model: Model, tap: Tap | None, costs: ModelCosts, asked: Asked
+    ) -> Tap:
         """The tap of a request, around another one; Refusal if it would miss its deadline."""
         waits = self._models.get(model)
         if waits is None:
-            prediction = WaitPrediction(lambda tenant: self._tenants.rules(tenant).weight)
+            prediction = WaitPrediction(self._tenants.weight, self._tenants.label)
             waits = ModelWaits(model, prediction, costs, self._settings, self.exceeded)
             self._models[model] = waits
             model.when_closed(partial(self._forget, model))
-        return waits.admit(request, tap)
+        return waits.admit(request, tap, asked)
 
     def _forget(self, model: Model) -> None:
         self._models.pop(model, None)
@@ -113,12 +115,11 @@ class ModelWaits:
         self._refusals = 0
         self._room_at = -ROOM_SECS
 
-    def admit(self, request: InferRequest, tap: Tap | None) -> Tap:
+    def admit(self, request: InferRequest, tap: Tap | None, asked: Asked) -> Tap:
         """The tap of a request; Refusal if it would miss its deadline."""
         deadline, received_ns = request.deadline, request.received_ns or time.perf_counter_ns()
         if self._model.max_wait_ns:
             deadline = _with_default(deadline, received_ns + self._model.max_wait_ns)
-        asked = self._costs.asked(request)
         fair = self._model.fair
         if fair is not None and not fair.configured:
             fair = None
@@ -178,7 +179,9 @@ class ModelWaits:
         self.counts["gateway_admission_probes_total"] += timed.is_probe
 
     def begun(self, timed: TimedRequest) -> None:
-        """See `WaitObserver`."""
+        """See `WaitObserver`; an answer of the response cache tells nothing of the model."""
+        if timed.is_hit:
+            return
         self.prediction.begin(timed.tenant, timed.service, seconds(timed.first_ns))
         real = seconds(timed.first_ns - timed.arrived_ns)
         if timed.waits:
@@ -189,9 +192,9 @@ class ModelWaits:
     def ended(self, timed: TimedRequest, error: InferenceError | None) -> None:
         """See `WaitObserver`."""
         now, is_exceeded = seconds(timed.ended_ns), _is_exceeded(error)
-        if timed.first_ns:
+        if timed.first_ns and not timed.is_hit:
             self.prediction.end(now)
-            self._learn_tokens(timed)
+            self._learn_tokens(timed, is_whole=error is None)
         elif is_exceeded:
             self.prediction.expire(timed.tenant, timed.service, now)
             if timed.waits:
@@ -208,17 +211,18 @@ class ModelWaits:
         if timed.predicted and not timed.is_probe:
             self.ratios.observe(real / timed.predicted)
 
-    def _learn_tokens(self, timed: TimedRequest) -> None:
+    def _learn_tokens(self, timed: TimedRequest, *, is_whole: bool) -> None:
         answers = timed.answers // timed.asked.answers
         if not timed.answers:
             return
         self.prediction.output_tokens.add(answers)
         behind = (timed.answers - timed.first_answers) // timed.asked.answers
-        if behind > 0:
-            spent = seconds(timed.ended_ns - timed.first_ns)
+        if behind > 0 and is_whole:
+            # Its client may take the end much later than the engine has made it.
+            spent = seconds(timed.last_ns - timed.first_ns)
             self.prediction.token_secs.add(spent / behind)
         if timed.learns:
-            self._costs.learn(timed.asked, timed.tenant, timed.prompt, timed.answers)
+            self._costs.learn(timed.asked, OTHER, timed.prompt, timed.answers)
 
     def _count(self, timed: TimedRequest) -> None:
         deadline, counts = timed.deadline, self.counts

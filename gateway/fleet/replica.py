@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.backend import MetricReading
 from gateway.dataplane import DataPlane
-from gateway.errors import InferenceError, RefusedError, unexpected
+from gateway.errors import InferenceError, Refusal, RefusedError, unexpected
 from gateway.fleet.accepting import AcceptedLink, AcceptingPort
 from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer, version_of
@@ -291,6 +291,8 @@ class FleetPort(AcceptingPort[RouterLink]):
             if request.chosen:
                 return self._dataplane.infer(request, self._chosen(request), trace)
             return self._dataplane.infer(request, trace=trace)
+        except Refusal:
+            raise
         except InferenceError as error:
             refusal = RefusedError(error.code, error.message)
             refusal.lacks_instance = error.lacks_instance

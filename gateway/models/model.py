@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError, no_instance
+from gateway.errors import Code, InferenceError, RetryLater
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.golden_results import GoldenResult
@@ -380,7 +380,9 @@ class Model:
         return self.waking
 
     def _unable(self) -> InferenceError:
-        return no_instance(f"model '{self.name}' is unavailable: {self.instances.trouble}")
+        error = RetryLater(f"model '{self.name}' is unavailable: {self.instances.trouble}")
+        error.lacks_instance = True
+        return error
 
     def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
         """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""
@@ -390,7 +392,7 @@ class Model:
         elif total >= most:
             text = f"model '{self.name}' has {most} requests in flight, the most it accepts"
             text += " (its parameter 'max_in_flight'); retry later"
-            refusal = InferenceError(Code.UNAVAILABLE, text)
+            refusal = RetryLater(text)
         if refusal is not None:
             statistics.rejected()
             raise refusal

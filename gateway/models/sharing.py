@@ -5,7 +5,7 @@ from typing import Protocol
 
 from gateway.backend import MetricReading
 from gateway.config import ModelConfig
-from gateway.errors import InferenceError
+from gateway.errors import Refusal
 from gateway.messages import InferRequest
 from gateway.models.limits import TokenWeights
 from gateway.policy.tenants import Tenants
@@ -23,8 +23,8 @@ class Sharing(Protocol):
     def slack(self) -> int:
         """The requests that it releases beyond the places of the instances."""
 
-    def refusal(self, request: InferRequest, most: int, total: int) -> InferenceError | None:
-        """The error of a request of a tenant that has its share of `most` requests in flight.
+    def refusal(self, request: InferRequest, most: int, total: int) -> Refusal | None:
+        """The refusal of a tenant that has its share of `most` requests in flight.
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """

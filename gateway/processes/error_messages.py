@@ -22,6 +22,7 @@ from gateway.processes.malformed import UNREADABLE, malformed
 LARGEST_STATUS = 599
 NAMED = frozenset(RefusalReason) - {RefusalReason.OVERLOADED}
 """The reasons of refusals other than RetryLater."""
+OVERLOADED = str(RefusalReason.OVERLOADED)
 
 
 class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
@@ -80,13 +81,17 @@ def written_error(error: InferenceError) -> ErrorMessage:
 
 
 def _written_refusal(error: Refusal, message: str) -> ErrorMessage:
-    """The message of a refusal; an earlier release reads it as a RetryLater."""
+    """The message of a refusal; an earlier release reads it as a RetryLater.
+
+    Unless the model lacks an instance, which that release reads of others.
+    """
     advice = error.advice
     return ErrorMessage(
         error.code,
         message,
         refused=True,
-        retry_secs=math.ceil(advice.retry_after_secs),
+        retry_secs=0 if error.lacks_instance else math.ceil(advice.retry_after_secs),
+        lacks_instance=error.lacks_instance,
         refusal=error.refusal_reason,
         retry_after_secs=advice.retry_after_secs,
         retries=advice.retries,
@@ -99,11 +104,13 @@ def error_of(found: ErrorMessage) -> InferenceError:
     """The error of a message."""
     if found.status:
         return OpenAiRefusal(found.code, found.message, status=found.status, body=found.body)
+    error: InferenceError
     if found.refusal in NAMED:
-        return _refusal(found)
-    if found.retry_secs:
-        return RetryLater(found.message, found.retry_after_secs or found.retry_secs)
-    error = _kind(found)(found.code, found.message)
+        error = _refusal(found)
+    elif found.refusal == OVERLOADED or found.retry_secs:
+        error = RetryLater(found.message, found.retry_after_secs or found.retry_secs)
+    else:
+        error = _kind(found)(found.code, found.message)
     error.dead_instance = found.dead_instance
     error.lacks_instance = found.lacks_instance
     return error

@@ -14,7 +14,16 @@ from math import inf
 from gateway.backend import Instance, MetricReading
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
-from gateway.errors import Code, InferenceError
+from gateway.errors import (
+    IN_FLIGHT,
+    ROOM_SECS,
+    Code,
+    InferenceError,
+    Refusal,
+    RefusalReason,
+    RetryAdvice,
+    RetryLater,
+)
 from gateway.messages import InferRequest, Usage
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
 from gateway.policy.caller import tenant_of
@@ -148,21 +157,27 @@ class FairScheduler(Scheduler):
         """Whether a tenant has rules, so that tenants have shares."""
         return self._tenants.configured
 
-    def refusal(self, request: InferRequest, most: int, total: int) -> InferenceError | None:
-        """The error of a request of a tenant that has its share of `most` requests in flight.
+    def refusal(self, request: InferRequest, most: int, total: int) -> Refusal | None:
+        """The refusal of a tenant that has its share of `most` requests in flight.
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
         tenant = tenant_of(request.caller)
         share = self._active.share(tenant, self._tenants.weight(tenant), time.monotonic_ns())
         allowed = max(LEAST_IN_FLIGHT, int(share * most))
-        if self._in_flight[tenant] < allowed and total < MOST_TIMES * most:
+        if self._in_flight[tenant] >= allowed:
+            text = (
+                f"model '{self._model}' has {self._in_flight[tenant]} requests of tenant "
+                f"'{tenant}' in flight, its share is {allowed} (its parameter 'max_in_flight' is "
+                f"{most}); retry later"
+            )
+            advice = RetryAdvice(retry_after_secs=ROOM_SECS, limit=IN_FLIGHT)
+            return Refusal(RefusalReason.RATE_LIMITED, text, advice)
+        if total < MOST_TIMES * most:
             return None
-        return InferenceError(
-            Code.UNAVAILABLE,
-            f"model '{self._model}' has {self._in_flight[tenant]} requests of tenant '{tenant}' in "
-            f"flight, its share is {allowed}, and {total} of all tenants (its parameter "
-            f"'max_in_flight' is {most}); retry later",
+        return RetryLater(
+            f"model '{self._model}' has {MOST_TIMES * most} requests in flight, the most it "
+            f"accepts of all tenants (its parameter 'max_in_flight' is {most}); retry later"
         )
 
     @property

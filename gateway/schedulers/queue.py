@@ -15,7 +15,7 @@ from itertools import chain
 from gateway.batches.padding import MAX_LENGTH, Padding
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RetryLater
 from gateway.messages import InferRequest, request_prefix
 from gateway.schedulers.execution import Entry
 from gateway.tensor import Tensor
@@ -29,11 +29,9 @@ LENGTH_DIMENSION = 1
 """The dimension of a padded input that is its length: the first after the batch."""
 
 
-def queue_full(request: InferRequest) -> InferenceError:
-    """The error of a request beyond the limit of its level."""
-    return InferenceError(
-        Code.UNAVAILABLE, f"{request_prefix(request.id)}Exceeds maximum queue size"
-    )
+def queue_full(request: InferRequest) -> RetryLater:
+    """The refusal of a request beyond the limit of its level, with Triton's text."""
+    return RetryLater(f"{request_prefix(request.id)}Exceeds maximum queue size")
 
 
 @dataclass(slots=True, eq=False)

@@ -7,75 +7,23 @@ from typing import Any
 
 import pytest
 
-from gateway.admission.admission import Admission
 from gateway.admission.costs import FIRST_ANSWER
 from gateway.admission.quotas import LimitKind
-from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError, Refusal, RefusalReason
-from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.errors import IN_FLIGHT, Code, InferenceError, Refusal, RefusalReason
+from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.policy.caller import Caller
 from gateway.policy.tenants import NO_RULES, TenantRules, Tenants
 from tests.builders import (
     TEXT,
-    LoadedModels,
     ScriptedInstance,
     read_all,
     settle,
     soon,
     text_request,
-    text_response,
 )
 from tests.conftest import Serve
-
-
-class Clock:
-    """A time that tests set."""
-
-    def __init__(self) -> None:
-        self.secs = 1000.0
-
-    def __call__(self) -> float:
-        return self.secs
-
-
-class Gateway:
-    """A data plane with one model, and an admission by these rules."""
-
-    def __init__(self, model: Model, **rules: TenantRules) -> None:
-        self.clock = Clock()
-        self.tenants = Tenants(rules)
-        self.admission = Admission(self.tenants, self.clock, lambda: 1.25)
-        self.dataplane = DataPlane(LoadedModels(model))  # type: ignore[arg-type]
-        self.dataplane.admission = self.admission
-
-    def infer(self, text: str = "hell", tenant: str = "a", **parameters: Any) -> Any:
-        caller = Caller(tenant=tenant)
-        return self.dataplane.infer(text_request(text, caller=caller, parameters=parameters))
-
-    def refused(self, *given: Any, **parameters: Any) -> Refusal:
-        with pytest.raises(Refusal) as caught:
-            self.infer(*given, **parameters)
-        return caught.value
-
-    def left(self, kind: LimitKind, tenant: str = "a") -> float:
-        """The units in a bucket."""
-        found = {each["tenant"]: each for each in self.admission.describe()}
-        units: float = found[tenant]["buckets"][kind]["remaining"]
-        return units
-
-    def in_flight(self, tenant: str = "a") -> int:
-        found = {each["tenant"]: each for each in self.admission.describe()}
-        count: int = found[tenant]["in_flight"]
-        return count
-
-
-TOKENS = TenantRules(tokens_per_minute=6000.0)
-
-
-def answer(prompt: int, tokens: int, cached: int | None = None) -> InferResponse:
-    usage = Usage(prompt, tokens, cached_tokens=cached)
-    return replace(text_response("x", final=True), usage=usage)
+from tests.gateway.admission.limited import TOKENS, Gateway, answer
 
 
 async def test_a_tenant_has_its_requests_per_minute_and_another_is_not_concerned(
@@ -284,15 +232,16 @@ async def test_the_advised_wait_is_at_most_a_minute(serve: Serve) -> None:
 async def test_requests_that_follow_in_parts_are_refused_before_the_first(serve: Serve) -> None:
     model = serve(ScriptedInstance())
     gateway = Gateway(model, a=TenantRules(requests_per_minute=3.0), b=TOKENS)
-    gateway.admission.check_requests(Caller(tenant="a"), model, 3)
     with pytest.raises(Refusal) as caught:
-        gateway.admission.check_requests(Caller(tenant="a"), model, 4)
+        gateway.admission.take_requests(Caller(tenant="a"), model, 4)
     assert caught.value.message == ("tenant 'a' may use 3 requests at once, the request needs 4")
     assert not caught.value.advice.retries
     assert gateway.left(LimitKind.REQUESTS) == 3
+    gateway.admission.take_requests(Caller(tenant="a"), model, 2)
+    assert gateway.left(LimitKind.REQUESTS) == 1
     for tenant in ("b", "unknown", ""):
-        gateway.admission.check_requests(Caller(tenant=tenant), model, 10_000)
-    gateway.admission.check_requests(None, model, 10_000)
+        gateway.admission.take_requests(Caller(tenant=tenant), model, 10_000)
+    gateway.admission.take_requests(None, model, 10_000)
 
 
 class Chooser:
@@ -357,4 +306,36 @@ async def test_accounts_without_limits_are_dropped_once_there_are_many(
     gateway.infer(tenant="c").close()
     assert [each["tenant"] for each in gateway.admission.describe()] == ["b", "c"]
     held.close()
+    await settle()
+
+
+async def test_a_full_model_refuses_as_overloaded_and_is_counted(serve: Serve) -> None:
+    model = serve(ScriptedInstance(), config=replace(TEXT, parameters={"max_in_flight": "1"}))
+    gateway, chooser = Gateway(model, a=TOKENS), Chooser(model)
+    model.chooser = chooser  # type: ignore[assignment]
+    with gateway.infer():
+        refusal = gateway.refused()
+        assert gateway.left(LimitKind.TOKENS) == 6000 - 1 - FIRST_ANSWER
+    assert refusal.refusal_reason is RefusalReason.OVERLOADED
+    assert (refusal.advice.retry_after_secs, refusal.advice.retries) == (1, True)
+    (family, *_) = gateway.admission.families()
+    assert [(each.labels["reason"], each.value) for each in family.samples] == [("overloaded", 1)]
+    assert chooser.refusals == [refusal.message]
+    await settle()
+
+
+async def test_the_share_of_a_tenant_is_its_limit_and_no_evidence_about_a_version(
+    serve: Serve,
+) -> None:
+    config = replace(TEXT, parameters={"max_in_flight": "8"})
+    rules = {"a": TenantRules(), "b": TenantRules()}
+    model = serve(ScriptedInstance(), config=config, tenants=Tenants(rules))
+    gateway, chooser = Gateway(model, **rules), Chooser(model)
+    model.chooser = chooser  # type: ignore[assignment]
+    streams = [gateway.infer() for _ in range(16)]
+    refusal = gateway.refused()
+    assert (refusal.refusal_reason, refusal.advice.limit) == (RefusalReason.RATE_LIMITED, IN_FLIGHT)
+    assert chooser.refusals == []
+    for stream in streams:
+        stream.close()
     await settle()

@@ -140,3 +140,11 @@ def test_a_quiet_tenant_is_admitted_and_in_time_next_to_a_flood() -> None:
     assert outcomes["b"].in_time >= 0.95 * outcomes["b"].sent
     assert outcomes["b"].refused == 0
     assert outcomes["a"].refused > 0.8 * outcomes["a"].sent
+
+
+def test_corrections_are_kept_by_label_since_clients_make_tenants() -> None:
+    found = WaitPrediction(lambda tenant: 1.0, lambda tenant: tenant if tenant == "a" else "other")
+    for number in range(5000):
+        found.learn_wait(f"t{number}", 3.0, 1.0)
+    assert found.correction("new") == pytest.approx(3.0, abs=0.1)
+    assert found.correction("a") == 1.0

@@ -10,11 +10,13 @@ from gateway.admission.admission import Admission
 from gateway.dataplane import DataPlane
 from gateway.errors import Refusal, RefusalReason
 from gateway.messages import Deadline
+from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
 from gateway.policy.tenants import TenantRules, Tenants
 from tests.builders import (
     ScriptedInstance,
     read_all,
+    settle,
     soon,
     text_request,
 )
@@ -213,3 +215,38 @@ async def test_a_quiet_tenant_of_a_fair_queue_is_admitted_next_to_a_flood(train:
     due = first(trained.clock.after(4))
     trained.refused(caller=flood, deadline=due)
     trained.ask(caller=quiet, deadline=due)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_slow_reader_does_not_make_the_answers_of_others_late(
+    train: Train, is_cancelled: bool
+) -> None:
+    """It reads the end, or leaves, long after the engine has made its tokens."""
+    trained = await train()
+    stream = trained.streams.pop()
+    execution = await trained.instance.begun()
+    for secs in (1, 1, 2000 if is_cancelled else 1):
+        trained.clock.ns = trained.clock.after(secs)
+        execution.answer(tokens(1))
+        await settle()
+    trained.clock.ns = trained.clock.after(2000)
+    if is_cancelled:
+        stream.cancel()
+    else:
+        execution.answer(tokens(0, final=True))
+        execution.end()
+        await soon(read_all(stream))
+    trained.ask(deadline=whole(trained.clock.after(60)))
+
+
+async def test_answers_of_the_response_cache_tell_nothing_of_waits(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = await train()
+    await trained.serve_one()
+    with monkeypatch.context() as patched:
+        patched.setattr(Record, "is_hit", True)
+        for _ in range(5):
+            trained.ask()
+            await trained.serve_one(100)
+    trained.ask(deadline=first(trained.clock.after(1.5)))

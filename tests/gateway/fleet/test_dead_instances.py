@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.errors import InferenceError, RefusedError, died, no_instance
+from gateway.errors import InferenceError, RefusedError, RetryLater, died, no_instance
 from gateway.fleet import connection
 from gateway.fleet.choice import ANY_REQUEST
 from gateway.messages import InferRequest
@@ -268,6 +268,25 @@ async def test_a_replica_says_that_its_model_has_no_instance(
                 call.take()
             call.leave()
     assert caught.value.lacks_instance
+
+
+async def test_the_reason_and_the_times_of_a_refusal_reach_the_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> ResponseStream:
+        raise RetryLater("no room in memory", 12.5)
+
+    async with listening_port() as replica:
+        monkeypatch.setattr(replica.port._dataplane, "infer", refuse)  # noqa: SLF001
+        async with connecting(replica.port.ports["fleet"]) as router:
+            request = InferRequest(model="text", version="1", inputs=text_request().inputs)
+            news = asyncio.Event()
+            call = router.call(KEY, request, news.set, ANY_REQUEST)
+            await soon(news.wait())
+            with pytest.raises(RetryLater) as caught:
+                call.take()
+            call.leave()
+    assert caught.value.advice.retry_after_secs == 12.5
 
 
 async def test_requests_at_an_instance_that_is_ended_are_answered_by_another_replica(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, Refusal, RefusalReason
 from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.repository_control import RepositoryControl
@@ -48,9 +48,11 @@ def fill(model: Model, tenant: str) -> list[ResponseStream]:
     with suppress(InferenceError):
         while len(streams) < 3 * MOST:
             streams.append(model.submit(of(tenant)))
-    with pytest.raises(InferenceError, match=f"requests of tenant '{tenant}' in flight") as refused:
+    with pytest.raises(Refusal, match=f"requests of tenant '{tenant}' in flight") as refused:
         model.submit(of(tenant))
-    assert refused.value.code is Code.UNAVAILABLE
+    reason, advice = refused.value.refusal_reason, refused.value.advice
+    assert (reason, advice.limit) == (RefusalReason.RATE_LIMITED, "in_flight")
+    assert "all tenants" not in refused.value.message
     return streams
 
 
@@ -71,7 +73,9 @@ async def test_a_flood_leaves_the_other_tenants_their_share_of_the_requests_in_f
     assert len(fill(model, "a")) == MOST
     assert len(fill(model, "b")) == MOST / 2
     assert len(fill(model, "night")) == LEAST_IN_FLIGHT
-    with pytest.raises(InferenceError, match="its share is 20, and 76 of all tenants"):
+    with pytest.raises(
+        InferenceError, match="has 40 requests of tenant 'a' in flight, its share is 20 "
+    ):
         model.submit(of("a"))
     assert model.statistics.failures[FailureReason.REJECTED] == 7
     await ended(model)
@@ -81,9 +85,10 @@ async def test_all_tenants_together_have_at_most_twice_the_limit(model: Model) -
     for number in range(MOST):
         for _ in range(2):
             model.submit(of(f"t{number}"))
-    with pytest.raises(InferenceError, match="and 80 of all tenants"):
+    with pytest.raises(Refusal, match="has 80 requests in flight, the most it accepts") as refused:
         model.submit(of("b"))
-    with pytest.raises(InferenceError, match="and 80 of all tenants"):
+    assert refused.value.refusal_reason is RefusalReason.OVERLOADED
+    with pytest.raises(Refusal, match="has 80 requests in flight, the most it accepts"):
         model.copy(of("b"), ModelStatistics())
     model.call(of("b"))
     await ended(model)

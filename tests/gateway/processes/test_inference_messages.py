@@ -208,6 +208,13 @@ def test_a_prompt_with_foreign_keys_is_refused(keys: tuple[bytes, ...]) -> None:
         read_request(written)
 
 
+def unable() -> InferenceError:
+    """The refusal of a model without an instance."""
+    error = RetryLater("no instance is left", 1.0)
+    error.lacks_instance = True
+    return error
+
+
 ERRORS = [
     InferenceError(Code.NOT_FOUND, "gone"),
     died("it has ended", 3),
@@ -215,6 +222,7 @@ ERRORS = [
     AnsweredError(Code.UNKNOWN, "the model's own"),
     RefusedError(Code.UNAVAILABLE, "full"),
     RetryLater("one is being started", 40),
+    unable(),
     Refusal(RefusalReason.DEADLINE_EXCEEDED, "late", RetryAdvice(predicted_wait_secs=2.5)),
     Refusal(RefusalReason.RATE_LIMITED, "no", RetryAdvice(retries=False, limit="tokens")),
     Refusal(RefusalReason.DEADLINE_UNREACHABLE, "busy", RetryAdvice(retry_after_secs=0.25)),

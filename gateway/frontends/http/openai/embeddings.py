@@ -184,11 +184,14 @@ class EmbeddingAnswers:
         wishes = read_wishes(request.scope["headers"])
         deadline = deadline_of(wishes, call.received_ns)
 
-        if self._dataplane.admission is not None:
-            self._dataplane.admission.check_requests(caller, model, len(requests))
+        admission = self._dataplane.admission
+        if admission is not None:
+            admission.take_requests(caller, model, len(requests))
+        prepaid = admission is not None
 
         def submit(each: InferRequest) -> ResponseStream:
-            each = replace(each, deadline=deadline) if deadline is not None else each
+            if prepaid or deadline is not None:
+                each = replace(each, deadline=deadline, prepaid=prepaid)
             trace = begin_trace(request.scope, self._dataplane.tracer, each)
             if model.chooser is not None:
                 each = keyed(each, model.chooser, request.scope, call.members)

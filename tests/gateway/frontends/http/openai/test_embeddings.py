@@ -220,3 +220,16 @@ async def test_each_text_is_a_request_of_the_tenant_and_a_list_is_refused_as_a_w
     late = await embed(connect, app, ["a", "b"])
     assert (late.status_code, late.headers["x-should-retry"]) == (429, "true")
     assert instance.texts == ["a", "b"]
+
+
+async def test_a_list_takes_its_requests_once_however_often_a_text_is_refused(
+    serve: Serve, connect: Open
+) -> None:
+    """At two requests in flight, texts are refused and sent again."""
+    instance = EncoderInstance()
+    dataplane = DataPlane(LoadedModels(serve(instance, config=ENCODER)))  # type: ignore[arg-type]
+    rules = TenantRules(requests_per_minute=8.0, max_in_flight=2)
+    dataplane.admission = Admission(Tenants({"": rules}), lambda: 1000.0)
+    found = await embed(connect, build_app(dataplane, SETTINGS, "triton"), ["a"] * 8)
+    assert (found.status_code, len(instance.texts)) == (200, 8)
+    assert found.headers["x-ratelimit-remaining-requests"] == "0"

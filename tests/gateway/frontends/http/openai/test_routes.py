@@ -207,7 +207,9 @@ async def test_a_full_model_asks_to_try_again(
         await instance.begun()
         found = await answer(connect(app))
         assert (found.status_code, found.headers["retry-after"]) == (503, "1")
-        assert found.json()["error"]["type"] == "ServiceUnavailableError"
+        assert found.headers["x-refused-reason"] == "overloaded"
+        assert found.headers["x-should-retry"] == "true"
+        assert found.json()["error"]["code"] == "server_overloaded"
 
 
 async def test_an_exiting_server_refuses(
