@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
 from gateway.admission.quotas import Buckets, Limit, LimitKind, TenantLimits, limits_of
-from gateway.errors import InferenceError
+from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import InferResponse, StreamRecorder, Usage
 from gateway.models.taps import Tap
 from gateway.observability.request_record import Record
@@ -34,18 +34,21 @@ class Booking:
 
     An accepted request takes its estimated units; its end takes the difference to those it has
     used, by the limits of its booking. Tokens of prompts and answers count as they are reported, so
-    a cancelled request has used what was made.
+    a cancelled request has used what was made. One that its caller ends after its execution has
+    begun, and before it reports tokens, has used the estimate of its prompt, its `prefill`.
     """
 
     __slots__ = (
         "_account",
         "_answers",
         "_asked",
+        "_back_at",
         "_booked",
         "_clock",
         "_costs",
         "_limits",
         "_outer",
+        "_prefill",
         "_prompt",
         "_record",
         "_tap",
@@ -70,7 +73,8 @@ class Booking:
         self._booked = booked
         self._tap = tap
         self._clock = clock
-        self._tokens = 0.0
+        self._back_at: dict[LimitKind, float] = {}
+        self._tokens = self._prefill = 0.0
         self._prompt = self._answers = 0
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
@@ -80,7 +84,7 @@ class Booking:
         self._account.in_flight += 1
         now = self._clock()
         for kind, limit, units in self._charges():
-            self._account.buckets[kind].take(units, limit, now)
+            self._back_at[kind] = self._account.buckets[kind].take(units, limit, now)
         return self
 
     def responded(self, response: InferResponse) -> None:
@@ -104,13 +108,16 @@ class Booking:
         """See `StreamRecorder`; tokens after the end are taken at once."""
         limit = self._limits.by_kind.get(LimitKind.TOKENS)
         if response.usage is not None and limit is not None:
-            units = used_tokens(response.usage)
+            units = max(0.0, used_tokens(response.usage) - self._prefill)
             self._account.buckets[LimitKind.TOKENS].take(units, limit, self._clock())
+            self._prefill = 0.0
         self._outer.wasted(response)
 
     def ended(self, error: InferenceError | None) -> None:
         """See `StreamRecorder`."""
-        self._settle(has_answer=error is None)
+        if _is_of_caller(error) and self._record.has_begun and not self._tokens:
+            self._prefill = self._costs.prefill(self._asked)
+        self._settle(learns=error is None and not self._record.is_hit)
         self._outer.ended(error)
 
     def _count(self, usage: Usage) -> None:
@@ -118,20 +125,30 @@ class Booking:
         self._answers += usage.completion_tokens
         self._tokens += used_tokens(usage)
 
-    def _settle(self, *, has_answer: bool) -> None:
+    def _settle(self, *, learns: bool) -> None:
         self._account.in_flight -= 1
-        used = {LimitKind.TOKENS: self._tokens, LimitKind.COMPUTE_MS: self._compute_ms()}
+        tokens = self._tokens or self._prefill
+        used = {LimitKind.TOKENS: tokens, LimitKind.COMPUTE_MS: self._compute_ms()}
         now = self._clock()
         for kind, limit, booked in self._charges():
-            self._account.buckets[kind].settle(booked, used.get(kind, booked), limit, now)
-        if has_answer and self._tokens:
+            unused = booked - used.get(kind, booked)
+            self._account.buckets[kind].settle(unused, limit, now, self._back_at[kind])
+        if learns and self._tokens:
             self._costs.learn(self._asked, self._account.tenant, self._prompt, self._answers)
-        elif has_answer:
+        elif learns:
             self._costs.learn_compute(used[LimitKind.COMPUTE_MS])
 
     def _compute_ms(self) -> float:
         """Its compute time; an engine that reports tokens executes many requests at once."""
-        return 0.0 if self._tokens else self._record.compute_ms(time.perf_counter_ns())
+        has_tokens = self._tokens or self._prefill
+        return 0.0 if has_tokens else self._record.compute_ms(time.perf_counter_ns())
 
     def _charges(self) -> list[tuple[LimitKind, Limit, float]]:
         return [(kind, limit, self._booked[kind]) for kind, limit in self._limits.by_kind.items()]
+
+
+def _is_of_caller(error: InferenceError | None) -> bool:
+    """Whether the caller has ended its request, or its deadline has."""
+    if isinstance(error, Refusal):
+        return error.of_caller
+    return error is not None and error.code is Code.CANCELLED

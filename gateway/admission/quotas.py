@@ -9,8 +9,6 @@ from itertools import chain
 from gateway.policy.tenants import TenantRules
 
 MINUTE = 60.0
-IN_FLIGHT = "in_flight"
-"""The limit of requests at a time, which no bucket has."""
 
 
 class LimitKind(StrEnum):
@@ -93,17 +91,21 @@ class Bucket:
             return math.inf
         return max(0.0, self._lacks(now) + needed - limit.burst_secs)
 
-    def take(self, units: float, limit: Limit, now: float) -> None:
-        """Take units, also more than there are."""
+    def take(self, units: float, limit: Limit, now: float) -> float:
+        """Take units, also more than there are; returns the time at which they are back."""
         if limit.per_minute > 0:
             self.full_at = max(self.full_at, now) + limit.secs(units)
+        return self.full_at
 
-    def settle(self, booked: float, used: float, limit: Limit, now: float) -> None:
-        """Give back the units that were booked by this limit and not used, or take more."""
-        if used > booked:
-            self.take(used - booked, limit, now)
+    def settle(self, unused: float, limit: Limit, now: float, back_at: float) -> None:
+        """Give back units that were taken by this limit and not used; below 0, take more.
+
+        Units that are back by time, at `back_at` all of them, are not given back a second time.
+        """
+        if unused < 0:
+            self.take(-unused, limit, now)
         elif limit.per_minute > 0:
-            self.full_at -= limit.secs(booked - used)
+            self.full_at -= min(limit.secs(unused), max(0.0, back_at - now))
 
     def remaining(self, limit: Limit, now: float) -> float:
         """The units that are left; negative after more was used than booked."""

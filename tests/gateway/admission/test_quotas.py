@@ -41,7 +41,7 @@ def test_a_limit_of_zero_permits_nothing_and_is_over_when_it_is_raised() -> None
     assert math.isinf(bucket.wait_secs(1, nothing, START))
     assert bucket.wait_secs(0, nothing, START) == 0
     bucket.take(5, nothing, START)
-    bucket.settle(0, 5, nothing, START)
+    bucket.settle(-5, nothing, START, START)
     assert bucket.remaining(LIMIT, START) == 60
 
 
@@ -59,29 +59,51 @@ def test_what_was_booked_and_not_given_back_is_what_was_used(seed: int) -> None:
     for _ in range(40):
         limit = Limit(draw.choice([1.0, 60.0, 977.0]), 60)
         booked, used = draw.uniform(0, 10_000), draw.choice([0.0, draw.uniform(0, 20_000)])
-        bucket.take(booked, limit, START)
-        open_uses.append((booked, used, limit))
+        back_at = bucket.take(booked, limit, START)
+        open_uses.append((booked - used, limit, back_at))
         secs += limit.secs(used)
     draw.shuffle(open_uses)
-    for booked, used, limit in open_uses:
-        bucket.settle(booked, used, limit, START)
+    for unused, limit, back_at in open_uses:
+        bucket.settle(unused, limit, START, back_at)
     assert bucket.reset_secs(START) == pytest.approx(secs, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_bucket_gives_no_more_than_its_burst_and_what_it_gains(seed: int) -> None:
+    """Half of the uses end later, with a part of their units, and give the rest back."""
     draw, bucket, now, taken = Random(seed), Bucket(), START, 0.0
-    limit = Limit(6000, 90)
+    limit, open_uses = Limit(6000, 90), list[tuple[float, float]]()
     for _ in range(200):
         now += draw.expovariate(5)
         units = draw.uniform(0, 3000)
+        while open_uses and draw.random() < 0.3:
+            unused, back_at = open_uses.pop(draw.randrange(len(open_uses)))
+            bucket.settle(unused, limit, now, back_at)
         wait_secs = bucket.wait_secs(units, limit, now)
         if not wait_secs:
-            bucket.take(units, limit, now)
-            taken += units
+            back_at = bucket.take(units, limit, now)
+            unused = draw.choice([0.0, draw.uniform(0, units)])
+            open_uses.append((unused, back_at))
+            taken += units - unused
         else:
             assert bucket.wait_secs(units, limit, now + wait_secs) < 1e-6
     assert 0.5 * limit.most < taken <= limit.most + (now - START) * 100 + 1e-3
+
+
+def test_units_that_are_back_by_time_are_not_given_back_a_second_time() -> None:
+    """Uses of one a minute that end without any are not saved up."""
+    bucket, limit, open_uses = Bucket(), Limit(600, 60), list[float]()
+    for minute in range(60):
+        now = START + 60 * minute
+        assert not bucket.wait_secs(600, limit, now)
+        open_uses.append(bucket.take(600, limit, now))
+    now, taken = START + 60 * 60, 0
+    for back_at in open_uses:
+        bucket.settle(600, limit, now, back_at)
+        if not bucket.wait_secs(600, limit, now):
+            bucket.take(600, limit, now)
+            taken += 600
+    assert taken == 600
 
 
 def test_the_limits_of_rules() -> None:
