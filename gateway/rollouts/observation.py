@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gateway.cuda_driver import DeviceMemory
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import InferResponse, StreamRecorder
 from gateway.observability.request_record import Record
 from gateway.tensor import BF16_BITS, LENGTH_BYTES, NUMPY_TYPES, Datatype, Tensor
@@ -140,11 +140,12 @@ class Observation:
         self.finish(error)
 
     def finish(self, error: InferenceError | None) -> None:
-        """Record the result of the request."""
+        """Record the result of the request; its own deadline is none, as a disconnect."""
         if error is None:
             self.complete = not self.failed
         else:
-            self.failed = error.code in FAULTS
+            is_of_caller = isinstance(error, Refusal) and error.of_caller
+            self.failed = error.code in FAULTS and not is_of_caller
         self._observer.end(self)
 
     def _read(self, response: InferResponse) -> None:

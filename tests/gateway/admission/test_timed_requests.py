@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import Refusal, RefusalReason
-from gateway.messages import WATCHED, Deadline
+from gateway.errors import InferenceError, Refusal, RefusalReason, RetryLater
+from gateway.messages import WATCHED, Deadline, InferRequest
+from gateway.models.model import Model
+from gateway.rollouts.observation import Arm, Observation
 from tests.builders import (
     TEXT,
     Execution,
@@ -65,6 +67,45 @@ async def test_a_running_request_is_aborted_between_tokens(serve: Serve, reads: 
     assert stream.done
     found = await exceeded(stream)
     assert found == f"deadline exceeded after {3 if reads else execution.taken} tokens"
+
+
+class Watched:
+    """A rollout in which every request is the candidate's."""
+
+    has_keys = reads_content = reads_numbers = False
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.ended = list[Observation]()
+
+    def choose(self, request: InferRequest) -> tuple[Model, Observation]:
+        return self.model, Observation(self, Arm.CANDIDATE)
+
+    def refused(self, request: InferRequest, model: Model, error: InferenceError) -> None:
+        raise AssertionError(error)
+
+    def admit(self, observation: Observation) -> None:
+        pass
+
+    def end(self, observation: Observation) -> None:
+        self.ended.append(observation)
+
+
+async def test_a_deadline_is_no_evidence_about_a_version(serve: Serve) -> None:
+    """One request ends in its execution, and one in the queue."""
+    instance = ScriptedInstance(concurrency=1)
+    model = serve(instance)
+    model.chooser = watched = Watched(model)  # type: ignore[assignment]
+    dataplane = plane(model)
+    running = dataplane.infer(text_request("1", deadline=whole(in_a_moment(LATER_NS))))
+    await instance.begun()
+    queued = dataplane.infer(text_request("2", deadline=first(in_a_moment())))
+    for each in (queued, running):
+        assert await exceeded(each)
+    assert [(each.failed, each.complete) for each in watched.ended] == [(False, False)] * 2
+    full = Observation(watched, Arm.CANDIDATE)
+    full.finish(RetryLater("no room"))
+    assert full.failed
 
 
 async def test_the_deadline_of_a_first_response_does_not_bound_a_stream(serve: Serve) -> None:
