@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
 from gateway.admission.quotas import Buckets, Limit, LimitKind, TenantLimits, limits_of
 from gateway.errors import Code, InferenceError, Refusal
-from gateway.messages import InferResponse, StreamRecorder, Usage
+from gateway.messages import InferResponse, StreamRecorder
 from gateway.models.taps import Tap
 from gateway.observability.request_record import Record
 from gateway.policy.tenants import NO_RULES, TenantRules
@@ -33,14 +33,13 @@ class Booking:
     """Implements Tap and StreamRecorder, around those of others.
 
     An accepted request takes its estimated units; its end takes the difference to those it has
-    used, by the limits of its booking. Tokens of prompts and answers count as they are reported, so
-    a cancelled request has used what was made. One that its caller ends after its execution has
+    used, by the limits of its booking. Tokens are those of the record, so a cancelled request has
+    used what was made. One that its caller ends after its execution has
     begun, and before it reports tokens, has used the estimate of its prompt, its `prefill`.
     """
 
     __slots__ = (
         "_account",
-        "_answers",
         "_asked",
         "_back_at",
         "_booked",
@@ -49,10 +48,8 @@ class Booking:
         "_limits",
         "_outer",
         "_prefill",
-        "_prompt",
         "_record",
         "_tap",
-        "_tokens",
     )
 
     def __init__(  # noqa: PLR0913 - the parts of an account, each by its name
@@ -74,8 +71,7 @@ class Booking:
         self._tap = tap
         self._clock = clock
         self._back_at: dict[LimitKind, float] = {}
-        self._tokens = self._prefill = 0.0
-        self._prompt = self._answers = 0
+        self._prefill = 0.0
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
@@ -89,15 +85,10 @@ class Booking:
 
     def responded(self, response: InferResponse) -> None:
         """See `StreamRecorder`."""
-        if response.usage is not None:
-            self._count(response.usage)
         self._outer.responded(response)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """See `StreamRecorder`."""
-        made = sum([each for each in tokens if each])
-        self._answers += made
-        self._tokens += made
         self._outer.delivered(name, texts, tokens)
 
     def taken(self) -> None:
@@ -115,33 +106,28 @@ class Booking:
 
     def ended(self, error: InferenceError | None) -> None:
         """See `StreamRecorder`."""
-        if _is_of_caller(error) and self._record.has_begun and not self._tokens:
-            self._prefill = self._costs.prefill(self._asked)
-        self._settle(learns=error is None and not self._record.is_hit)
-        self._outer.ended(error)
-
-    def _count(self, usage: Usage) -> None:
-        self._prompt += usage.prompt_tokens
-        self._answers += usage.completion_tokens
-        self._tokens += used_tokens(usage)
-
-    def _settle(self, *, learns: bool) -> None:
+        record, now = self._record, self._clock()
+        tokens = used_tokens(record)
+        if _is_of_caller(error) and record.has_begun and not tokens:
+            tokens = self._prefill = self._costs.prefill(self._asked)
+        # An engine that reports tokens executes many requests at once.
+        compute_ms = 0.0 if tokens else record.compute_ms(time.perf_counter_ns())
+        used = {LimitKind.TOKENS: tokens, LimitKind.COMPUTE_MS: compute_ms}
         self._account.in_flight -= 1
-        tokens = self._tokens or self._prefill
-        used = {LimitKind.TOKENS: tokens, LimitKind.COMPUTE_MS: self._compute_ms()}
-        now = self._clock()
         for kind, limit, booked in self._charges():
             unused = booked - used.get(kind, booked)
             self._account.buckets[kind].settle(unused, limit, now, self._back_at[kind])
-        if learns and self._tokens:
-            self._costs.learn(self._asked, self._account.tenant, self._prompt, self._answers)
-        elif learns:
-            self._costs.learn_compute(used[LimitKind.COMPUTE_MS])
+        if error is None and not record.is_hit:
+            self._learn(compute_ms)
+        self._outer.ended(error)
 
-    def _compute_ms(self) -> float:
-        """Its compute time; an engine that reports tokens executes many requests at once."""
-        has_tokens = self._tokens or self._prefill
-        return 0.0 if has_tokens else self._record.compute_ms(time.perf_counter_ns())
+    def _learn(self, compute_ms: float) -> None:
+        record = self._record
+        if used_tokens(record):
+            prompt, answers = record.prompt_tokens, record.completion_tokens
+            self._costs.learn(self._asked, self._account.tenant, prompt, answers)
+        else:
+            self._costs.learn_compute(compute_ms)
 
     def _charges(self) -> list[tuple[LimitKind, Limit, float]]:
         return [(kind, limit, self._booked[kind]) for kind, limit in self._limits.by_kind.items()]

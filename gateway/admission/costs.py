@@ -10,6 +10,7 @@ import orjson
 from gateway.generation import MESSAGES, SAMPLING_PARAMETERS, TEXT_INPUT, generates_text
 from gateway.messages import InferRequest, Usage
 from gateway.models.model import Model
+from gateway.observability.request_record import Record
 from gateway.openai_contract import ENDPOINT, REQUEST, Endpoint, RequestBody
 from gateway.schedulers.token_ratio import TokenRatio, size_bytes
 from gateway.tensor import LENGTH_BYTES, Datatype, Tensor
@@ -188,7 +189,7 @@ class ModelCosts:
         self.compute_ms += LATEST * (compute_ms - self.compute_ms)
 
 
-def used_tokens(usage: Usage) -> float:
-    """The tokens that a response has cost."""
-    cached = usage.cached_tokens or 0
-    return usage.prompt_tokens - cached + CACHED * cached + usage.completion_tokens
+def used_tokens(found: Usage | Record) -> float:
+    """The tokens that a response has cost, or a request."""
+    cached = found.cached_tokens or 0
+    return found.prompt_tokens - cached + CACHED * cached + found.completion_tokens

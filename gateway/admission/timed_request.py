@@ -45,10 +45,8 @@ class TimedRequest:
     __slots__ = (
         "_account",
         "_model",
-        "_record",
         "_tap",
         "_timer",
-        "answers",
         "arrived_ns",
         "asked",
         "deadline",
@@ -59,9 +57,9 @@ class TimedRequest:
         "last_ns",
         "learns",
         "predicted",
-        "prompt",
         "prompt_estimate",
         "raw",
+        "record",
         "service",
         "tenant",
         "waits",
@@ -78,15 +76,14 @@ class TimedRequest:
         self._model = model
         self._tap = tap
         self._timer: asyncio.TimerHandle | None = None
-        self._record: Record
+        self.record: Record
         self._account: StreamRecorder
         self.tenant, self.asked = tenant, asked
         self.learns = not isinstance(tap, Booking)
         self.deadline = deadline or NO_DEADLINE
         self.arrived_ns = time.perf_counter_ns()
         self.first_ns = self.last_ns = self.ended_ns = 0
-        self.prompt = self.answers = self.first_answers = 0
-        self.prompt_estimate = 0
+        self.first_answers = self.prompt_estimate = 0
         self.service = self.raw = 0.0
         self.predicted: float | None = None
         self.waits = self.is_probe = False
@@ -98,14 +95,9 @@ class TimedRequest:
         in_time = bool(self.first_ns) and not 0 < first < self.first_ns
         return in_time and not 0 < whole < self.ended_ns
 
-    @property
-    def is_hit(self) -> bool:
-        """Whether the response cache has answered it."""
-        return self._record.is_hit
-
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
-        self._record = record
+        self.record = record
         self._account = account if self._tap is None else self._tap.recorder(record, account)
         self._model.arrived(self, record.batch_size)
         self._hold()
@@ -113,20 +105,15 @@ class TimedRequest:
 
     def responded(self, response: InferResponse) -> None:
         """See `StreamRecorder`."""
-        usage = response.usage
-        if usage is not None:
-            self.prompt += usage.prompt_tokens
-            self._count(usage.completion_tokens)
-        if not self.first_ns:
-            self._begin()
+        before = self.record.completion_tokens
         self._account.responded(response)
+        self._note(before)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """See `StreamRecorder`."""
-        self._count(sum(filter(None, tokens)))
-        if not self.first_ns:
-            self._begin()
+        before = self.record.completion_tokens
         self._account.delivered(name, texts, tokens)
+        self._note(before)
 
     def taken(self) -> None:
         """See `StreamRecorder`."""
@@ -144,13 +131,15 @@ class TimedRequest:
         self._model.ended(self, error)
         self._account.ended(error)
 
-    def _count(self, tokens: int) -> None:
-        if tokens:
-            self.answers += tokens
+    def _note(self, before: int) -> None:
+        """Note the times of a response; its request had as many tokens before."""
+        if self.record.completion_tokens > before:
             self.last_ns = time.perf_counter_ns()
+        if not self.first_ns:
+            self._begin()
 
     def _begin(self) -> None:
-        self.first_ns, self.first_answers = time.perf_counter_ns(), self.answers
+        self.first_ns, self.first_answers = time.perf_counter_ns(), self.record.completion_tokens
         self._model.begun(self)
         if self.deadline.held_first_ns:
             if self._timer is not None:
@@ -170,9 +159,9 @@ class TimedRequest:
     def _expire(self) -> None:
         """End the request: it leaves its queue, or its execution is cancelled."""
         self._timer = None
-        stream = self._model.requests.get(self._record)
+        stream = self._model.requests.get(self.record)
         if stream is not None:
-            stream.abandon(exceeded(self.answers))
+            stream.abandon(exceeded(self.record.completion_tokens))
 
 
 def exceeded(tokens: int, *, retries: bool = True) -> Refusal:

@@ -180,7 +180,7 @@ class ModelWaits:
 
     def begun(self, timed: TimedRequest) -> None:
         """See `WaitObserver`; an answer of the response cache tells nothing of the model."""
-        if timed.is_hit:
+        if timed.record.is_hit:
             return
         self.prediction.begin(timed.tenant, timed.service, seconds(timed.first_ns))
         real = seconds(timed.first_ns - timed.arrived_ns)
@@ -192,7 +192,7 @@ class ModelWaits:
     def ended(self, timed: TimedRequest, error: InferenceError | None) -> None:
         """See `WaitObserver`."""
         now, is_exceeded = seconds(timed.ended_ns), _is_exceeded(error)
-        if timed.first_ns and not timed.is_hit:
+        if timed.first_ns and not timed.record.is_hit:
             self.prediction.end(now)
             self._learn_tokens(timed, is_whole=error is None)
         elif is_exceeded:
@@ -212,17 +212,17 @@ class ModelWaits:
             self.ratios.observe(real / timed.predicted)
 
     def _learn_tokens(self, timed: TimedRequest, *, is_whole: bool) -> None:
-        answers = timed.answers // timed.asked.answers
-        if not timed.answers:
+        made = timed.record.completion_tokens
+        if not made:
             return
-        self.prediction.output_tokens.add(answers)
-        behind = (timed.answers - timed.first_answers) // timed.asked.answers
+        self.prediction.output_tokens.add(made // timed.asked.answers)
+        behind = (made - timed.first_answers) // timed.asked.answers
         if behind > 0 and is_whole:
             # Its client may take the end much later than the engine has made it.
             spent = seconds(timed.last_ns - timed.first_ns)
             self.prediction.token_secs.add(spent / behind)
         if timed.learns:
-            self._costs.learn(timed.asked, OTHER, timed.prompt, timed.answers)
+            self._costs.learn(timed.asked, OTHER, timed.record.prompt_tokens, made)
 
     def _count(self, timed: TimedRequest) -> None:
         deadline, counts = timed.deadline, self.counts
@@ -246,7 +246,7 @@ def _met_slo(timed: TimedRequest) -> bool:
     deadline, behind = timed.deadline, timed.ended_ns - timed.first_ns
     first_ns = timed.first_ns - timed.arrived_ns
     is_first = bool(timed.first_ns) and not 0 < deadline.slo_first_ns < first_ns
-    tokens = max(1, timed.answers - timed.first_answers)
+    tokens = max(1, timed.record.completion_tokens - timed.first_answers)
     return is_first and not 0 < deadline.slo_token_ns * tokens < behind
 
 

@@ -79,7 +79,7 @@ class _Generation:
         self._operation = operation_of(request)
         self._model = model
         self._tap = tap
-        self._tokens = self._first_ns = self._last_ns = 0
+        self._first_ns = self._last_ns = 0
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         self._record = record
@@ -87,13 +87,14 @@ class _Generation:
         return self
 
     def responded(self, response: InferResponse) -> None:
+        before = self._record.completion_tokens
         self._account.responded(response)
-        if response.usage is not None:
-            self._count(response.usage.completion_tokens)
+        self._note(before)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        before = self._record.completion_tokens
         self._account.delivered(name, texts, tokens)
-        self._count(sum(filter(None, tokens)))
+        self._note(before)
 
     def taken(self) -> None:
         self._account.taken()
@@ -103,7 +104,7 @@ class _Generation:
 
     def ended(self, error: InferenceError | None) -> None:
         self._account.ended(error)
-        operation = self._operation or (OTHER_OPERATION if self._tokens else "")
+        operation = self._operation or (OTHER_OPERATION if self._first_ns else "")
         if not operation:
             return
         labels: Labels = (
@@ -117,12 +118,13 @@ class _Generation:
         observe(DURATION, (*labels, *failed), elapsed, self._record)
         if self._first_ns:
             observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self._record)
-        if self._tokens > 1:
+        tokens = self._record.completion_tokens
+        if tokens > 1:
             spent = (self._last_ns - self._first_ns) / 1e9
-            observe(PER_TOKEN, labels, spent / (self._tokens - 1), self._record)
+            observe(PER_TOKEN, labels, spent / (tokens - 1), self._record)
 
-    def _count(self, tokens: int) -> None:
-        if tokens:
-            self._tokens += tokens
+    def _note(self, before: int) -> None:
+        """Note the time of tokens; there were as many before."""
+        if self._record.completion_tokens > before:
             self._last_ns = time.perf_counter_ns()
             self._first_ns = self._first_ns or self._last_ns

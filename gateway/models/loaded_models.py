@@ -25,7 +25,7 @@ from gateway.models.registry import (
 )
 from gateway.models.repository import IN_TWO_REPOSITORIES, LoadSource
 from gateway.models.residents import Residents
-from gateway.observability.request_record import Record
+from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.schedulers.execution import Execution
 from gateway.stream import ResponseStream
 
@@ -279,7 +279,7 @@ class ProgressWatch:
 
     def _log_quiet(self, model: Model, now_ns: int) -> dict[Record, int]:
         """Log the oldest request without progress; returns the times of logs."""
-        quiet = list(model.requests.quiet(now_ns - round(QUIET_SECS * NS_PER_SEC)))
+        quiet = list(quiet_since(now_ns - round(QUIET_SECS * NS_PER_SEC), model.requests))
         logged = {record: self._logged[record] for record, _ in quiet if record in self._logged}
         if quiet:
             record, stream = quiet[0]
@@ -295,6 +295,17 @@ class ProgressWatch:
                 }
                 log.warning("request without progress", extra=extra)
         return logged
+
+
+def quiet_since(
+    since_ns: int, requests: RequestsInFlight
+) -> Iterator[tuple[Record, ResponseStream]]:
+    """The requests without progress since that time, the oldest first."""
+    for record, stream in requests.items():
+        if record.submitted_ns > since_ns:
+            return
+        if record.progress_ns <= since_ns:
+            yield record, stream
 
 
 def stalled(executions: Iterable[Execution], since_ns: int) -> Iterator[Instance]:

@@ -86,17 +86,17 @@ class AccessLog:
     def tap(
         self, request: InferRequest, model: ModelVersion, tap: RequestTap | None
     ) -> RequestTap | None:
-        """Note what the current request asks; the tap that counts its tokens, around another."""
+        """Note what the current request asks; the tap that notes its errors, around another."""
         found = current_request()
         if found is None:
             return tap
         found.model, found.version, found.id = model.name, model.version, request.id
         found.caller = request.caller
-        return CountedTokens(found, tap) if self._file is not None else tap
+        return NotedErrors(found, tap) if self._file is not None else tap
 
 
-class CountedTokens:
-    """The tokens and the error of a request: a tap, and the recorder of the request's stream."""
+class NotedErrors:
+    """The record and the errors of a request: a tap, and the recorder of the request's stream."""
 
     __slots__ = ("_account", "_request", "_tap")
 
@@ -106,24 +106,20 @@ class CountedTokens:
         self._request = request
         self._tap = tap
 
-    def recorder(self, record: Record, account: StreamRecorder) -> "CountedTokens":
+    def recorder(self, record: Record, account: StreamRecorder) -> "NotedErrors":
         """See `Tap`."""
+        self._request.records.append(record)
         self._account = account if self._tap is None else self._tap.recorder(record, account)
         return self
 
     def responded(self, response: InferResponse) -> None:
-        """Count the tokens of a response."""
-        usage = response.usage
-        if usage is not None:
-            self._request.prompt_tokens += usage.prompt_tokens
-            self._request.completion_tokens += usage.completion_tokens
+        """Note the error of a response."""
         if response.error is not None:
             self._request.note(response.error)
         self._account.responded(response)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
-        """Count the tokens of texts."""
-        self._request.completion_tokens += sum(each for each in tokens if each)
+        """Pass them on."""
         self._account.delivered(name, texts, tokens)
 
     def taken(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 from gateway.errors import InferenceError
 from gateway.json_lines import cut
+from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
 
 REASONS = {
@@ -40,7 +41,8 @@ class LoggedRequest:
 
     Inside `with` it is the current one; afterwards it has ended. `method` is HTTP's, "" for gRPC;
     `route` is the template of the path, never the path itself. `status` is that of the wire, `code`
-    of the latest error. `changes` is set for a route that changes the server.
+    of the latest error. `changes` is set for a route that changes the server. `records` are those
+    of its requests to models, whose tokens its line has.
     """
 
     __slots__ = (
@@ -53,12 +55,11 @@ class LoggedRequest:
         "caller",
         "changes",
         "code",
-        "completion_tokens",
         "id",
         "method",
         "model",
         "peer",
-        "prompt_tokens",
+        "records",
         "route",
         "span_id",
         "status",
@@ -80,7 +81,7 @@ class LoggedRequest:
         self.caller: Caller | None = None
         self.changes = False
         self.model = self.version = self.id = self.trace_id = self.span_id = ""
-        self.prompt_tokens = self.completion_tokens = 0
+        self.records: list[Record] = []
         self.bytes_in = self.bytes_out = 0
 
     def __enter__(self) -> Self:
@@ -138,8 +139,8 @@ class LoggedRequest:
             "key_id": "" if self.caller is None else cut(self.caller.key_id),
             "model": cut(self.model),
             "version": self.version,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
+            "prompt_tokens": sum(each.prompt_tokens for each in self.records),
+            "completion_tokens": sum(each.completion_tokens for each in self.records),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             **self.names(),

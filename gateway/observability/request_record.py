@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
@@ -28,7 +28,8 @@ class Record:
     `started`. `batch_size` is the number of inferences. `progress_ns` is the time of the latest
     response, else of the start, else of the submission. `phases` are the latest that were measured,
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
-    was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text.
+    was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text. It has
+    the only account of the tokens of its responses; `cached_tokens` are some of `prompt_tokens`.
     """
 
     __slots__ = (
@@ -40,12 +41,15 @@ class Record:
         "_on_end",
         "_started_ns",
         "batch_size",
+        "cached_tokens",
+        "completion_tokens",
         "ended_ns",
         "engine",
         "execution_rows",
         "failure",
         "phases",
         "progress_ns",
+        "prompt_tokens",
         "received_ns",
         "released_ns",
         "statistics",
@@ -73,6 +77,7 @@ class Record:
         self._last_tokens_ns = 0
         self._answers = 0
         self.released_ns = self.ended_ns = self.execution_rows = 0
+        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.phases: Phases | None = None
         self.engine: EngineStamps | None = None
         self.failure: tuple[Code, str] | None = None
@@ -166,6 +171,8 @@ class Record:
         usage = response.usage
         if usage is not None:
             statistics.prompt_tokens += usage.prompt_tokens
+            self.prompt_tokens += usage.prompt_tokens
+            self.cached_tokens += usage.cached_tokens or 0
             self._count_completion(now, usage.completion_tokens)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
@@ -260,9 +267,10 @@ class Record:
     def _count_completion(self, now: int, tokens: int) -> None:
         """Count the tokens of a response; their time is from the previous ones."""
         statistics = self.statistics
-        statistics.completion_tokens += tokens
         if not tokens:
             return
+        statistics.completion_tokens += tokens
+        self.completion_tokens += tokens
         if self._last_tokens_ns:
             gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
             statistics.inter_token.observe(gap)
@@ -376,14 +384,6 @@ class RequestsInFlight(dict[Record, ResponseStream]):
         """The age of the oldest request, in seconds; 0 if there is none."""
         record = next(iter(self), None)
         return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
-
-    def quiet(self, since_ns: int) -> Iterator[tuple[Record, ResponseStream]]:
-        """The requests without progress since that time, the oldest first."""
-        for record, stream in self.items():
-            if record.submitted_ns > since_ns:
-                return
-            if record.progress_ns <= since_ns:
-                yield record, stream
 
 
 def within(phases: Phases | None, elapsed_ns: int) -> Phases:

@@ -50,7 +50,7 @@ class Service:
 
     It has `places` of the window from its release on. `size_bytes` is the size of its texts,
     `level` its priority in queue policies. `estimate` is its expected cost, until the real one is
-    known. `outputs` are its tokens so far; it `has_tokens` once any were counted.
+    known. `outputs` are its tokens that are charged; it `has_tokens` once any were counted.
     """
 
     __slots__ = (
@@ -103,16 +103,12 @@ class Service:
             self.has_tokens = True
             if usage.prompt_tokens:
                 self._reader.prompted(self, usage)
-            if usage.completion_tokens:
-                self._made(usage.completion_tokens)
+            self._charge()
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """As `responded`, for texts that are already written."""
         self.account.delivered(name, texts, tokens)
-        count = sum([each for each in tokens if each])
-        if count:
-            self.has_tokens = True
-            self._made(count)
+        self._charge()
 
     def taken(self) -> None:
         """Pass the event on."""
@@ -129,9 +125,13 @@ class Service:
         self.account.ended(error)
         self._reader.ended(self)
 
-    def _made(self, tokens: int) -> None:
-        self.outputs += tokens
-        self._reader.made(self, OUTPUT, tokens)
+    def _charge(self) -> None:
+        """Charge the tokens of the record since the last call."""
+        made = self.record.completion_tokens - self.outputs
+        if made:
+            self.has_tokens = True
+            self.outputs += made
+            self._reader.made(self, OUTPUT, made)
 
 
 class TenantTotals:

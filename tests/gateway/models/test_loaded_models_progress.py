@@ -178,10 +178,10 @@ async def test_a_defect_of_one_model_does_not_stop_the_watch(
     with model.submit(text_request("a")), monkeypatch.context() as patched:
         await stalling.begun()
 
-        def fail(_: int) -> Iterable[tuple[Record, ResponseStream]]:
+        def fail() -> Iterable[tuple[Record, ResponseStream]]:
             raise RuntimeError("a defect")
 
-        patched.setattr(broken.requests, "quiet", fail)
+        patched.setattr(broken.requests, "items", fail)
         watch.look([broken, model], time.perf_counter_ns() + round((STALL_SECS + 1) * 1e9))
     assert stalling.killed
     (record,) = (each for each in caplog.records if each.message == "progress check failed")

@@ -161,6 +161,7 @@ def test_tokens_are_summed_over_the_responses(statistics: ModelStatistics, recor
     record.responded(tokens(3))
     record.responded(tokens(1, final=True))
     assert (statistics.prompt_tokens, statistics.completion_tokens) == (7, 6)
+    assert (record.prompt_tokens, record.completion_tokens) == (7, 6)
     assert statistics.wasted_tokens == 0
 
 

@@ -14,7 +14,7 @@ from gateway.backend import Answer, Instance
 from gateway.config import ModelInput
 from gateway.config.data_type import DataType
 from gateway.config.scheduling import TimeoutAction
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, Refusal, RefusalReason
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.statistics import FailureReason
 from gateway.schedulers.dynamic import WAITING_NS
@@ -45,10 +45,11 @@ async def test_a_full_queue_refuses_at_once_and_counts_nothing(start: Start) -> 
     queue.submit("-")
     first = await instance.begun()
     queue.submit("a", "b")
-    with pytest.raises(InferenceError) as caught:
+    with pytest.raises(Refusal) as caught:
         queue.ask(word("c", id="r2"))
     assert caught.value.code is Code.UNAVAILABLE
     assert caught.value.message == "[request id: r2] Exceeds maximum queue size"
+    assert caught.value.refusal_reason is RefusalReason.OVERLOADED
     finish(first)
     assert await drain(instance, 2) == ["a", "b"]
     assert queue.statistics.fail.count == 0
