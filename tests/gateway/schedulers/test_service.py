@@ -1,0 +1,35 @@
+"""The service of a request, as the fair queue gets it."""
+
+from dataclasses import replace
+from typing import Any
+
+from gateway.messages import Usage
+from gateway.observability.request_record import Record
+from gateway.observability.statistics import ModelStatistics
+from gateway.schedulers.service import OUTPUT, Service
+from tests.builders import text_response
+
+
+class Reader:
+    """Keeps the tokens that were charged."""
+
+    def __init__(self) -> None:
+        self.charged: list[tuple[str, int]] = []
+
+    def prompted(self, service: Service, usage: Usage) -> None:
+        self.charged.append(("prompt", usage.prompt_tokens))
+
+    def made(self, service: Service, kind: str, tokens: int) -> None:
+        self.charged.append((kind, tokens))
+
+
+def test_each_token_of_an_answer_is_charged_once() -> None:
+    reader: Any = Reader()
+    record = Record(ModelStatistics(), 1, 0, lambda _: None)
+    service = Service(reader, record, "a")
+    service.responded(replace(text_response("a"), usage=Usage(7, 2)))
+    service.responded(text_response("b"))
+    service.delivered("text_output", [b"c", b"d"], [1, None])
+    service.responded(replace(text_response("e"), usage=Usage(0, 3)))
+    assert reader.charged == [("prompt", 7), (OUTPUT, 2), (OUTPUT, 1), (OUTPUT, 3)]
+    assert (service.outputs, service.has_tokens) == (6, True)
