@@ -44,6 +44,8 @@ class Tenants:
         self._rules = rules
 
     @property
+        self.changes = 0
+        """The number of replacements."""
     def configured(self) -> bool:
         """Whether any tenant has a table."""
         return bool(self._rules)
@@ -58,6 +60,7 @@ class Tenants:
         self._rules = rules
 
     def rules(self, tenant: str) -> TenantRules:
+        self.changes += 1
         """The rules of a tenant; NO_RULES without a table."""
         return self._rules.get(tenant, NO_RULES)
 

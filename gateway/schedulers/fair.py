@@ -94,6 +94,7 @@ class FairScheduler(Scheduler):
         if inner.sequences is None:
             return None
         found = self.sequences = inner.sequences = WaitingSequences(inner.sequences)
+        self._changes = tenants.changes
         return found
 
     def admit(self, request: InferRequest) -> None:
@@ -359,6 +360,9 @@ class FairScheduler(Scheduler):
         self._taken += service.places
         self._released.add(service)
         self.served(service.tenant, service.estimate)
+        if self._changes != self._tenants.changes:
+            self._changes = self._tenants.changes
+            self._shares.reweigh()
         self._totals.waited(now_ns - entry.arrived_ns)
         self._inner.submit(entry)
 

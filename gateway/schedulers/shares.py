@@ -32,11 +32,16 @@ class _Group:
     waiting: dict[str, int] = field(default_factory=dict)
     last: str = ""
 
+    @property
+    def least(self) -> float:
+        """The least counter of the tenants that wait, else of the one released last."""
+        counters = self.counters
+        return min([counters[each] for each in self.waiting], default=counters.get(self.last, 0.0))
+
     def lift(self, tenant: str) -> None:
         """Raise the counter of a tenant that begins to wait: time without requests is not saved."""
         counters = self.counters
-        least = min([counters[each] for each in self.waiting], default=counters.get(self.last, 0.0))
-        counters[tenant] = max(counters.get(tenant, 0.0), least)
+        counters[tenant] = max(counters.get(tenant, 0.0), self.least)
         if len(counters) > MOST_COUNTERS:
             kept = nlargest(MOST_COUNTERS // 2, counters, key=counters.__getitem__)
             self.counters = {each: counters[each] for each in (*kept, *self.waiting, tenant)}
@@ -47,17 +52,18 @@ class TenantShares:
 
     A counter is the service of a tenant, divided by its weight. A tenant of weight 0 is served only
     while no other one waits. Of equal counters that tenant is served whose oldest request is older.
-    `weight` is asked at each change, so that weights may change.
+    `weight` is asked at each change, so that weights may change: the service by which a tenant is
+    ahead of the others counts by the new weight, then.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
         self._weighted, self._unweighted = _Group(), _Group()
+        self._weights: dict[str, float] = {}
 
     def wait(self, tenant: str, since_ns: int) -> None:
         """A tenant waits; its oldest request arrived at that time."""
-        group, other = self._groups(tenant)
-        other.waiting.pop(tenant, None)
+        group = self._group(tenant)
         if tenant not in group.waiting:
             group.lift(tenant)
         group.waiting[tenant] = since_ns
@@ -78,27 +84,51 @@ class TenantShares:
 
     def pass_on(self, tenant: str) -> None:
         """A request of a tenant is served at once, while no tenant waits."""
-        group, _ = self._groups(tenant)
+        group = self._group(tenant)
         if tenant != group.last:
             group.lift(tenant)
             group.last = tenant
 
     def released(self, tenant: str) -> None:
         """A request of a tenant that waited is being served."""
-        group, _ = self._groups(tenant)
-        group.last = tenant
+        self._group(tenant).last = tenant
 
     def charge(self, tenant: str, service: float) -> None:
         """Count service, negative to take back an estimate."""
-        weight = self._weight(tenant)
-        counters = (self._weighted if weight else self._unweighted).counters
-        counters[tenant] = counters.get(tenant, 0.0) + service / (weight or 1.0)
+        counters = self._group(tenant).counters
+        counters[tenant] = counters.get(tenant, 0.0) + service / (self._weights[tenant] or 1.0)
 
-    def _groups(self, tenant: str) -> tuple[_Group, _Group]:
-        """The group of a tenant, and the other one."""
-        if self._weight(tenant):
-            return self._weighted, self._unweighted
-        return self._unweighted, self._weighted
+    def reweigh(self) -> None:
+        """Note that weights may have changed, of tenants that wait, too.
+
+        Each is as much service ahead of the least counter as it was by its weight before.
+        """
+        weighted, unweighted = self._weighted, self._unweighted
+        least = {True: weighted.least, False: unweighted.least}
+        moves: list[tuple[str, float, float, int | None]] = []
+        for tenant, before in tuple(self._weights.items()):
+            weight = self._weights[tenant] = self._weight(tenant)
+            old = weighted if before else unweighted
+            if weight != before and tenant in old.counters:
+                ahead = (old.counters[tenant] - least[bool(before)]) * (before or 1.0)
+                moves.append((tenant, weight, ahead, old.waiting.pop(tenant, None)))
+        for tenant, weight, ahead, since in moves:
+            new = weighted if weight else unweighted
+            new.counters[tenant] = least[bool(weight)] + ahead / (weight or 1.0)
+            if since is not None:
+                new.waiting[tenant] = since
+
+    def _group(self, tenant: str) -> _Group:
+        """The group of a tenant by its present weight."""
+        weight, before = self._weight(tenant), self._weights.get(tenant)
+        if weight != before:
+            if before is not None:
+                self.reweigh()
+            elif len(self._weights) > 2 * MOST_COUNTERS:
+                kept = {*self._weighted.counters, *self._unweighted.counters}
+                self._weights = {each: self._weights[each] for each in kept & {*self._weights}}
+            self._weights[tenant] = weight
+        return self._weighted if weight else self._unweighted
 
 
 class ActiveTenants:

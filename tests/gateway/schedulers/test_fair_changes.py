@@ -18,6 +18,7 @@ from tests.gateway.schedulers.fair_queues import (
     sample,
     served,
     tenants,
+    text_of,
     wide,
 )
 from tests.gateway.schedulers.queues import Queue, dynamic, finish
@@ -119,6 +120,42 @@ async def test_a_new_weight_counts_for_requests_that_wait(start: Start) -> None:
     found = "".join(await served(instance, 30, tokens=10))
     assert found.count("a") == pytest.approx(24, abs=2)
     await served(instance, 40)
+
+
+async def test_a_tenant_whose_weight_is_raised_waits_no_longer_for_what_it_had_before(
+    start: Start,
+) -> None:
+    """A prompt of 4,000 tokens at a hundredth of the weight: 400,000 of others."""
+    rules = tenants(a=TenantRules(weight=0.01), b=TenantRules())
+    queue = start(TEXT, None, rules)
+    instance = queue.employ()
+    ask(queue, "b", "1")
+    ask(queue, "a", "l")
+    ask(queue, "b", *["b"] * 60)
+    for text, tokens in (("1", 1), ("l", 4000)):
+        execution = await instance.begun()
+        assert text_of(execution) == text
+        execution.answer(InferResponse(usage=Usage(prompt_tokens=tokens)))
+        answer(execution)
+        await settle()
+    ask(queue, "a", "z")
+    rules.replace({"a": TenantRules(), "b": TenantRules()})
+    found: list[str] = []
+    while not found or found[-1] != "z":
+        execution = await instance.begun()
+        found.append(text_of(execution))
+        execution.answer(InferResponse(usage=Usage(prompt_tokens=100)))
+        answer(execution)
+    assert len(found) == pytest.approx(42, abs=4), "4,000 tokens of b, and a's own one"
+    await served(instance, 61 - len(found))
+
+
+async def test_a_request_that_has_ended_otherwise_takes_no_place(queue: Queue) -> None:
+    instance = queue.employ()
+    _, _, third, _ = ask(queue, "a", *"1234")
+    third.stream.fail(BROKEN)
+    assert await served(instance, 3) == ["1", "2", "4"]
+    assert sample(in_front(queue).families({}), "gateway_queue_wait_seconds_count") == 3
 
 
 # What requests cost.

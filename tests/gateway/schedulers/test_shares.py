@@ -115,6 +115,42 @@ def test_a_weight_may_change_while_its_tenant_waits() -> None:
     assert shares.next is None
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.01, 1.0), (0.01, 0.0), (4.0, 0.5), (0.0, 2.0)])
+def test_a_new_weight_counts_for_the_service_that_a_tenant_was_ahead(
+    before: float, after: float
+) -> None:
+    """Of 100 an estimate of 40 is taken back: 60 are left by any weight."""
+    weights = {"a": before, "b": before}
+    shares = TenantShares(lambda tenant: weights.get(tenant, 1.0))
+    for since, tenant in enumerate("ab"):
+        shares.wait(tenant, since)
+    shares.charge("a", 100.0)
+    weights["a"] = weights["b"] = after
+    shares.reweigh()
+    shares.charge("a", -40.0)
+    shares.charge("b", 59.0)
+    assert shares.next == "b"
+    shares.charge("b", 2.0)
+    assert shares.next == "a"
+
+
+def test_only_the_tenant_with_a_new_weight_changes_its_place() -> None:
+    weights = {"a": 0.01}
+    shares = TenantShares(lambda tenant: weights.get(tenant, 1.0))
+    for since, tenant in enumerate("abc"):
+        shares.wait(tenant, since)
+    for tenant, service in (("a", 40.0), ("b", 10.0), ("c", 30.0)):
+        shares.charge(tenant, service)
+    weights["a"] = 1.0
+    shares.reweigh()
+    order = []
+    for _ in range(3):
+        assert shares.next is not None
+        order.append(shares.next)
+        shares.leave(shares.next)
+    assert order == ["b", "c", "a"]
+
+
 def test_counters_are_bounded_and_those_with_most_service_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
