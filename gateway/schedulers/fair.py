@@ -61,7 +61,8 @@ class FairScheduler(Scheduler):
     first out within a priority. While no tenant has rules, requests pass.
 
     The requests of a sequence that has not begun wait together. Those of one that has begun are
-    released at once: it has a slot for which other sequences may wait.
+    released at once: it has a slot for which other sequences may wait. Only its first request has
+    a place, since the others take turns in its slot.
     """
 
     def __init__(
@@ -127,9 +128,11 @@ class FairScheduler(Scheduler):
         if not self._queues and self._taken < self._window:
             self._shares.pass_on(tenant)
             self._start(entry, service, entry.arrived_ns)
+                service.places = 0
         else:
             self._wait(entry, tenant)
 
+                service.places = 0
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         self._places[instance] = self._places_of(instance)
         self._room = sum(self._places.values())

@@ -12,8 +12,8 @@ from gateway.schedulers.execution import Entry
 from tests.builders import read_all, settle, soon
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.fair_queues import answer, in_front, of, sample, served, tenants
-from tests.gateway.schedulers.queues import Queue
-from tests.gateway.sequences.parts import HOUR_US, direct, oldest, part
+from tests.gateway.schedulers.queues import Queue, finish
+from tests.gateway.sequences.parts import HOUR_US, direct, oldest, part, rows
 
 CONFIGS = {"direct": direct(slots=1), "oldest": oldest(candidates=1, max_batch_size=1)}
 
@@ -140,3 +140,37 @@ async def test_the_drain_waits_for_sequences_in_front(queue: Queue) -> None:
     assert await served(instance, 5) == ["y", *"3456"]
     await soon(ended)
     assert not queue.sequences.are_open
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["begun", "waits"])
+@pytest.mark.parametrize("wide", [direct(slots=4), oldest(candidates=4)], ids=["direct", "oldest"])
+async def test_a_long_sequence_leaves_the_other_slots_to_others(
+    start: Start, wide: ModelConfig, is_open: bool
+) -> None:
+    """It has more requests than the window of nine."""
+    queue = start(wide, None, tenants())
+    instance = queue.employ()
+    ask(queue, "a", 1, "first", "start")
+    if is_open:
+        finish(await instance.begun())
+        await settle()
+    else:
+        for number in range(2, 10):
+            ask(queue, "a", number, str(number), "start end")
+        ask(queue, "a", 10, "waits", "start")
+    long = 1 if is_open else 10
+    for _ in range(40):
+        ask(queue, "a", long, "long")
+    ask(queue, "b", 1, "x", "start")
+    found: list[list[str]] = []
+    while not found or "x" not in found[-1]:
+        execution = await instance.begun()
+        found.append(rows(execution))
+        finish(execution)
+    assert len(found) <= (2 if is_open else 5)
+    ask(queue, "b", 1, "y", "end")
+    while sum(each.count("long") for each in found) < 40:
+        execution = await instance.begun()
+        found.append(rows(execution))
+        finish(execution)
+    await settle()
