@@ -353,7 +353,7 @@ class FairScheduler(Scheduler):
                 self._shares.released(tenant)
                 now_ns = time.monotonic_ns()
                 for entry in self._with_others(waiting):
-                    if entry.service is not None:
+                    if entry.service is not None and not entry.stream.done:
                         self._start(entry, entry.service, now_ns)
         finally:
             self._releasing = False
