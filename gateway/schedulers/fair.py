@@ -286,19 +286,19 @@ class FairScheduler(Scheduler):
 
     def _capped(self, request: InferRequest) -> InferRequest:
         """The request with the best priority that its tenant may have, where it asks for better."""
-        if not self._levels:
+        asked = request.priority
+        if not (self._levels or asked):
             return request
         best = self._tenants.rules(tenant_of(request.caller)).highest_priority
-        level = self._rules.level(request.priority)
-        capped = min(max(level, best), self._levels)
-        return request if level == capped else replace(request, priority=capped)
+        if self._levels:
+            asked, best = self._rules.level(asked), min(best, self._levels)
+        return request if asked >= best else replace(request, priority=best)
 
     def _priority(self, request: InferRequest) -> int:
         """The level within the tenant; models without levels of their own have one per priority."""
         if self._levels:
             return self._rules.level(request.priority)
-        best = self._tenants.rules(tenant_of(request.caller)).highest_priority
-        return max(request.priority, best) if request.priority else NO_PRIORITY
+        return request.priority or NO_PRIORITY
 
     def _deadline_ns(self, request: InferRequest, arrived_ns: int) -> int:
         if self._sequences is None:
