@@ -27,7 +27,7 @@ from gateway.policy.keys import (
     ListedCertificate,
     Role,
 )
-from gateway.policy.tenants import MOST_TENANTS, TenantRules, read_rules
+from gateway.policy.tenants import MOST_TENANTS, OTHER, TenantRules, read_rules
 
 KEYS, CERTIFICATES, TENANTS = TABLES = ("keys", "certificates", "tenants")
 ID = re.compile(r"[A-Z2-7]{8}")
@@ -143,6 +143,10 @@ class _Found:
         for name, members in tables.items():
             where = f"tenant '{without_secrets(name)[:80]}'"
             _text(name, NAME, where, NAME_FORM)
+            if name == OTHER:
+                raise KeyFileError(
+                    f"{where} is the one of metrics without a table, expected another"
+                )
             if name in self.tenants:
                 raise KeyFileError(f"{where} is there twice")
             try:

@@ -76,7 +76,7 @@ class Tenants:
 def read_rules(members: Any) -> TenantRules:
     """The rules in a table; ValueError with the member, what was found and what was expected."""
     if not isinstance(members, dict):
-        raise ValueError(f"found {str(members)[:80]}, expected a table")
+        raise ValueError(f"found {_shown(members)}, expected a table")
     for name in members:
         if name not in READERS:
             raise ValueError(f"unknown field '{name}', expected {', '.join(READERS)}")
@@ -104,7 +104,14 @@ def _whole(name: str, value: Any) -> int:
 def _wrong(name: str, value: Any, expected: str) -> ValueError:
     shown = repr(value) if isinstance(value, str) else str(value)
     zero = "0, or " if name == "weight" else ""
-    return ValueError(f"'{name}' is {shown[:80]}, expected {zero}{expected}")
+    return ValueError(f"'{name}' is {_shown(value)}, expected {zero}{expected}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return (repr(value) if isinstance(value, str) else str(value))[:80]
+    except ValueError:  # Python writes no numbers of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 OWN_READERS: Mapping[str, Callable[[str, Any], Any]] = {

@@ -72,6 +72,8 @@ def test_tables_may_have_any_form_and_place(text: str) -> None:
         ("highest_priority = 0", "'highest_priority' is 0, expected a whole number from 1"),
         ("wieght = 1", "unknown field 'wieght', expected weight, requests_per_minute"),
         ("weight.of = 1", "'weight' is {'of': 1}, expected"),
+        (f"weight = 0x{'f' * 5000}", "'weight' is a number of thousands of digits, expected 0, or"),
+        (f"burst = [0x{'f' * 5000}]", "'burst' is a number of thousands of digits, expected a"),
     ],
 )
 def test_a_wrong_member_is_refused_with_its_place(line: str, says: str) -> None:
@@ -85,6 +87,8 @@ def test_a_wrong_member_is_refused_with_its_place(line: str, says: str) -> None:
         ("tenants = 3", "'tenants' is no table of tables, expected .tenants.NAME."),
         ("[[tenants]]", "'tenants' is no table of tables"),
         ("tenants.a = 3", "tenant 'a': found 3, expected a table"),
+        (f"tenants.a = 0x{'f' * 5000}", "found a number of thousands of digits, expected a table"),
+        ("[tenants.other]", "tenant 'other' is the one of metrics without a table, expected"),
         ('[tenants."a b"]', "tenant 'a b' is 'a b', expected 1 to 64 letters"),
         ("[tenants.a]\n[tenants.b]\n[tenants.a]", "tenant 'a' is there twice"),
         ('[tenants."sk-sluice-A-secret"]\nx = 1', "unknown field 'x'"),
