@@ -82,9 +82,12 @@ class DynamicScheduler(Scheduler):
         self._may_gather = self._most_rows > 1 and not self._delays
         self._allows_singles = self.order is None and not self._delays
 
-    def admit(self, request: InferRequest) -> None:
+    def check(self, request: InferRequest) -> None:
         if self._admission.padded:
             self._admission.check(request)
+
+    def admit(self, request: InferRequest) -> None:
+        self.check(request)
         if not self._rules.limited:
             return
         level = self._rules.level(request.priority)
@@ -93,6 +96,10 @@ class DynamicScheduler(Scheduler):
         self._take_for_starting()
         if self._queue.full(level):
             raise queue_full(request)
+
+    def queued(self, level: int) -> Iterable[Entry]:
+        self._take_for_starting()
+        return [each.entry for each in self._queue.of(level)]
 
     def submit(self, entry: Entry) -> None:
         now_ns = time.monotonic_ns()

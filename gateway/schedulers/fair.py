@@ -100,10 +100,13 @@ class FairScheduler(Scheduler):
 
     def admit(self, request: InferRequest) -> None:
         request = self._capped(request)
-        self._inner.admit(request)
-        if self._rules.limited and self._queues:
+        if not (self._tenants.configured or self._queues):
+            self._inner.admit(request)
+            return
+        self._inner.check(request)
+        if self._rules.limited:
             level = self._rules.level(request.priority)
-            if 0 < self._rules.limit(level) <= self._queued(level):
+            if 0 < self._rules.limit(level) <= self._queued(tenant_of(request.caller), level):
                 raise queue_full(request)
 
     def submit(self, entry: Entry) -> None:
@@ -251,7 +254,6 @@ class FairScheduler(Scheduler):
             service.places = service.rows
         if self._costs.has_tokens:
             service.size_bytes = text_bytes(request)
-        service.level = self._rules.level(request.priority)
         service.estimate = self._costs.before(service.size_bytes, service.rows)
 
     def _settle(self, service: Service, cost: float) -> None:
@@ -306,12 +308,14 @@ class FairScheduler(Scheduler):
             return self._rules.deadline_ns(level, request.timeout_us, arrived_ns)
         return arrived_ns + request.timeout_us * NS_PER_US if request.timeout_us else 0
 
-    def _queued(self, level: int) -> int:
-        """The requests of a level that wait here, or in the scheduler."""
-        queues = self._queues.values()
-        here = sum(each.size(level) if self._levels else len(each) for each in queues)
-        unbegun = [each.level for each in self._released if not each.record.has_begun]
-        return here + unbegun.count(level)
+    def _queued(self, tenant: str, level: int) -> int:
+        """The requests of a tenant and a level that wait here, or in the scheduler."""
+        queue = self._queues.get(tenant)
+        here = 0
+        if queue is not None:
+            here = queue.size(level) if self._levels else len(queue)
+        behind = self._inner.queued(level)
+        return here + sum(tenant_of(each.request.caller) == tenant for each in behind)
 
     def _look_at(self, tenant: str) -> None:
         """Tell the shares which request of a tenant is the next one, if any."""

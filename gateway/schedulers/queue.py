@@ -174,6 +174,11 @@ class RequestQueue:
         """The requests of a level."""
         return len(self._levels[level]) if level in self._levels else 0
 
+    def of(self, level: int) -> Iterable[QueuedRequest]:
+        """The requests of a level in the order of execution."""
+        found = self._levels.get(level)
+        return () if found is None else chain(found.live, found.delayed)
+
     def push(self, waiting: QueuedRequest) -> None:
         """Append a request to its level."""
         level = self._levels.get(waiting.level)

@@ -45,7 +45,7 @@ class OpenSequences(Protocol):
 class Scheduler(ABC):
     """Executes entries on instances. One task owns `run`; synchronous methods never wait.
 
-    Requests: `admit`, then `submit`. Instances: `preparation`, `add`, then `remove`.
+    Requests: `check` and `admit`, then `submit`. Instances: `preparation`, `add`, then `remove`.
     """
 
     preparation: Preparation | None = None
@@ -55,8 +55,15 @@ class Scheduler(ABC):
     order: ResponseOrder | None = None
     """The order of all responses, which those of the response cache keep too; None without one."""
 
+    def check(self, request: InferRequest) -> None:  # noqa: B027 - optional
+        """Raise InferenceError if the request does not fit; a part of `admit`."""
+
     def admit(self, request: InferRequest) -> None:  # noqa: B027 - optional
         """Raise InferenceError if the queue cannot take this request; comes before `submit`."""
+
+    def queued(self, level: int) -> Iterable[Entry]:
+        """The queued requests of a priority that has a limit; none without limits."""
+        return ()
 
     @abstractmethod
     def submit(self, entry: Entry) -> None:

@@ -49,8 +49,8 @@ class Service:
     """The service of one request; a `StreamRecorder` that passes every event on to `account`.
 
     It has `places` of the window from its release on. `size_bytes` is the size of its texts,
-    `level` its priority in queue policies. `estimate` is its expected cost, until the real one is
-    known. `outputs` are its tokens that are charged; it `has_tokens` once any were counted.
+    `estimate` its expected cost, until the real one is known. `outputs` are its tokens so far; it
+    `has_tokens` once any were counted.
     """
 
     __slots__ = (
@@ -58,7 +58,6 @@ class Service:
         "account",
         "estimate",
         "has_tokens",
-        "level",
         "outputs",
         "places",
         "record",
@@ -74,7 +73,7 @@ class Service:
         self.places = 1
         self.has_tokens = False
         self.estimate = 0.0
-        self.size_bytes = self.level = self.outputs = 0
+        self.size_bytes = self.outputs = 0
 
     @property
     def rows(self) -> int:

@@ -304,20 +304,55 @@ async def test_a_delayed_request_follows_the_others_of_its_tenant(start: Start) 
     assert await served(instance, 6) == ["1", "2", "3", "4", "5", "delayed"]
 
 
-async def test_the_size_of_the_queue_counts_what_waits_in_front_and_behind(start: Start) -> None:
+async def test_the_size_of_the_queue_counts_what_a_tenant_has_in_front_and_behind(
+    start: Start,
+) -> None:
     queue = start(dynamic(1, default_queue_policy=QueuePolicy(max_queue_size=6)), None, tenants())
     instance = queue.employ()
     await settle()
     ask(queue, "a", "executed")
     execution = await instance.begun()
-    ask(queue, "a", *"12345")
-    (last,) = ask(queue, "b", "6")
+    *_, last = ask(queue, "a", *"123456")
     with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
-        ask(queue, "b", "7")
+        ask(queue, "a", "7")
     last.stream.cancel()
-    ask(queue, "b", "8")
+    ask(queue, "a", "8")
+    ask(queue, "b", *"123456")
+    for tenant in "ab":
+        with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
+            ask(queue, tenant, "9")
     answer(execution)
-    await served(instance, 6)
+    await served(instance, 12)
+
+
+async def test_requests_of_others_behind_the_fair_queue_do_not_fill_the_queue(
+    start: Start,
+) -> None:
+    """Two wait in the scheduler: as many as its own limit."""
+    config = dynamic(4, default_queue_policy=QueuePolicy(max_queue_size=2))
+    queue = start(config, None, tenants())
+    instance = queue.employ()
+    await settle()
+    ask(queue, "a", "executed")
+    execution = await instance.begun()
+    ask(queue, "a", *"12")
+    ask(queue, "b", "x")
+    finish(execution)
+    batch = await instance.begun()
+    assert asked(batch) == ["1", "2", "x"]
+    finish(batch)
+    await settle()
+
+
+async def test_a_request_that_an_idle_instance_takes_is_not_in_the_queue(start: Start) -> None:
+    config = dynamic(1, default_queue_policy=QueuePolicy(max_queue_size=1))
+    queue = start(config, None, tenants())
+    instance = queue.employ()
+    await settle()
+    ask(queue, "a", *"12")
+    with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
+        ask(queue, "a", "3")
+    await served(instance, 2)
 
 
 async def test_the_size_of_the_queue_is_that_of_a_level(start: Start) -> None:
@@ -327,6 +362,7 @@ async def test_the_size_of_the_queue_is_that_of_a_level(start: Start) -> None:
     ask(queue, "a", *"123", priority=2)
     ask(queue, "a", *"456", priority=1)
     with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
-        ask(queue, "b", "7", priority=1)
-    ask(queue, "b", "8")
-    await served(queue.employ(), 7)
+        ask(queue, "a", "7", priority=1)
+    ask(queue, "a", "8")
+    ask(queue, "b", "9", priority=1)
+    await served(queue.employ(), 8)
