@@ -13,6 +13,7 @@ from gateway.fleet.offers import FIRST_STEP_SECS, load_of_requests
 from gateway.fleet.prefixes import CAPACITY_RANGE, MOST_KEYS_OF_REPLICA, HeldPrefixes, KeyChanges
 from gateway.messages import InferResponse, RoutedPrompt
 from gateway.models.model import Model
+from gateway.models.sharing import most_of_all
 from gateway.schedulers.token_ratio import TokenRatio
 
 WINDOW_SECS = 10.0
@@ -129,7 +130,8 @@ class LoadMeter:
     def load(self) -> Load:
         """The present load, for a router without calls."""
         in_flight, waiting = len(self.model.requests), len(self._waiting)
-        room = max(0, min(MOST_REQUESTS, self.model.most_in_flight - in_flight))
+        most = most_of_all(self.model.fair, self.model.most_in_flight)
+        room = max(0, min(MOST_REQUESTS, most - in_flight))
         now = self._clock()
         if not self.has_tokens:
             secs = self._duration_secs(now)

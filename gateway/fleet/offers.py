@@ -15,6 +15,7 @@ from gateway.fleet.choice import MOST_REQUESTS, Load, ReplicaState
 from gateway.fleet.keys import KEY_BYTES
 from gateway.fleet.prefixes import MOST_KEYS_OF_REPLICA, KeyChanges
 from gateway.models.model import Model
+from gateway.models.sharing import most_of_all
 from gateway.rollouts.choice import VersionChoice
 from gateway.rollouts.plan import ALL
 
@@ -174,7 +175,7 @@ def offer(model: Model, names: tuple[str, ...] = ()) -> ModelOffer:
         max_model_len=model.max_model_len or 0,
         trouble=model.trouble,
         concurrency=concurrency(model),
-        most_in_flight=model.most_in_flight,
+        most_in_flight=most_of_all(model.fair, model.most_in_flight),
         loaded_at=model.loaded_at,
         names=names,
         weight=None if choice is None else choice.weight,

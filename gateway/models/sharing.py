@@ -1,6 +1,6 @@
 """The fair queue of a version, on a server with a key file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gateway.backend import MetricReading
@@ -8,7 +8,8 @@ from gateway.config import ModelConfig
 from gateway.errors import Refusal
 from gateway.messages import InferRequest
 from gateway.models.limits import TokenWeights
-from gateway.policy.tenants import Tenants
+from gateway.observability.request_record import Record
+from gateway.policy.tenants import MOST_TIMES, Tenants
 from gateway.schedulers.scheduler import Scheduler
 
 
@@ -29,6 +30,14 @@ class Sharing(Protocol):
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
 
+    def counted(
+        self, request: InferRequest, ended: Callable[[Record], None]
+    ) -> Callable[[Record], None]:
+        """Count a request for its tenant, wherever it is, until the returned function is called.
+
+        That calls `ended`.
+        """
+
     def waiting(self, tenant: str) -> int:
         """The number of requests of a tenant that wait in front of the scheduler."""
 
@@ -36,13 +45,20 @@ class Sharing(Protocol):
         """The metrics of tenants, with these labels of the model."""
 
 
+def most_of_all(sharing: Sharing | None, most: int) -> int:
+    """The requests of all tenants together that a model accepts, whose limit is `most`."""
+    return MOST_TIMES * most if sharing is not None and sharing.configured else most
+
+
 def shared_among(
-    tenants: Tenants, inner: Scheduler, config: ModelConfig
-) -> tuple[Scheduler, Sharing]:
-    """A fair queue in front of a scheduler, as a scheduler and by its other part.
+    tenants: Tenants | None, inner: Scheduler, config: ModelConfig
+) -> tuple[Scheduler, Sharing | None]:
+    """A fair queue in front of a scheduler, as a scheduler and by its other part, if it has any.
 
     It is there from the load on, so that rules count as soon as the key file gets them.
     """
+    if tenants is None:
+        return inner, None
     from gateway.schedulers.fair import FairScheduler
     from gateway.schedulers.shares import Costs
 

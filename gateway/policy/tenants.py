@@ -9,6 +9,8 @@ MOST_TENANTS = 1024
 """Tables `[tenants.NAME]` of a key file."""
 OTHER = "other"
 """The label of all tenants without a table, so that clients make no labels of metrics."""
+MOST_TIMES = 2
+"""All tenants together have at most as many times the limit of a model in flight."""
 LEAST, MOST = 0.001, 1e12
 """Of a number that is no whole one: none is too small or too large to be divided by."""
 MOST_WHOLE = 1_000_000_000
@@ -42,10 +44,10 @@ class Tenants:
 
     def __init__(self, rules: Mapping[str, TenantRules] = NO_TENANTS) -> None:
         self._rules = rules
-
-    @property
         self.changes = 0
         """The number of replacements."""
+
+    @property
     def configured(self) -> bool:
         """Whether any tenant has a table."""
         return bool(self._rules)
@@ -58,9 +60,9 @@ class Tenants:
     def replace(self, rules: Mapping[str, TenantRules]) -> None:
         """Take the rules of a file that was read again."""
         self._rules = rules
+        self.changes += 1
 
     def rules(self, tenant: str) -> TenantRules:
-        self.changes += 1
         """The rules of a tenant; NO_RULES without a table."""
         return self._rules.get(tenant, NO_RULES)
 
@@ -102,7 +104,6 @@ def _whole(name: str, value: Any) -> int:
 
 
 def _wrong(name: str, value: Any, expected: str) -> ValueError:
-    shown = repr(value) if isinstance(value, str) else str(value)
     zero = "0, or " if name == "weight" else ""
     return ValueError(f"'{name}' is {_shown(value)}, expected {zero}{expected}")
 

@@ -27,7 +27,7 @@ from gateway.errors import (
 from gateway.messages import InferRequest, Usage
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
 from gateway.policy.caller import tenant_of
-from gateway.policy.tenants import Tenants
+from gateway.policy.tenants import MOST_TIMES, Tenants
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import (
     NS_PER_US,
@@ -45,8 +45,6 @@ from gateway.schedulers.waiting_sequences import WaitingSequences
 
 LEAST_IN_FLIGHT = 16
 """Requests that any tenant may have in flight."""
-MOST_TIMES = 2
-"""All tenants together have at most as many times the limit of requests in flight."""
 NO_PRIORITY = 1 << 64
 """The level of requests without a priority: behind all priorities, which have 64 bits."""
 BATCHES = 2

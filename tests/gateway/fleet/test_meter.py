@@ -8,12 +8,13 @@ import pytest
 from gateway.backend import ExportedMetric, MetricReading
 from gateway.fleet.keys import KEY_BYTES, PIECE_BYTES
 from gateway.fleet.meter import CACHE_SIZE, GAUGE_SECS, KV_USED, WINDOW_SECS, LoadMeter
-from gateway.fleet.offers import FIRST_STEP_SECS
+from gateway.fleet.offers import FIRST_STEP_SECS, offer
 from gateway.fleet.prefixes import KeyChanges
 from gateway.messages import InferResponse, RoutedPrompt, Usage
 from gateway.models.instance_groups import InstanceSlot
 from gateway.models.model import Model
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.tenants import TenantRules, Tenants
 from tests.builders import TEXT, ScriptedInstance, text_request
 from tests.conftest import Serve
 
@@ -94,6 +95,16 @@ def test_the_step_is_the_mean_of_the_window_without_the_queue(model: Model) -> N
 def test_a_load_names_the_room(model: Model) -> None:
     load = LoadMeter(model, unheard).load()
     assert (load.seen, load.queued, load.room) == (0, 0, model.most_in_flight)
+
+
+def test_a_model_that_tenants_share_names_the_room_of_all_of_them() -> None:
+    """One of them with the limit in flight leaves the others theirs."""
+    tenants = Tenants()
+    model = Model(TEXT, 1, ModelStatistics(), [], tenants=tenants)
+    meter, most = LoadMeter(model, unheard), model.most_in_flight
+    assert (meter.load().room, offer(model).most_in_flight) == (most, most)
+    tenants.replace({"a": TenantRules()})
+    assert (meter.load().room, offer(model).most_in_flight) == (2 * most, 2 * most)
 
 
 def test_a_model_without_tokens_has_no_rate_and_announces_no_prefixes(meter: LoadMeter) -> None:
