@@ -2,7 +2,15 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,10 +118,13 @@ async def read_all(stream: ResponseStream) -> list[str]:
 
 
 def new_entry(
-    statistics: ModelStatistics, request: InferRequest | None = None, batch_size: int = 1
+    statistics: ModelStatistics,
+    request: InferRequest | None = None,
+    batch_size: int = 1,
+    ended: Callable[[Record], None] = lambda _: None,
 ) -> Entry:
     """A request as a scheduler gets it."""
-    record = Record(statistics, batch_size, 0, lambda _: None)
+    record = Record(statistics, batch_size, 0, ended)
     return Entry(request or text_request(), ResponseStream(record), record)
 
 

@@ -6,7 +6,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -25,6 +25,7 @@ from gateway.errors import (
     RetryLater,
 )
 from gateway.messages import InferRequest, Usage
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
 from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import MOST_TIMES, Tenants
@@ -38,7 +39,14 @@ from gateway.schedulers.queue import (
 )
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.scheduler import Scheduler, Timer
-from gateway.schedulers.service import CACHED, COMPUTE, PROMPT, Service, TenantTotals
+from gateway.schedulers.service import (
+    CACHED,
+    COMPUTE,
+    PROMPT,
+    Service,
+    TenantsInFlight,
+    TenantTotals,
+)
 from gateway.schedulers.shares import ActiveTenants, Costs, TenantShares
 from gateway.schedulers.token_ratio import text_bytes
 from gateway.schedulers.waiting_sequences import WaitingSequences
@@ -84,8 +92,9 @@ class FairScheduler(Scheduler):
         self._taken = 0
         self._released: set[Service] = set()
         self._queues: dict[str, RequestQueue] = {}
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight = TenantsInFlight()
         self._releasing = False
+        self._changes = tenants.changes
         self._timeout = Timer(self._timed_out)
 
     def _add_sequences(self, inner: Scheduler) -> WaitingSequences | None:
@@ -93,7 +102,6 @@ class FairScheduler(Scheduler):
         if inner.sequences is None:
             return None
         found = self.sequences = inner.sequences = WaitingSequences(inner.sequences)
-        self._changes = tenants.changes
         return found
 
     def admit(self, request: InferRequest) -> None:
@@ -117,23 +125,22 @@ class FairScheduler(Scheduler):
         entry.service = service = Service(self, entry.record, tenant)
         service.account = entry.stream.observe(service) or entry.record
         self._expect(service, entry.request)
-        self._in_flight[tenant] += 1
         if self._sequences is not None:
             first = self._sequences.follow(entry)
             if first is not None:
+                service.places = 0
                 entry.stream.on_cancel(partial(self._cancelled, first))
                 return
             if self._sequences.continues(entry.request):
+                service.places = 0
                 self._start(entry, service, entry.arrived_ns)
                 return
         if not self._queues and self._taken < self._window:
             self._shares.pass_on(tenant)
             self._start(entry, service, entry.arrived_ns)
-                service.places = 0
         else:
             self._wait(entry, tenant)
 
-                service.places = 0
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         self._places[instance] = self._places_of(instance)
         self._room = sum(self._places.values())
@@ -184,6 +191,17 @@ class FairScheduler(Scheduler):
             f"model '{self._model}' has {MOST_TIMES * most} requests in flight, the most it "
             f"accepts of all tenants (its parameter 'max_in_flight' is {most}); retry later"
         )
+
+    def counted(
+        self, request: InferRequest, ended: Callable[[Record], None]
+    ) -> Callable[[Record], None]:
+        """Count a request for its tenant, wherever it is, until the returned function is called.
+
+        That calls `ended`.
+        """
+        if not self._tenants.configured:
+            return ended
+        return self._in_flight.begun(tenant_of(request.caller), ended)
 
     @property
     def slack(self) -> int:
@@ -237,10 +255,6 @@ class FairScheduler(Scheduler):
 
     def ended(self, service: Service) -> None:
         """See `ServiceReader.ended`."""
-        tenant = service.tenant
-        self._in_flight[tenant] -= 1
-        if not self._in_flight[tenant]:
-            del self._in_flight[tenant]
         if service.outputs:
             self._costs.answered(service.outputs)
         if service in self._released and not service.record.has_begun:
@@ -346,6 +360,9 @@ class FairScheduler(Scheduler):
         if self._releasing:
             return  # a request ended as it was released: the outer call continues
         self._releasing = True
+        if self._changes != self._tenants.changes:
+            self._changes = self._tenants.changes
+            self._shares.reweigh()
         try:
             while self._taken < self._window and (tenant := self._shares.next) is not None:
                 queue = self._queues[tenant]
@@ -365,9 +382,6 @@ class FairScheduler(Scheduler):
         self._taken += service.places
         self._released.add(service)
         self.served(service.tenant, service.estimate)
-        if self._changes != self._tenants.changes:
-            self._changes = self._tenants.changes
-            self._shares.reweigh()
         self._totals.waited(now_ns - entry.arrived_ns)
         self._inner.submit(entry)
 

@@ -1,7 +1,8 @@
 """The service of single requests in a fair queue, and the totals of tenants as metrics."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from gateway.backend import MetricReading
@@ -131,6 +132,21 @@ class Service:
             self.has_tokens = True
             self.outputs += made
             self._reader.made(self, OUTPUT, made)
+
+
+class TenantsInFlight(Counter[str]):
+    """The requests of each tenant that have not ended, wherever they are."""
+
+    def begun(self, tenant: str, ended: Callable[[Record], None]) -> Callable[[Record], None]:
+        """Count a request until the returned function is called, which calls `ended`."""
+        self[tenant] += 1
+        return partial(self._ended, tenant, ended)
+
+    def _ended(self, tenant: str, ended: Callable[[Record], None], record: Record) -> None:
+        self[tenant] -= 1
+        if not self[tenant]:
+            del self[tenant]
+        ended(record)
 
 
 class TenantTotals:

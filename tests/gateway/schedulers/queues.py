@@ -14,7 +14,8 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import build_scheduler
-from gateway.models.sharing import Sharing, shared_among
+from gateway.models.sharing import shared_among
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.policy.tenants import Tenants
 from gateway.schedulers.execution import Entry
@@ -93,10 +94,8 @@ class Queue:
         self.keeps_sequences = config.sequence_batching is not None
         self.has_no_tasks = ScriptedInstance.has_singles
         self._sequences = count(1)
-        self.scheduler = build_scheduler(config, self.statistics)
-        self.fair: Sharing | None = None
-        if tenants is not None:
-            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
+        alone = build_scheduler(config, self.statistics)
+        self.scheduler, self.fair = shared_among(tenants, alone, config)
         self.task = asyncio.create_task(self.scheduler.run())
 
     def employ(self, concurrency: int | None = 1) -> ScriptedInstance:
@@ -121,9 +120,13 @@ class Queue:
             request = replace(request, sequence=tag)
         self.scheduler.admit(request)
         batch_size = request.inputs[0].shape[0]
-        entry = new_entry(self.statistics, request, batch_size)
+        ended = self._ended if self.fair is None else self.fair.counted(request, self._ended)
+        entry = new_entry(self.statistics, request, batch_size, ended)
         self.scheduler.submit(entry)
         return entry
+
+    def _ended(self, _: Record) -> None:
+        """A request has ended."""
 
     @property
     def sequences(self) -> OpenSequences:
