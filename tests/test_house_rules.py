@@ -23,8 +23,8 @@ from gateway.observability.remote_metrics import REMOTE_METRICS
 from gateway.observability.tracer import DROPPED
 from gateway.rollouts.readings import ROLLOUT_METRICS
 from gateway.rollouts.shadow import SHADOW_METRICS
+from gateway.schedulers.charges import TENANT_METRICS
 from gateway.schedulers.scheduler import Scheduler
-from gateway.schedulers.service import TENANT_METRICS
 
 ROOT = Path(__file__).parent.parent
 INSTALLED = {".venv", "node_modules"}

@@ -19,7 +19,7 @@ from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
-from gateway.models.sharing import shared_among
+from gateway.models.sharing import Sharing, shared_among
 from gateway.models.taps import Interceptor, Tap, Tapper, Waking
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
@@ -130,8 +130,10 @@ class Model:
         self.members: Sequence[Model] = ()
         self.waking: Waking | None = None
         self.tree: RemoteTree | None = None
-        alone = self._scheduler(statistics, folder)
-        self.scheduler, self.fair = shared_among(tenants, alone, config)
+        self.scheduler = self._scheduler(statistics, folder)
+        self.fair: Sharing | None = None
+        if tenants is not None:
+            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         limits = Limits.read(config)
         self.most_in_flight, self.max_wait_ns = limits.max_in_flight, limits.max_wait_ns
@@ -272,9 +274,9 @@ class Model:
         if trace is not None:
             request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
-        record = Record(
-            self.statistics, batch_size, request.received_ns, self._on_end(request), trace
-        )
+        remove = self.requests.remove
+        on_end = remove if self.fair is None else self.fair.counted(request, remove)
+        record = Record(self.statistics, batch_size, request.received_ns, on_end, trace)
         account = record if interceptor is None else interceptor.recorder(record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream)
@@ -314,7 +316,9 @@ class Model:
         if limited and (self.fair or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, statistics)
         self.scheduler.admit(request)
-        record = Record(statistics, batch_size, 0, self._on_end(request))
+        remove = self.requests.remove
+        on_end = remove if self.fair is None else self.fair.counted(request, remove)
+        record = Record(statistics, batch_size, 0, on_end)
         stream = ResponseStream(record if tap is None else tap.recorder(record, record))
         self.requests.add(record, stream)
         self.scheduler.submit(Entry(request, stream, record))
@@ -381,10 +385,6 @@ class Model:
         error = RetryLater(f"model '{self.name}' is unavailable: {self.instances.trouble}")
         error.lacks_instance = True
         return error
-
-    def _on_end(self, request: InferRequest) -> Callable[[Record], None]:
-        remove = self.requests.remove
-        return remove if self.fair is None else self.fair.counted(request, remove)
 
     def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
         """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""

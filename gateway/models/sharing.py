@@ -51,14 +51,12 @@ def most_of_all(sharing: Sharing | None, most: int) -> int:
 
 
 def shared_among(
-    tenants: Tenants | None, inner: Scheduler, config: ModelConfig
-) -> tuple[Scheduler, Sharing | None]:
-    """A fair queue in front of a scheduler, as a scheduler and by its other part, if it has any.
+    tenants: Tenants, inner: Scheduler, config: ModelConfig
+) -> tuple[Scheduler, Sharing]:
+    """A fair queue in front of a scheduler, as a scheduler and by its other part.
 
     It is there from the load on, so that rules count as soon as the key file gets them.
     """
-    if tenants is None:
-        return inner, None
     from gateway.schedulers.fair import FairScheduler
     from gateway.schedulers.shares import Costs
 

@@ -40,17 +40,14 @@ NO_TENANTS: Mapping[str, TenantRules] = MappingProxyType({})
 
 
 class Tenants:
-    """The rules of all tenants by their names, as the key file has them now."""
+    """The rules of all tenants by their names, as the key file has them now.
+
+    It is `configured` if any tenant has a table. `changes` is the number of replacements.
+    """
 
     def __init__(self, rules: Mapping[str, TenantRules] = NO_TENANTS) -> None:
-        self._rules = rules
+        self._rules, self.configured = rules, bool(rules)
         self.changes = 0
-        """The number of replacements."""
-
-    @property
-    def configured(self) -> bool:
-        """Whether any tenant has a table."""
-        return bool(self._rules)
 
     @property
     def names(self) -> Collection[str]:
@@ -59,7 +56,7 @@ class Tenants:
 
     def replace(self, rules: Mapping[str, TenantRules]) -> None:
         """Take the rules of a file that was read again."""
-        self._rules = rules
+        self._rules, self.configured = rules, bool(rules)
         self.changes += 1
 
     def rules(self, tenant: str) -> TenantRules:

@@ -83,11 +83,11 @@ class DynamicScheduler(Scheduler):
         self._allows_singles = self.order is None and not self._delays
 
     def check(self, request: InferRequest) -> None:
-        if self._admission.padded:
-            self._admission.check(request)
+        self._admission.check(request)
 
     def admit(self, request: InferRequest) -> None:
-        self.check(request)
+        if self._admission.padded:
+            self.check(request)
         if not self._rules.limited:
             return
         level = self._rules.level(request.priority)

@@ -1,7 +1,7 @@
 """The fair queue: requests of tenants wait in front of a scheduler, which gets few at a time.
 
-`shares.py` decides which tenant is served next, `service.py` sees what requests cost, and
-`waiting_sequences.py` keeps the requests of a sequence together.
+`shares.py` decides which tenant is served next, `service.py` sees what requests cost, which
+`charges.py` counts, and `waiting_sequences.py` keeps the requests of a sequence together.
 """
 
 import time
@@ -14,21 +14,13 @@ from math import inf
 from gateway.backend import Instance, MetricReading
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
-from gateway.errors import (
-    IN_FLIGHT,
-    ROOM_SECS,
-    Code,
-    InferenceError,
-    Refusal,
-    RefusalReason,
-    RetryAdvice,
-    RetryLater,
-)
-from gateway.messages import InferRequest, Usage
+from gateway.errors import Code, InferenceError
+from gateway.messages import InferRequest
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
 from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import MOST_TIMES, Tenants
+from gateway.schedulers.charges import NS_PER_SECOND, Charges, TenantsInFlight
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import (
     NS_PER_US,
@@ -39,14 +31,7 @@ from gateway.schedulers.queue import (
 )
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.scheduler import Scheduler, Timer
-from gateway.schedulers.service import (
-    CACHED,
-    COMPUTE,
-    PROMPT,
-    Service,
-    TenantsInFlight,
-    TenantTotals,
-)
+from gateway.schedulers.service import Service
 from gateway.schedulers.shares import ActiveTenants, Costs, TenantShares
 from gateway.schedulers.token_ratio import text_bytes
 from gateway.schedulers.waiting_sequences import WaitingSequences
@@ -60,7 +45,7 @@ BATCHES = 2
 
 
 class FairScheduler(Scheduler):
-    """Shares a scheduler among tenants, which wait in front of it. Implements `ServiceReader`.
+    """Shares a scheduler among tenants, which wait in front of it. Implements `PlaceOwner`.
 
     A request is released to the scheduler while those released and not ended have fewer places
     than the instances and some slack. It is ordered by priority within its tenant, and first in,
@@ -86,7 +71,7 @@ class FairScheduler(Scheduler):
         self._costs = costs
         self._shares = TenantShares(tenants.weight)
         self._active = ActiveTenants()
-        self._totals = TenantTotals()
+        self._charges = Charges(self._shares, costs)
         self._places: dict[Instance, float] = {}
         self._room = 0.0
         self._taken = 0
@@ -105,12 +90,12 @@ class FairScheduler(Scheduler):
         return found
 
     def admit(self, request: InferRequest) -> None:
-        request = self._capped(request)
         if not (self._tenants.configured or self._queues):
             self._inner.admit(request)
             return
         self._inner.check(request)
         if self._rules.limited:
+            request = self._capped(request)
             level = self._rules.level(request.priority)
             if 0 < self._rules.limit(level) <= self._queued(tenant_of(request.caller), level):
                 raise queue_full(request)
@@ -119,10 +104,13 @@ class FairScheduler(Scheduler):
         if not (self._tenants.configured or self._queues) or entry.stream.done:
             self._inner.submit(entry)
             return
+        self._notice_changes()
         tenant = tenant_of(entry.request.caller)
-        entry.request = self._capped(entry.request)
+        if self._levels or entry.request.priority:
+            entry.request = self._capped(entry.request)
         entry.arrived_ns = time.monotonic_ns()
-        entry.service = service = Service(self, entry.record, tenant)
+        label = self._tenants.label(tenant)
+        entry.service = service = Service(self, self._charges, entry.record, tenant, label)
         service.account = entry.stream.observe(service) or entry.record
         self._expect(service, entry.request)
         if self._sequences is not None:
@@ -135,7 +123,7 @@ class FairScheduler(Scheduler):
                 service.places = 0
                 self._start(entry, service, entry.arrived_ns)
                 return
-        if not self._queues and self._taken < self._window:
+        if not self._queues and (self._taken < self._room or self._taken < self._window):
             self._shares.pass_on(tenant)
             self._start(entry, service, entry.arrived_ns)
         else:
@@ -220,33 +208,12 @@ class FairScheduler(Scheduler):
             waiting[label(tenant)] += len(queue)
         for tenant, count in self._in_flight.items():
             in_flight[label(tenant)] += count
-        return self._totals.families(labels, waiting, in_flight)
+        return self._charges.totals.families(labels, waiting, in_flight)
 
-    # Service, as `ServiceReader`.
-
-    def served(self, tenant: str, service: float) -> None:
-        """Count service of a tenant, negative to take back an estimate."""
-        self._shares.charge(tenant, service)
-
-    def prompted(self, service: Service, usage: Usage) -> None:
-        """See `ServiceReader.prompted`."""
-        tokens, cached = usage.prompt_tokens, usage.cached_tokens or 0
-        self._settle(service, self._costs.prompted(tokens, cached, service.size_bytes))
-        self._note(service, PROMPT, tokens - cached)
-        self._note(service, CACHED, cached)
-
-    def made(self, service: Service, kind: str, tokens: int) -> None:
-        """See `ServiceReader.made`."""
-        self.served(service.tenant, self._costs.output_weight * tokens)
-        self._note(service, kind, tokens)
-
-    def computed(self, service: Service, ms: float) -> None:
-        """See `ServiceReader.computed`."""
-        self._settle(service, self._costs.computed(ms, service.rows))
-        self._note(service, COMPUTE, ms)
+    # Places, as `PlaceOwner`.
 
     def freed(self, service: Service) -> None:
-        """See `ServiceReader.freed`."""
+        """See `PlaceOwner.freed`."""
         if service in self._released:
             self._released.discard(service)
             self._taken -= service.places
@@ -254,12 +221,13 @@ class FairScheduler(Scheduler):
                 self._release()
 
     def ended(self, service: Service) -> None:
-        """See `ServiceReader.ended`."""
+        """See `PlaceOwner.ended`."""
         if service.outputs:
             self._costs.answered(service.outputs)
-        if service in self._released and not service.record.has_begun:
-            self._settle(service, 0.0)
-        self.freed(service)
+        if service in self._released:
+            if service.estimate and not service.record.has_begun:
+                self._charges.settle(service, 0.0)
+            self.freed(service)
 
     def _expect(self, service: Service, request: InferRequest) -> None:
         if self._batched:
@@ -267,14 +235,6 @@ class FairScheduler(Scheduler):
         if self._costs.has_tokens:
             service.size_bytes = text_bytes(request)
         service.estimate = self._costs.before(service.size_bytes, service.rows)
-
-    def _settle(self, service: Service, cost: float) -> None:
-        """Charge the real cost in place of the estimate."""
-        self.served(service.tenant, cost - service.estimate)
-        service.estimate = 0.0
-
-    def _note(self, service: Service, kind: str, amount: float) -> None:
-        self._totals.add(self._tenants.label(service.tenant), kind, amount)
 
     # Requests that wait.
 
@@ -301,12 +261,10 @@ class FairScheduler(Scheduler):
     def _capped(self, request: InferRequest) -> InferRequest:
         """The request with the best priority that its tenant may have, where it asks for better."""
         asked = request.priority
-        if not (self._levels or asked):
-            return request
         best = self._tenants.rules(tenant_of(request.caller)).highest_priority
         if self._levels:
             asked, best = self._rules.level(asked), min(best, self._levels)
-        return request if asked >= best else replace(request, priority=best)
+        return request if not asked or asked >= best else replace(request, priority=best)
 
     def _priority(self, request: InferRequest) -> int:
         """The level within the tenant; models without levels of their own have one per priority."""
@@ -360,9 +318,7 @@ class FairScheduler(Scheduler):
         if self._releasing:
             return  # a request ended as it was released: the outer call continues
         self._releasing = True
-        if self._changes != self._tenants.changes:
-            self._changes = self._tenants.changes
-            self._shares.reweigh()
+        self._notice_changes()
         try:
             while self._taken < self._window and (tenant := self._shares.next) is not None:
                 queue = self._queues[tenant]
@@ -377,12 +333,17 @@ class FairScheduler(Scheduler):
         finally:
             self._releasing = False
 
+    def _notice_changes(self) -> None:
+        if self._changes != self._tenants.changes:
+            self._changes = self._tenants.changes
+            self._shares.reweigh()
+
     def _start(self, entry: Entry, service: Service, now_ns: int) -> None:
         entry.record.released_ns = now_ns  # of the clock of records, too
         self._taken += service.places
         self._released.add(service)
-        self.served(service.tenant, service.estimate)
-        self._totals.waited(now_ns - entry.arrived_ns)
+        self._shares.charge(service.tenant, service.estimate)
+        self._charges.totals.waits.observe((now_ns - entry.arrived_ns) / NS_PER_SECOND)
         self._inner.submit(entry)
 
     # Requests that leave without an execution.

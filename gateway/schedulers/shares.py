@@ -14,13 +14,15 @@ from gateway.schedulers.token_ratio import TokenRatio
 MOST_COUNTERS = 4096
 """Counters kept; of more tenants, those with the least service lose theirs."""
 ACTIVE_NS = 60_000_000_000
+FRESH_NS = ACTIVE_NS // 60
+"""A tenant that was seen so recently is not noted again."""
 NEWEST = 0.1
 """Part of the latest value in a moving mean."""
 FEW_TOKENS = 32
 """Below this mean number of output tokens, places become free too fast for one in advance."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """Tenants whose counters are compared: those with a weight, or those of weight 0.
 
@@ -52,14 +54,13 @@ class TenantShares:
 
     A counter is the service of a tenant, divided by its weight. A tenant of weight 0 is served only
     while no other one waits. Of equal counters that tenant is served whose oldest request is older.
-    `weight` is asked at each change, so that weights may change: the service by which a tenant is
-    ahead of the others counts by the new weight, then.
+    Weights are remembered: call `reweigh` whenever they may have changed.
     """
 
     def __init__(self, weight: Callable[[str], float]) -> None:
         self._weight = weight
         self._weighted, self._unweighted = _Group(), _Group()
-        self._weights: dict[str, float] = {}
+        self._known: dict[str, tuple[_Group, float]] = {}
 
     def wait(self, tenant: str, since_ns: int) -> None:
         """A tenant waits; its oldest request arrived at that time."""
@@ -70,8 +71,7 @@ class TenantShares:
 
     def leave(self, tenant: str) -> None:
         """A tenant waits no more."""
-        for group in (self._weighted, self._unweighted):
-            group.waiting.pop(tenant, None)
+        self._group(tenant).waiting.pop(tenant, None)
 
     @property
     def next(self) -> str | None:
@@ -95,40 +95,39 @@ class TenantShares:
 
     def charge(self, tenant: str, service: float) -> None:
         """Count service, negative to take back an estimate."""
-        counters = self._group(tenant).counters
-        counters[tenant] = counters.get(tenant, 0.0) + service / (self._weights[tenant] or 1.0)
+        group, weight = self._known.get(tenant) or self._know(tenant)
+        counters = group.counters
+        counters[tenant] = counters.get(tenant, 0.0) + service / weight
 
     def reweigh(self) -> None:
-        """Note that weights may have changed, of tenants that wait, too.
+        """Ask for all weights again; counters of those that changed are converted.
 
-        Each is as much service ahead of the least counter as it was by its weight before.
+        Each tenant is as much service ahead of the least counter as it was by its weight before.
         """
-        weighted, unweighted = self._weighted, self._unweighted
-        least = {True: weighted.least, False: unweighted.least}
-        moves: list[tuple[str, float, float, int | None]] = []
-        for tenant, before in tuple(self._weights.items()):
-            weight = self._weights[tenant] = self._weight(tenant)
-            old = weighted if before else unweighted
-            if weight != before and tenant in old.counters:
-                ahead = (old.counters[tenant] - least[bool(before)]) * (before or 1.0)
-                moves.append((tenant, weight, ahead, old.waiting.pop(tenant, None)))
-        for tenant, weight, ahead, since in moves:
-            new = weighted if weight else unweighted
-            new.counters[tenant] = least[bool(weight)] + ahead / (weight or 1.0)
-            if since is not None:
-                new.waiting[tenant] = since
+        least = {id(each): each.least for each in (self._weighted, self._unweighted)}
+        moves: list[tuple[str, float, int | None]] = []
+        for tenant, (group, weight) in tuple(self._known.items()):
+            if self._know(tenant) != (group, weight) and tenant in group.counters:
+                ahead = (group.counters[tenant] - least[id(group)]) * weight
+                moves.append((tenant, ahead, group.waiting.pop(tenant, None)))
+        for tenant, ahead, since_ns in moves:
+            group, weight = self._known[tenant]
+            group.counters[tenant] = least[id(group)] + ahead / weight
+            if since_ns is not None:
+                group.waiting[tenant] = since_ns
 
     def _group(self, tenant: str) -> _Group:
-        """The group of a tenant by its present weight."""
-        weight, before = self._weight(tenant), self._weights.get(tenant)
-        if weight != before:
-            if before is not None:
-                self.reweigh()
-            elif len(self._weights) > 2 * MOST_COUNTERS:
-                kept = {*self._weighted.counters, *self._unweighted.counters}
-                self._weights = {each: self._weights[each] for each in kept & {*self._weights}}
-            self._weights[tenant] = weight
-        return self._weighted if weight else self._unweighted
+        return (self._known.get(tenant) or self._know(tenant))[0]
+
+    def _know(self, tenant: str) -> tuple[_Group, float]:
+        """Ask for the weight of a tenant: its group, and the divisor of its service."""
+        weight = self._weight(tenant)
+        found = (self._weighted, weight) if weight else (self._unweighted, 1.0)
+        if tenant not in self._known and len(self._known) >= 2 * MOST_COUNTERS:
+            counters = {*self._weighted.counters, *self._unweighted.counters}
+            self._known = {name: self._known[name] for name in counters & {*self._known}}
+        self._known[tenant] = found
+        return found
 
 
 class ActiveTenants:
@@ -140,7 +139,9 @@ class ActiveTenants:
 
     def share(self, tenant: str, weight: float, now_ns: int) -> float:
         """The part of the whole that a tenant with a request now may have: 0 to 1."""
-        _, before = self._seen.get(tenant, (0, 0.0))
+        seen_ns, before = self._seen.get(tenant, (0, 0.0))
+        if weight == before and now_ns < seen_ns + FRESH_NS:
+            return weight / max(self._sum, weight) if weight else 0.0
         self._seen[tenant] = (now_ns, weight)
         self._seen.move_to_end(tenant)
         self._sum += weight - before

@@ -14,7 +14,7 @@ from gateway.config.data_type import DataType
 from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import build_scheduler
-from gateway.models.sharing import shared_among
+from gateway.models.sharing import Sharing, shared_among
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.policy.tenants import Tenants
@@ -94,8 +94,10 @@ class Queue:
         self.keeps_sequences = config.sequence_batching is not None
         self.has_no_tasks = ScriptedInstance.has_singles
         self._sequences = count(1)
-        alone = build_scheduler(config, self.statistics)
-        self.scheduler, self.fair = shared_among(tenants, alone, config)
+        self.scheduler = build_scheduler(config, self.statistics)
+        self.fair: Sharing | None = None
+        if tenants is not None:
+            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
         self.task = asyncio.create_task(self.scheduler.run())
 
     def employ(self, concurrency: int | None = 1) -> ScriptedInstance:

@@ -104,10 +104,10 @@ def test_a_weight_may_change_while_its_tenant_waits() -> None:
     shares.wait("a", 0)
     shares.wait("b", 1)
     weights["a"] = 0.0
-    shares.wait("a", 0)
+    shares.reweigh()
     assert shares.next == "b"
     weights["a"] = 1.0
-    shares.wait("a", 0)
+    shares.reweigh()
     shares.charge("b", 1.0)
     assert shares.next == "a"
     shares.leave("a")
