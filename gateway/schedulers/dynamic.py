@@ -52,7 +52,7 @@ class DynamicScheduler(Scheduler):
     A request that comes alone, as ALONE before it, is executed without a task if its instance can,
     and without being queued if the queue is empty.
 
-    Raises InferenceError INVALID_ARG if the config's padding is invalid.
+    Implements `LimitedQueue`. Raises InferenceError INVALID_ARG if the config's padding is invalid.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class DynamicScheduler(Scheduler):
         self._rules = QueueRules(batching)
         self._admission = QueueAdmission(config, self._rules, self._batch_rules.padding)
         self._queue = RequestQueue(self._rules)
+        self.limited = self if self._rules.limited else None
         self.order = ResponseOrder() if batching.preserve_ordering else None
         self._free = FreeInstances(self._consider)
         self._tasks: asyncio.TaskGroup | None = None
@@ -83,6 +84,7 @@ class DynamicScheduler(Scheduler):
         self._allows_singles = self.order is None and not self._delays
 
     def check(self, request: InferRequest) -> None:
+        """See `LimitedQueue`."""
         self._admission.check(request)
 
     def admit(self, request: InferRequest) -> None:
@@ -98,6 +100,7 @@ class DynamicScheduler(Scheduler):
             raise queue_full(request)
 
     def queued(self, level: int) -> Iterable[Entry]:
+        """See `LimitedQueue`."""
         self._take_for_starting()
         return [each.entry for each in self._queue.of(level)]
 

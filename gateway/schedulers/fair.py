@@ -90,15 +90,15 @@ class FairScheduler(Scheduler):
         return found
 
     def admit(self, request: InferRequest) -> None:
-        if not (self._tenants.configured or self._queues):
+        queue = self._inner.limited
+        if queue is None or not (self._tenants.configured or self._queues):
             self._inner.admit(request)
             return
-        self._inner.check(request)
-        if self._rules.limited:
-            request = self._capped(request)
-            level = self._rules.level(request.priority)
-            if 0 < self._rules.limit(level) <= self._queued(tenant_of(request.caller), level):
-                raise queue_full(request)
+        queue.check(request)
+        level = self._rules.level(self._capped(request).priority)
+        limit = self._rules.limit(level)
+        if limit and limit <= self._queued(tenant_of(request.caller), level, queue.queued(level)):
+            raise queue_full(request)
 
     def submit(self, entry: Entry) -> None:
         if not (self._tenants.configured or self._queues) or entry.stream.done:
@@ -278,13 +278,12 @@ class FairScheduler(Scheduler):
             return self._rules.deadline_ns(level, request.timeout_us, arrived_ns)
         return arrived_ns + request.timeout_us * NS_PER_US if request.timeout_us else 0
 
-    def _queued(self, tenant: str, level: int) -> int:
+    def _queued(self, tenant: str, level: int, behind: Iterable[Entry]) -> int:
         """The requests of a tenant and a level that wait here, or in the scheduler."""
         queue = self._queues.get(tenant)
         here = 0
         if queue is not None:
             here = queue.size(level) if self._levels else len(queue)
-        behind = self._inner.queued(level)
         return here + sum(tenant_of(each.request.caller) == tenant for each in behind)
 
     def _look_at(self, tenant: str) -> None:

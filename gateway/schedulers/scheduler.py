@@ -42,28 +42,33 @@ class OpenSequences(Protocol):
         """Wait until no sequence is open."""
 
 
+class LimitedQueue(Protocol):
+    """A queue with a limit for each level, which others may count instead of `admit`."""
+
+    def check(self, request: InferRequest) -> None:
+        """Raise InferenceError if the request does not fit, as `admit` without the limit."""
+
+    def queued(self, level: int) -> Iterable[Entry]:
+        """The queued requests of a level."""
+
+
 class Scheduler(ABC):
     """Executes entries on instances. One task owns `run`; synchronous methods never wait.
 
-    Requests: `check` and `admit`, then `submit`. Instances: `preparation`, `add`, then `remove`.
+    Requests: `admit`, then `submit`. Instances: `preparation`, `add`, then `remove`.
     """
 
     preparation: Preparation | None = None
     """The preparation of each instance; None if it needs none."""
     sequences: OpenSequences | None = None
     """The open sequences; None if the model has none."""
+    limited: LimitedQueue | None = None
+    """The queue, if `admit` limits its size."""
     order: ResponseOrder | None = None
     """The order of all responses, which those of the response cache keep too; None without one."""
 
-    def check(self, request: InferRequest) -> None:  # noqa: B027 - optional
-        """Raise InferenceError if the request does not fit; a part of `admit`."""
-
     def admit(self, request: InferRequest) -> None:  # noqa: B027 - optional
         """Raise InferenceError if the queue cannot take this request; comes before `submit`."""
-
-    def queued(self, level: int) -> Iterable[Entry]:
-        """The queued requests of a priority that has a limit; none without limits."""
-        return ()
 
     @abstractmethod
     def submit(self, entry: Entry) -> None:

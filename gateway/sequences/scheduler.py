@@ -76,12 +76,9 @@ class SequenceScheduler(Scheduler):
         reschedule = self._reschedule if batching.iterative_sequence else None
         self._events = SequenceEvents(self._release, self._executed, reschedule)
 
-    def check(self, request: InferRequest) -> None:
+    def admit(self, request: InferRequest) -> None:
         self._admission.check(request)
         self._arrivals.check(request)
-
-    def admit(self, request: InferRequest) -> None:
-        self.check(request)
 
     def submit(self, entry: Entry) -> None:
         tag = self._tag(entry.request)
