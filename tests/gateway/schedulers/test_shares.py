@@ -291,6 +291,15 @@ def test_a_tenant_may_have_its_part_of_those_that_were_active_in_the_last_minute
     assert active.share("b", 1.0, 3 * SECOND + ACTIVE_NS) == 0.5
 
 
+def test_a_tenant_is_active_from_its_latest_request_on_to_a_second() -> None:
+    active = ActiveTenants()
+    for at_ns in (0, SECOND // 2, SECOND):
+        assert active.share("a", 1.0, at_ns) == 1.0
+    assert active.share("b", 1.0, SECOND + ACTIVE_NS) == 0.5
+    assert active.share("b", 3.0, SECOND + ACTIVE_NS) == 0.75
+    assert active.share("b", 3.0, 2 * SECOND + ACTIVE_NS) == 1.0
+
+
 # Costs.
 
 
