@@ -14,7 +14,16 @@ from math import inf
 from gateway.backend import Instance, MetricReading
 from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
-from gateway.errors import Code, InferenceError
+from gateway.errors import (
+    IN_FLIGHT,
+    ROOM_SECS,
+    Code,
+    InferenceError,
+    Refusal,
+    RefusalReason,
+    RetryAdvice,
+    RetryLater,
+)
 from gateway.messages import InferRequest
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT

@@ -40,8 +40,8 @@ class Service:
 
     `label` is the one of its tenant in metrics, `rows` are those of the request. It has `places` of
     the window from its release on. `size_bytes` is the size of its texts, `estimate` its expected
-    cost, until the real one is known. `outputs` are its tokens so far; it `has_tokens` once any
-    were counted.
+    cost, until the real one is known. `outputs` are its tokens that are charged; it `has_tokens`
+    once any were counted.
     """
 
     __slots__ = (
@@ -116,6 +116,10 @@ class Service:
         self.account.ended(error)
         self._owner.ended(self)
 
-    def _made(self, tokens: int) -> None:
-        self.outputs += tokens
-        self._reader.made(self, OUTPUT, tokens)
+    def _charge(self) -> None:
+        """Charge the tokens of the record since the last call."""
+        made = self.record.completion_tokens - self.outputs
+        if made:
+            self.has_tokens = True
+            self.outputs += made
+            self._reader.made(self, OUTPUT, made)

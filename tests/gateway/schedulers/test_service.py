@@ -26,7 +26,7 @@ class Reader:
 def test_each_token_of_an_answer_is_charged_once() -> None:
     reader: Any = Reader()
     record = Record(ModelStatistics(), 1, 0, lambda _: None)
-    service = Service(reader, record, "a")
+    service = Service(reader, reader, record, "a", "a")
     service.responded(replace(text_response("a"), usage=Usage(7, 2)))
     service.responded(text_response("b"))
     service.delivered("text_output", [b"c", b"d"], [1, None])
