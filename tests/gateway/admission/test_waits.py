@@ -106,7 +106,9 @@ async def train(serve: Serve, clock: Clock) -> AsyncIterator[Train]:
         instance = ScriptedInstance(concurrency=1)
         model = serve(instance)
         if is_fair:
-            model.fair = SimpleNamespace(configured=True, slack=1, refusal=nothing)
+            model.fair = SimpleNamespace(
+                configured=True, slack=1, refusal=nothing, counted=lambda _, ended: ended
+            )
         dataplane = plane(model, **settings)
         if tenants is not None:
             dataplane.admission = Admission(tenants)
