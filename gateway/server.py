@@ -49,7 +49,7 @@ from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.opening import open_places
 from gateway.storage.store import KEPT
-from gateway.threads import request_threads
+from gateway.threads import closed, request_threads
 
 log = logging.getLogger("sluice.server")
 
@@ -150,11 +150,11 @@ class Server:
                 await self._cache.connect()
             failure = await self._serve(await self._listeners(self), on_ready)
         finally:
-            self._tracer.close()
+            await closed(self._tracer.close)
             self._threads.close()
             for each in (self.dataplane.audit, self.dataplane.access_log):
                 if each is not None:
-                    await asyncio.to_thread(each.close)
+                    await closed(each.close)
         if failure:
             raise StartFailed(failure)
 

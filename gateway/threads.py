@@ -107,6 +107,16 @@ async def apart(
         executor.shutdown(wait=False)
 
 
+async def closed(close: Callable[[], None]) -> None:
+    """Call a function that may block in a thread; here if the program exits: it has none then."""
+    try:
+        call = asyncio.get_running_loop().run_in_executor(None, close)
+    except RuntimeError:
+        close()
+    else:
+        await call
+
+
 def _discard(call: Future[T], discard: Callable[[T], object]) -> None:
     if not call.cancelled() and call.exception() is None:
         discard(call.result())

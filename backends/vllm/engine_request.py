@@ -63,6 +63,8 @@ class EngineRequest:
         self._statistics: Sequence[Any] = ()
         self.trace_headers: Mapping[str, str] | None = None
         """Those of the trace that vLLM's own span continues."""
+        self.is_timed = False
+        """Whether something reads its stamps."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,7 +103,7 @@ class EngineRequest:
             # It may be registered already; then only an abort by this id removes it.
             await self._abort_within_limit(self._id, internal=False)
             raise
-        if getattr(parameters, "n", 1) > 1:
+        if self.is_timed and getattr(parameters, "n", 1) > 1:
             self._statistics = _statistics_of(self._engine, self._outputs)
 
     async def next(self) -> Any:
@@ -128,12 +130,12 @@ class EngineRequest:
 
     @property
     def stamps(self) -> EngineStamps | None:
-        """The engine's times of a finished request, once it measures them.
+        """The engine's times of a finished request that `is_timed`, if the engine measures them.
 
         Of several sequences they are the earliest starts, and the latest token.
         """
         found = [each for each in self._statistics if each is not None]
-        return stamps_of(found) if self.finished and found else None
+        return stamps_of(found) if self.is_timed and self.finished and found else None
 
     async def _next_output(self) -> Any:
         if self._diverted is None:
@@ -198,9 +200,9 @@ def _statistics_of(engine: Any, outputs: Any) -> Sequence[Any]:
 def stamps_of(statistics: Sequence[Any]) -> EngineStamps:
     """The stamps in vLLM's statistics of the sequences of one request."""
     return EngineStamps(
-        queued_ns=_earliest([each.queued_ts for each in statistics]),
-        scheduled_ns=_earliest([each.scheduled_ts for each in statistics]),
-        first_token_ns=_earliest([each.first_token_ts for each in statistics]),
+        queued_ns=_earliest([_ns(each.queued_ts) for each in statistics]),
+        scheduled_ns=_earliest([_ns(each.scheduled_ts) for each in statistics]),
+        first_token_ns=_earliest([_ns(each.first_token_ts) for each in statistics]),
         last_token_ns=_ns(max(each.last_token_ts for each in statistics)),
         preemptions=sum(each.num_preemptions for each in statistics),
     )
@@ -212,20 +214,25 @@ def merged(every: Sequence[EngineStamps | None]) -> EngineStamps | None:
     if not known or len(known) < len(every):
         return None
     return EngineStamps(
-        queued_ns=min(each.queued_ns for each in known),
-        scheduled_ns=min(each.scheduled_ns for each in known),
-        first_token_ns=min(each.first_token_ns for each in known),
+        queued_ns=_earliest([each.queued_ns for each in known]),
+        scheduled_ns=_earliest([each.scheduled_ns for each in known]),
+        first_token_ns=_earliest([each.first_token_ns for each in known]),
         last_token_ns=max(each.last_token_ns for each in known),
         preemptions=sum(each.preemptions for each in known),
     )
 
 
-def _earliest(moments: Sequence[float]) -> int:
-    return _ns(min(filter(None, moments), default=0.0))
+def _earliest(moments: Sequence[int]) -> int:
+    return min(filter(None, moments), default=0)
 
 
 def _ns(secs: float) -> int:
     return round(secs * NS_PER_SECOND)
+
+
+def is_timed(request: InferRequest) -> bool:
+    """Whether something reads the engine's times of a request."""
+    return request.receipt is not None or request.trace is not None
 
 
 def headers_of(request: InferRequest, engine: Any) -> Mapping[str, str] | None:

@@ -14,7 +14,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backends.vllm.engine import stop_engine
 from backends.vllm.engine_processes import STOPPED, Watch
-from backends.vllm.engine_request import EngineRequest, cached_tokens, headers_of, read_output
+from backends.vllm.engine_request import (
+    EngineRequest,
+    cached_tokens,
+    headers_of,
+    is_timed,
+    read_output,
+)
 from backends.vllm.failures import FAILURES, Failures, refusals
 from backends.vllm.metrics import EngineMetrics
 from backends.vllm.prompts import PromptRenderer
@@ -123,6 +129,7 @@ class VllmInstance(Instance):
             tenant = tenant_of(request.caller)
             started = EngineRequest(self._llm, self._new_id(), self._wasted, self._counts, tenant)
             started.trace_headers = headers_of(request, self._llm)
+            started.is_timed = is_timed(request)
             async with started as running:
                 transcript = await self._submit(generation, running)
                 sink = request.sink if transcript.is_of_one_text else None

@@ -90,13 +90,14 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def collector(text: str) -> str:
-    """The URL of a collector. Its password would be shown with the settings of traces."""
+    """The URL of a collector. Its secrets would be shown with the settings of traces."""
     parts = urlsplit(text)
-    if parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc:
+    has_secret = "@" in parts.netloc or parts.query or parts.fragment
+    if parts.scheme in ("http", "https") and parts.hostname and not has_secret:
         return text
     raise argparse.ArgumentTypeError(
         f"got '{text}', expected an URL such as http://localhost:4318/v1/traces, without a "
-        "password: headers are in OTEL_EXPORTER_OTLP_HEADERS"
+        "password, a query or a fragment: headers are in OTEL_EXPORTER_OTLP_HEADERS"
     )
 
 

@@ -1,7 +1,6 @@
 """The access log: a line of JSON for each request of a client, finished or refused."""
 
 import logging
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +11,11 @@ from gateway.json_lines import JsonLinesFile
 from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.observability.request_record import Record
+from gateway.observability.traceparent import read_parent
 from gateway.settings import LogFormat, Settings
 
 MOST_LINES = 10_000
 """Lines that wait for the disk; further ones are dropped."""
-TRACEPARENT = "traceparent"
-PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
-"""The ids of a trace and of the caller's span (W3C Trace Context, 3.2)."""
 
 log = logging.getLogger("sluice.access")
 
@@ -73,8 +70,8 @@ class AccessLog:
     ) -> LoggedRequest:
         """A request that has arrived; `parents` are the values of its header `traceparent`."""
         found = LoggedRequest(self, wire, route, method, peer)
-        if len(parents) == 1 and (parent := PARENT.fullmatch(parents[0])):
-            found.trace_id, found.span_id = parent.groups()
+        if parents and (parent := read_parent(parents)):
+            found.belongs(parent.trace_id, parent.span_id)
         return found
 
     def ended(self, request: LoggedRequest) -> None:

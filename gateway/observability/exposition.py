@@ -9,8 +9,7 @@ from gateway.backend import ExportedMetric, MetricSample
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 OPEN_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-OPEN_METRICS = re.compile(r"application/openmetrics-text\s*;[^,]*\bversion=\"?1\.0\.0\b")
-"""In the header `Accept` of a client that reads OpenMetrics."""
+OPEN_TYPE, OPEN_VERSION = "application/openmetrics-text", "version=1.0.0"
 TOTAL = "_total"
 
 TEXT_TYPES = {
@@ -64,6 +63,17 @@ def render_open(found: Iterable[ExportedMetric]) -> bytes:
         lines.append(f"# HELP {name} {_escape(family.documentation)}")
         lines += [_open_line(s) for s in family.samples if not s.name.endswith("_created")]
     return ("\n".join(lines) + "\n# EOF\n").encode()
+
+
+def reads_open_metrics(accept: str) -> bool:
+    """Whether a client with that header `Accept` reads OpenMetrics 1.0.0."""
+    for each in accept.split(","):
+        kind, _, parameters = each.partition(";")
+        if kind.strip().lower() != OPEN_TYPE:
+            continue
+        if OPEN_VERSION in [found.strip() for found in parameters.replace('"', "").split(";")]:
+            return True
+    return False
 
 
 def label(name: str) -> str:

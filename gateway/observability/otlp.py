@@ -26,6 +26,8 @@ CLOSE_SECS = 2.0
 """Time for the last spans when the server stops."""
 QUIET_SECS = 60.0
 """Time between two lines of the log about a collector that takes no spans."""
+REDIRECTIONS = 300
+"""The first status of an answer from which nothing was taken."""
 LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.common.http",
@@ -118,7 +120,10 @@ class SpanExporter:
 
     def _send(self, spans: Sequence[bytes]) -> None:
         sent = self._send_message(export_message(self._resource, SCOPE, spans))
-        if not sent.success:
+        is_elsewhere = sent.success and (sent.status_code or 0) >= REDIRECTIONS
+        if is_elsewhere:  # the client takes it for a success
+            self._failure.reason = f"code: {sent.status_code}, reason: {sent.reason}"
+        if is_elsewhere or not sent.success:
             self._lost_there += len(spans)
             self._failure.report(self.dropped, time.monotonic())
 
@@ -129,18 +134,18 @@ class Failure(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self.thread = 0
-        self._reason = ""
+        self.reason = ""
         self._next = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Take a line of the thread; those of other exporters of the process pass."""
         if record.thread != self.thread:
             return True
-        self._reason = record.getMessage()
+        self.reason = record.getMessage()
         return False
 
     def report(self, dropped: int, now: float) -> None:
         """Write a line, unless there was one within the minute before `now`."""
         if now >= self._next:
             self._next = now + QUIET_SECS
-            log.warning("spans not exported", extra={"reason": self._reason, "dropped": dropped})
+            log.warning("spans not exported", extra={"reason": self.reason, "dropped": dropped})

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.errors import Code
+from gateway.json_lines import MOST_CHARS, cut
 from gateway.messages import InferRequest
 from gateway.observability.receipt import TIMING, Receipt, in_ms
+from gateway.observability.request_context import current_request
 
 MOST_OF_TENANT = 1000
 MOST_KEPT = 10_000
@@ -66,6 +68,8 @@ class Receipts:
         if wished or self.every:
             receipt = Receipt(begun_ns, whole_ns, asked=wished, keep=self._keep)
             request.receipt = receipt  # type: ignore[misc]  # frozen for the type checker only
+            if (logged := current_request()) is not None:
+                logged.receipt = receipt
         return request
 
     def why(self, tenant: str, request_id: str) -> dict[str, Any] | None:
@@ -75,11 +79,16 @@ class Receipts:
         return None if receipt is None else account(receipt)
 
     def _keep(self, receipt: Receipt) -> None:
-        if not receipt.request_id:
+        if not 0 < len(receipt.request_id) <= MOST_CHARS:
             return
-        if receipt.record is not None and receipt.record.ended_ns:
-            receipt.record.trace = None
-        kept = self._kept.setdefault(receipt.tenant, OrderedDict())
+        record = receipt.record
+        if record is not None and record.ended_ns:
+            record.trace = None
+        if record is not None and record.failure is not None:
+            record.failure = record.failure[0], cut(record.failure[1])
+        kept = self._kept.get(receipt.tenant)
+        if kept is None:
+            kept = self._kept[receipt.tenant] = OrderedDict()
         self._kept.move_to_end(receipt.tenant)
         self._count += receipt.request_id not in kept
         kept[receipt.request_id] = receipt

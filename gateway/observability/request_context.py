@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 from gateway.errors import InferenceError
 from gateway.json_lines import cut
+from gateway.observability.receipt import Receipt, in_ms
 from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
 
@@ -42,7 +43,8 @@ class LoggedRequest:
     Inside `with` it is the current one; afterwards it has ended. `method` is HTTP's, "" for gRPC;
     `route` is the template of the path, never the path itself. `status` is that of the wire, `code`
     of the latest error. `changes` is set for a route that changes the server. `records` are those
-    of its requests to models, whose tokens its line has.
+    of its requests to models, whose tokens its line has. Its receipt and its trace, if it has them,
+    note themselves.
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class LoggedRequest:
         "method",
         "model",
         "peer",
+        "receipt",
         "records",
         "route",
         "span_id",
@@ -80,6 +83,7 @@ class LoggedRequest:
         self.code = ""
         self.caller: Caller | None = None
         self.changes = False
+        self.receipt: Receipt | None = None
         self.model = self.version = self.id = self.trace_id = self.span_id = ""
         self.records: list[Record] = []
         self.bytes_in = self.bytes_out = 0
@@ -101,6 +105,10 @@ class LoggedRequest:
             yield
         finally:
             _current.reset(token)
+
+    def belongs(self, trace_id: int, span_id: int) -> None:
+        """Set the ids of its trace and its span."""
+        self.trace_id, self.span_id = f"{trace_id:032x}", f"{span_id:016x}"
 
     def note(self, error: InferenceError) -> None:
         """Note an error, without the frames that it refers to."""
@@ -143,6 +151,7 @@ class LoggedRequest:
             "completion_tokens": sum(each.completion_tokens for each in self.records),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
+            "timing": None if self.receipt is None else in_ms(self.receipt.parts()),
             **self.names(),
         }
         return {name: value for name, value in found.items() if value}

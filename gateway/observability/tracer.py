@@ -13,6 +13,7 @@ from typing import Any
 from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.observability.client_files import client_file, refused_file
+from gateway.observability.request_context import current_request
 from gateway.observability.sampling import (
     FileSampling,
     SpanSampling,
@@ -20,7 +21,7 @@ from gateway.observability.sampling import (
     TraceSampling,
     refusal,
 )
-from gateway.observability.trace import LEVELS, TENSORS, Trace, TraceFile
+from gateway.observability.trace import LEVELS, TENSORS, TIMESTAMPS, Trace, TraceFile
 from gateway.observability.traceparent import ForcedSampling, ParentSpan, SpanIds
 from gateway.policy.caller import Caller
 from gateway.settings import TraceSettings
@@ -179,10 +180,14 @@ class Tracer:
             return None
         if not sampling.on:
             self._look()
-        levels = sampling.settings.levels
+        # Tensors are no part of spans.
+        levels = sampling.settings.levels if self._sink is None else (TIMESTAMPS,)
         trace = Trace(next(self._numbers), levels, sampling.keep, self._numbers)
         if self._sink is not None:
-            trace.becomes_spans(SpanIds(parent))
+            ids = SpanIds(parent)
+            trace.becomes_spans(ids)
+            if (logged := current_request()) is not None:
+                logged.belongs(ids.trace_id, ids.root_id)
         elif parent is not None:
             trace.traceparent = parent.text
         return trace

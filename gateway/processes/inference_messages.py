@@ -94,6 +94,7 @@ class _Terms(_Array):
     prompt: tuple[_Size, _Keys] | None = None
     chosen: bool = False
     sticky: dict[str, str] | None = None
+    timed: bool = False
 
 
 class _Request(_Array):
@@ -139,6 +140,23 @@ class TraceParent:
     def child(self) -> Self:
         """The parent of a request that a model makes for this one."""
         return self
+
+
+class SentTimes:
+    """The receipt of a request of another process, which gets the times in responses."""
+
+    def around(self, request: InferRequest, version: str, tap: Any) -> Any:
+        """See `Account`; nothing is noted here."""
+        return tap
+
+    def refused(self, request: InferRequest, error: InferenceError) -> None:
+        """See `Account`."""
+
+    def executes(self, batch: Any) -> None:
+        """See `Account`."""
+
+    def member(self, request: InferRequest) -> None:
+        """See `Account`."""
 
 
 def write_request(
@@ -282,7 +300,7 @@ def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
     outputs, tag, trace = request.outputs, request.sequence, request.trace
     timeout_us, prompt = request.timeout_us, request.prompt
     has_terms = outputs or tag or request.priority or timeout_us or trace or prompt
-    if not has_terms and not request.chosen:
+    if not (has_terms or request.chosen or request.receipt):
         return None
     return _Terms(
         tuple([_Output(each.name, each.classes) for each in outputs]),
@@ -293,6 +311,7 @@ def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
         None if prompt is None else (prompt.size_bytes, prompt.keys),
         request.chosen,
         dict(request.sticky) if request.sticky else None,
+        request.receipt is not None,
     )
 
 
@@ -310,6 +329,7 @@ def _read_terms(terms: _Terms, tenant: str) -> dict[str, Any]:
         "prompt": terms.prompt and RoutedPrompt(*terms.prompt),
         "chosen": terms.chosen,
         "sticky": terms.sticky,
+        "receipt": SentTimes() if terms.timed else None,
     }
 
 

@@ -1,6 +1,7 @@
 """Traces of `mode=opentelemetry` as a collector gets them, over both wires."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.conformance.clients import Client, connect
 from tests.conformance.ensembles import calls, ensemble
 from tests.conformance.models import DECOUPLED, identity
 from tests.conformance.openai_models import contract, piece
+from tests.raw import Connection
+from tests.raw import post as written
 from tests.rpc import connected, infer_request, streaming
 from tests.scripted import installed
 from tests.serving import WAIT_SECS, Serving, http_get, serving, wait_until, write_model
@@ -53,6 +56,7 @@ class TritonPythonModel:
         text = np.array([(context or "none").encode()], np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", text)])
 """
+PAUSE_SECS = 0.02
 INT32 = identity("INT32", "2").replace("INPUT", "IN").replace("OUTPUT", "OUT")
 BYTES = {"inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
 
@@ -146,6 +150,27 @@ def test_a_stream_a_failure_and_a_refusal_are_traces(http: httpx.Client, spans: 
     (refused,) = spans.trace(1)
     assert values(refused) == {"error.type": "INVALID_ARG"}
     assert events(refused) == ARRIVAL[True]
+
+
+def test_a_span_begins_and_ends_its_arrival_with_the_bytes_of_its_client(
+    server: Serving, spans: Collector
+) -> None:
+    """As its receipt: the head comes first, the body later."""
+    body = json.dumps({**BYTES, "parameters": {"timing": True}}).encode()
+    headers = [f"{name}: {value}" for name, value in HEADERS.items()]
+    head, _, rest = written("/v2/models/text/infer", body, *headers).partition(b"\r\n\r\n")
+    with Connection(server.ports["http"]) as client:
+        client.send(head[:10])
+        time.sleep(PAUSE_SECS)
+        client.send(head[10:] + b"\r\n\r\n")
+        time.sleep(PAUSE_SECS)
+        client.send(rest)
+        timing = client.answer().headers["server-timing"]
+    root = next(each for each in spans.trace(3) if each.name == "InferRequest")
+    began, whole = (each.time_unix_nano for each in root.events[:2])
+    took_ms = float(timing.partition("recv;dur=")[2].partition(",")[0])
+    assert took_ms >= 2 * PAUSE_SECS * 1000
+    assert abs((whole - began) / 1e6 - took_ms) < 0.002
 
 
 def test_the_requests_of_a_stream_continue_the_trace_of_its_caller(

@@ -52,7 +52,8 @@ class Exchange:
         self._completion_tokens = 0
         self._finish_reason = ""
         self.trace_headers: Mapping[str, str] | None = None
-        """Those of each of its requests to the engine."""
+        self.is_timed = False
+        """Those of each of its requests to the engine, as the headers."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -155,6 +156,7 @@ class Exchange:
         new = self._new_id()
         running = EngineRequest(self._engine, new, self._wasted, self._counts, self._tenant)
         running.trace_headers = self.trace_headers
+        running.is_timed = self.is_timed
         # A generation after the first output continues a prompt, as in a beam search.
         generation = Generation(self, running, (prompt, parameters, options), own=not self.begun)
         self._generations.append(generation)

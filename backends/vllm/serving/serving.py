@@ -18,7 +18,7 @@ from vllm.renderers import ChatParams
 from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backends.vllm.engine_request import headers_of, raise_if_cancelled
+from backends.vllm.engine_request import headers_of, is_timed, raise_if_cancelled
 from backends.vllm.metrics import OutputCounts
 from backends.vllm.serving.chunk_template import chunk_template
 from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
@@ -71,6 +71,7 @@ class OpenAiServing:
         tenant = tenant_of(request.caller)
         new = Exchange(self._engine, self._new_id, self._wasted, self._counts, tenant)
         new.trace_headers = headers_of(request, self._engine)
+        new.is_timed = is_timed(request)
         async with new as exchange:
             try:
                 answer = await self._call(service, body, exchange, request.sink)

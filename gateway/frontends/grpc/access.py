@@ -20,8 +20,9 @@ from gateway.frontends.grpc.rpc import (
     Serve,
 )
 from gateway.frontends.grpc.status import STATUS, RpcError, StatusCode
-from gateway.observability.access_log import TRACEPARENT, AccessLog
+from gateway.observability.access_log import AccessLog
 from gateway.observability.request_context import LoggedRequest, current_request
+from gateway.observability.traceparent import TRACEPARENT
 from gateway.policy.areas import AREA_OF_METHOD_CHANGE, AREA_OF_SETTINGS
 from gateway.policy.caller import address_of
 

@@ -321,7 +321,9 @@ class StreamInfer:
 
     def _submit(self, request: InferRequest, model: Model, begun: list[Trace]) -> ResponseStream:
         tracer = self._dataplane.tracer
-        trace = begin_trace(tracer, request, self._decoder.metadata) if tracer.on else None
+        trace = None
+        if tracer.on:
+            trace = begin_trace(tracer, request, self._decoder.metadata, request.received_ns)
         if trace is not None:
             begun.append(trace)
         if model.chooser is not None:

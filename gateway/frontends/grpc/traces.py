@@ -8,8 +8,10 @@ from gateway.observability.traceparent import TRACEPARENT, TRACESTATE, read_pare
 from gateway.observability.tracer import Tracer
 
 
-def begin_trace(tracer: Tracer, request: InferRequest, metadata: Metadata) -> Trace | None:
-    """The trace of a received request, if it is sampled."""
+def begin_trace(
+    tracer: Tracer, request: InferRequest, metadata: Metadata, begun_ns: int
+) -> Trace | None:
+    """The trace of a request whose RPC or message began then, if the request is sampled."""
     parent = None
     if tracer.reads_headers:
         parents, states = (
@@ -19,8 +21,8 @@ def begin_trace(tracer: Tracer, request: InferRequest, metadata: Metadata) -> Tr
         parent = read_parent(parents, states)
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:
-        trace.stamp("GRPC_WAITREAD_START", request.received_ns)
-        trace.stamp("GRPC_WAITREAD_END")
+        trace.stamp("GRPC_WAITREAD_START", begun_ns)
+        trace.stamp("GRPC_WAITREAD_END", request.received_ns)
     return trace
 
 

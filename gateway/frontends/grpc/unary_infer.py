@@ -60,12 +60,19 @@ class UnaryInferRpcs:
         """Answer a message without a task; raises InferenceError if it is refused."""
         model, infer_request = self._read(incoming, call)
         asked = self._timed(infer_request, call)
-        if model.chooser is not None:
-            asked = keyed(asked, model.chooser, call)
-        trace = self._begin_trace(infer_request, call)
-        stream = self._dataplane.infer(asked, model, trace)
-        encoder = self._encoder(infer_request, stream.model)
         receipt = None if asked.receipt is None else receipt_of(asked)
+        try:
+            if model.chooser is not None:
+                asked = keyed(asked, model.chooser, call)
+            trace = self._begin_trace(infer_request, call)
+            stream = self._dataplane.infer(asked, model, trace)
+        except InferenceError as error:
+            if receipt is None:
+                raise
+            call.fail(translated(error), timing_metadata(receipt))
+            receipt.sent()
+            return
+        encoder = self._encoder(infer_request, stream.model)
         begun = _BegunInfer(stream, encoder, call, partial(self._limits, call), receipt, trace)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
@@ -73,7 +80,9 @@ class UnaryInferRpcs:
 
     def _begin_trace(self, request: InferRequest, call: RpcCall | BegunCall) -> Trace | None:
         tracer = self._dataplane.tracer
-        return begin_trace(tracer, request, call.metadata) if tracer.on else None
+        if not tracer.on:
+            return None
+        return begin_trace(tracer, request, call.metadata, call.begun_ns or request.received_ns)
 
     def _read(
         self, incoming: InferMessage, call: RpcCall | BegunCall

@@ -22,8 +22,9 @@ from gateway.frontends.http.request_scope import (
     RequestState,
     Start,
 )
-from gateway.observability.access_log import TRACEPARENT, AccessLog
+from gateway.observability.access_log import AccessLog
 from gateway.observability.request_context import LoggedRequest
+from gateway.observability.traceparent import TRACEPARENT
 from gateway.policy.areas import AREA_OF_ROUTE, AREA_OF_ROUTE_CHANGE, CHANGING, Area
 from gateway.request_memo import MOST_BYTES, RequestMemo
 

@@ -30,7 +30,7 @@ from gateway.frontends.http.shared_memory import SharedMemoryRoutes
 from gateway.frontends.http.timing import RECEIPT, timed
 from gateway.frontends.http.why import WhyRoutes
 from gateway.metrics_page import MetricsPage
-from gateway.observability.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS
+from gateway.observability.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, reads_open_metrics
 from gateway.policy.areas import Area
 from gateway.policy.credentials import Credentials
 from gateway.resumption.recordings import Recordings
@@ -121,7 +121,7 @@ def build_metrics_app(page: MetricsPage, credentials: Credentials | None = None)
     """
 
     async def show(request: Request) -> Response:
-        if OPEN_METRICS.search(request.headers.get("accept", "")):
+        if reads_open_metrics(request.headers.get("accept", "")):
             return Response(await page.render(is_open=True), media_type=OPEN_CONTENT_TYPE)
         return Response(await page.render(), media_type=CONTENT_TYPE)
 

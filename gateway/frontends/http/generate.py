@@ -77,6 +77,7 @@ class _Call(NamedTuple):
     request: InferRequest
     key: Key | None
     resumable: bool
+    whole_ns: int
 
     @property
     def recorded(self) -> bool:
@@ -196,7 +197,7 @@ class GenerateRoutes:
         return events
 
     def _infer(self, request: Request, call: _Call) -> ResponseStream:
-        trace = begin_trace(request.scope, self._dataplane.tracer, call.request)
+        trace = begin_trace(request.scope, self._dataplane.tracer, call.request, call.whole_ns)
         asked, chooser = call.request, call.model.chooser
         if chooser is not None:
             asked = keyed(asked, chooser, request.scope)
@@ -215,7 +216,7 @@ class GenerateRoutes:
         _refuse_encoding(request)
         body = await read_body(request, self._settings.max_input_size)
         whole_ns = time.perf_counter_ns()
-        read = partial(_call, request.scope, model, version, received_ns)
+        read = partial(_call, request.scope, model, version, (received_ns, whole_ns))
         call = await decoded(self._dataplane.threads, request.scope, read, body)
         receipts, asked = self._dataplane.receipts, call.request
         if not (asked.parameters or receipts.every or WISH in request.scope["headers"]):
@@ -223,7 +224,8 @@ class GenerateRoutes:
         return call._replace(request=begin_receipt(request.scope, receipts, asked, whole_ns))
 
 
-def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buffer) -> _Call:
+def _call(scope: Scope, model: Model, version: str, times: tuple[int, int], body: Buffer) -> _Call:
+    received_ns, whole_ns = times
     members = parse_generate(body)
     refuse_repeated_inputs(body, members, model.config)
     caller = caller_in(scope)
@@ -232,7 +234,7 @@ def _call(scope: Scope, model: Model, version: str, received_ns: int, body: Buff
         found = read_wishes(scope["headers"], streams=scope["path"].endswith(STREAMING))
         asked = replace(asked, deadline=deadline_of(found, received_ns))
     wanted, resumable = without_resumable(asked)
-    return _Call(model, wanted, key_of(scope, body), resumable)
+    return _Call(model, wanted, key_of(scope, body), resumable, whole_ns)
 
 
 def _encoder(stream: Responses, call: _Call) -> GenerateEncoder:

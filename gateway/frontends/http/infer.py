@@ -50,6 +50,7 @@ from gateway.frontends.http.request_scope import (
     RequestState,
     Start,
     begin_trace,
+    begun_at,
     caller_in,
     key_of,
     path_address,
@@ -177,7 +178,9 @@ class InferRoute:
         state: RequestState = call.scope["state"]
         tracer, trace = self._dataplane.tracer, None
         if tracer.on:
-            trace = trace_of(call.scope["headers"], tracer, request)
+            begun_ns = begun_at(call.scope, request)
+            headers = call.scope["headers"]
+            trace = trace_of(headers, tracer, request, begun_ns, call.received_ns)
         if model.chooser is not None:
             request = keyed(request, model.chooser, call.scope)
         stream = self._dataplane.infer(request, model, trace)
@@ -253,17 +256,21 @@ class InferRoute:
         if call.head.is_timed or request.parameters:
             request = self._timed(call, request, whole_ns)
         if KEY_HEADER in call.head.headers:
-            reader = await self._infer_once(call, model, request, body)
+            submit = partial(self._submit, call, model, request, whole_ns)
+            asked = await self._recorded(call, model, request, body)
+            reader = await self._recordings.open_anywhere(asked, submit)
             return await self._answer_once(call, reader, forms)
-        stream = self._submit(call, model, request)
+        stream = self._submit(call, model, request, whole_ns)
         with stream, OnDisconnect(call.scope, stream.cancel):
             response = await stream.only()
         return await self._encoded(call, Answered(stream.model, request.id, response, forms))
 
-    def _submit(self, call: InferCall, model: Model, request: InferRequest) -> ResponseStream:
+    def _submit(
+        self, call: InferCall, model: Model, request: InferRequest, whole_ns: int
+    ) -> ResponseStream:
         trace = None
         if TRACES in call.scope:
-            trace = begin_trace(call.scope, self._dataplane.tracer, request)
+            trace = begin_trace(call.scope, self._dataplane.tracer, request, whole_ns)
         if model.chooser is not None:
             request = keyed(request, model.chooser, call.scope)
         return self._dataplane.infer(request, model, trace)
@@ -296,10 +303,10 @@ class InferRoute:
         self._add_headers(call, answer)
         return answer
 
-    async def _infer_once(
+    async def _recorded(
         self, call: InferCall, model: Model, request: InferRequest, body: InferBody
-    ) -> RecordingReader:
-        """The request, or the earlier one with its idempotency key."""
+    ) -> RecordedRequest:
+        """The request with its idempotency key."""
         header, binary = body
         length = b"" if header is None else b"%d" % len(header)
         parts = length, header or b"", binary
@@ -307,9 +314,7 @@ class InferRoute:
             key = await off_loop(self._threads, call.scope, key_of, call.scope, *parts)
         else:
             key = key_of(call.scope, *parts)
-        asked = RecordedRequest(call.scope["path"], model, request, key)
-        submit = partial(self._submit, call, model, request)
-        return await self._recordings.open_anywhere(asked, submit)
+        return RecordedRequest(call.scope["path"], model, request, key)
 
     async def _decoded_apart(
         self, call: InferCall, model: Model, body: InferBody

@@ -370,12 +370,18 @@ class TracedApp:
                 trace.sent()
 
 
-def begin_trace(scope: Scope, tracer: Tracer, request: InferRequest) -> Trace | None:
-    """The trace of a received request with HTTP's timestamps, if the request is sampled."""
+def begun_at(scope: Scope, request: InferRequest) -> int:
+    """The time of the first byte of a request, or that of its route without our connection."""
+    state: RequestState = scope.get("state", NO_STATE)
+    return state.get(BEGUN_NS, request.received_ns)
+
+
+def begin_trace(scope: Scope, tracer: Tracer, request: InferRequest, whole_ns: int) -> Trace | None:
+    """The trace of a request whose body was whole then, if the request is sampled."""
     traces: list[Trace] | None = scope.get(TRACES)
     if traces is None:
         return None
-    trace = trace_of(scope["headers"], tracer, request)
+    trace = trace_of(scope["headers"], tracer, request, begun_at(scope, request), whole_ns)
     if trace is not None:
         traces.append(trace)
     return trace

@@ -174,13 +174,12 @@ class EventStream(Response):
         await send(self._head())
         if scope["method"] != "HEAD":
             put, write = piece_sender(scope, send), piece_writer(scope)
-            if self.receipt is not None:
-                put = stalling(put, self.receipt)
+            answer = put if self.receipt is None else stalling(put, self.receipt)
             self.sent_at = asyncio.get_running_loop().time()
             with SilenceFiller(
                 put, write, self._silence_secs, lambda: self.sent_at, self._silence_comment
             ):
-                await self._send_batches(put, write)
+                await self._send_batches(answer, write)
             end = self.encode_end()
             if self.receipt is not None:
                 end = self.encode_receipt(self.receipt) + end

@@ -7,7 +7,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.frontends.http.request_scope import BEGUN_NS, NO_STATE, RequestState, SendPiece
+from gateway.frontends.http.request_scope import SendPiece, begun_at
 from gateway.messages import InferRequest
 from gateway.observability.receipt import HEADER, SERVER_TIMING, TIMING, WISHED, Receipt
 from gateway.observability.receipts import Receipts
@@ -31,8 +31,7 @@ def begin_receipt(
     wished: bool = False,
 ) -> InferRequest:
     """The request for the model, with a receipt if one is wished for; the scope has it, too."""
-    state: RequestState = scope.get("state", NO_STATE)
-    begun_ns = state.get(BEGUN_NS, request.received_ns)
+    begun_ns = begun_at(scope, request)
     found = receipts.begin(request, begun_ns, whole_ns, wished=wished or wishes(scope))
     if found.receipt is not None:
         scope[RECEIPT] = found.receipt

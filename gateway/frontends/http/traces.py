@@ -14,14 +14,18 @@ from gateway.observability.tracer import Tracer
 
 
 def trace_of(
-    headers: Iterable[tuple[bytes, bytes]], tracer: Tracer, request: InferRequest
+    headers: Iterable[tuple[bytes, bytes]],
+    tracer: Tracer,
+    request: InferRequest,
+    begun_ns: int,
+    whole_ns: int,
 ) -> Trace | None:
-    """The trace of a received request with HTTP's timestamps, if the request is sampled."""
+    """The trace of a request, if it is sampled: its head began, and its body was whole, then."""
     parent = _context(headers) if tracer.reads_headers else None
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:
-        trace.stamp("HTTP_RECV_START", request.received_ns)
-        trace.stamp("HTTP_RECV_END")
+        trace.stamp("HTTP_RECV_START", begun_ns)
+        trace.stamp("HTTP_RECV_END", whole_ns)
     return trace
 
 

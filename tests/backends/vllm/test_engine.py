@@ -4,12 +4,14 @@ import asyncio
 import base64
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
+from gateway.observability.receipt import Receipt
 from gateway.tensor import Datatype, Tensor
 from tests.backends.vllm.conftest import (
     ANSWER,
@@ -19,6 +21,7 @@ from tests.backends.vllm.conftest import (
     ask,
     engine_marks,
     numbers,
+    openai,
     strings,
 )
 from tests.builders import soon
@@ -51,6 +54,18 @@ class TestText:
         assert response.usage.prompt_tokens == 16
         assert response.usage.completion_tokens == 8
         assert response.usage.finish_reason == "stop"
+
+    @pytest.mark.parametrize("is_openai", [False, True], ids=["text", "openai"])
+    async def test_only_a_request_with_a_receipt_has_the_engines_times(
+        self, llama: Llama, is_openai: bool
+    ) -> None:
+        members = {"messages": [{"role": "user", "content": "x"}], **GREEDY}
+        request = openai(members) if is_openai else ask(**GREEDY)
+        *_, plain = await llama.answers(request)
+        assert plain.engine is None
+        *_, timed = await llama.answers(replace(request, receipt=Receipt(1, 1)))
+        assert timed.engine is not None
+        assert 0 < timed.engine.queued_ns <= timed.engine.last_token_ns
 
     async def test_the_prompt_can_be_excluded(self, llama: Llama) -> None:
         assert await llama.say(ask(exclude_input_in_output=True, **GREEDY)) == ANSWER

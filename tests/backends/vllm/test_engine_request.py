@@ -11,8 +11,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import RequestStateStats
 
 from backends.vllm import engine_request
-from backends.vllm.engine_request import EngineRequest, merged, salted, stamps_of
-from gateway.messages import EngineStamps
+from backends.vllm.engine_request import EngineRequest, is_timed, merged, salted, stamps_of
+from gateway.messages import EngineStamps, InferRequest
+from gateway.observability.receipt import Receipt
+from gateway.processes.inference_messages import TraceParent
 from tests.builders import settle, soon
 
 LIMIT_SECS = 0.05
@@ -168,6 +170,8 @@ def test_the_stamps_of_several_sequences_are_the_earliest_starts_and_the_latest_
     assert merged([stamps_of([FIRST]), stamps_of([SECOND])]) == found
     assert merged([stamps_of([FIRST]), None]) is None
     assert merged([]) is None
+    unknown = EngineStamps(0, 2 * secs, 0, 7 * secs)
+    assert merged([unknown, found]) == EngineStamps(secs, 7 * secs // 4, 7 * secs // 2, 7 * secs, 3)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -179,6 +183,7 @@ async def test_a_finished_request_has_the_stamps_of_its_sequences(count: int) ->
     own = {str(n): SimpleNamespace(queue=engine.output, stats=n) for n in (FIRST, SECOND)}
     engine.output_processor = SimpleNamespace(request_states={**others, **own})
     async with EngineRequest(engine, "outside", lambda _: None) as running:
+        running.is_timed = True
         await running.submit("prompt", SimpleNamespace(n=count))
         assert running.stamps is None
         await running.next()
@@ -189,6 +194,24 @@ async def test_a_request_of_an_engine_that_measures_nothing_has_no_stamps() -> N
     engine = Engine()
     engine.output.get_nowait = lambda: SimpleNamespace(finished=True, outputs=[], metrics=None)
     async with EngineRequest(engine, "outside", lambda _: None) as running:
+        running.is_timed = True
         await running.submit("prompt", None)
         await running.next()
         assert running.stamps is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, False), ({"receipt": Receipt(1, 1)}, True), ({"trace": TraceParent("")}, True)],
+    ids=["plain", "receipt", "trace"],
+)
+async def test_a_request_has_stamps_if_something_reads_them(
+    fields: dict[str, Any], expected: bool
+) -> None:
+    engine = Engine()
+    engine.output.get_nowait = lambda: SimpleNamespace(finished=True, outputs=[], metrics=FIRST)
+    async with EngineRequest(engine, "outside", lambda _: None) as running:
+        running.is_timed = is_timed(InferRequest(model="m", **fields))
+        await running.submit("prompt", None)
+        await running.next()
+        assert (running.stamps is not None) is expected

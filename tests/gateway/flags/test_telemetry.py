@@ -222,6 +222,8 @@ def test_a_variable_of_batches_that_is_no_number_is_refused(
         ("opentelemetry,bsp_schedule_delay=0", "out of bound. Got 0"),
         ("opentelemetry,url=localhost:4318", "expected an URL such as"),
         ("opentelemetry,url=http://user:secret@host/", "OTEL_EXPORTER_OTLP_HEADERS"),
+        ("opentelemetry,url=http://host/v1/traces?key=secret", "without a password, a query"),
+        ("opentelemetry,url=http://host/v1/traces#secret", "without a password, a query"),
         ("opentelemetry,resource=x", "got 'x', expected KEY=VALUE"),
         ("opentelemetry,other=1", "unknown setting 'opentelemetry,other'"),
         (

@@ -15,6 +15,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.in_process.server import Server
+from gateway.observability.tracer import Tracer
 from tests.builders import soon
 from tests.conftest import tasks_left
 from tests.gateway.in_process.conftest import SLOW, in_flight
@@ -161,6 +162,17 @@ async def test_cycles_on_an_event_loop_leave_no_task_and_no_file(models: Path) -
         await cycle()
     assert (open_files(), tasks_left()) == (before, [])
     wait_until_only(known + [name for name in threads() if name.startswith("asyncio")])
+
+
+async def test_traces_are_written_in_a_thread_as_an_event_loop_stops_its_server(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(Tracer, "close", lambda _: closed.append(threading.get_ident()))
+    async with explicit(models, "fp32"):
+        pass
+    assert len(closed) == 1
+    assert closed != [threading.get_ident()]
 
 
 def test_an_exception_in_the_block_stops_the_server_and_is_raised(models: Path) -> None:

@@ -12,10 +12,13 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.access import ROUTES
 from gateway.observability import access_log
 from gateway.observability.access_log import AccessLog
+from gateway.observability.receipts import Receipts
 from gateway.observability.request_context import LoggedRequest, current_request
+from gateway.observability.traceparent import read_parent
 from gateway.policy.areas import AREA_OF_ROUTE, Area
 from gateway.policy.caller import Caller
 from tests.builders import (
+    KeptTraces,
     LoadedModels,
     ScriptedInstance,
     read_all,
@@ -123,6 +126,23 @@ def test_a_malformed_traceparent_is_no_trace(parent: str) -> None:
     names = {"trace_id": trace_id, "span_id": span_id}
     assert asked(AccessLog(None), f"00-{TRACE}-01").names() == names
     assert asked(AccessLog(None), parent, f"00-{TRACE}-01").names() == {}
+
+
+def test_a_line_has_the_ids_of_the_span_that_begins_here_and_the_receipt(tmp_path: Path) -> None:
+    log, traces, receipts = AccessLog(tmp_path / "log"), KeptTraces(), Receipts()
+    log.open()
+    for parent in (None, read_parent([f"00-{TRACE}-01"])):
+        with asked(log, f"00-{TRACE}-01") as request:
+            trace = traces.tracer(rate=1).begin("m", parent)
+            receipts.begin(text_request(), request.began_ns, request.began_ns, wished=True)
+        assert trace is not None
+        assert trace.spans is not None
+        assert request.trace_id == f"{trace.spans.trace_id:032x}"
+        assert request.span_id == f"{trace.spans.root_id:016x}"
+        assert (request.trace_id == TRACE[:32]) is (parent is not None)
+    log.close()
+    for line in lines(tmp_path / "log"):
+        assert line["timing"].keys() == {"recv", "replay", "encode", "total"}
 
 
 def test_long_texts_are_cut(tmp_path: Path) -> None:

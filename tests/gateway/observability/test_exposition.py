@@ -1,5 +1,6 @@
 """The page of metrics in OpenMetrics, as a strict reader sees it."""
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -7,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gateway.backend import MetricReading
 from gateway.observability.exemplars import exemplify
-from gateway.observability.exposition import OPEN_METRICS, render, render_open
+from gateway.observability.exposition import reads_open_metrics, render, render_open
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.statistics import Histogram
 from gateway.observability.trace import Trace
@@ -74,11 +75,19 @@ def test_the_text_format_has_no_exemplars() -> None:
         ('application/openmetrics-text;version="1.0.0";q=0.5,text/plain;q=0.3', True),
         ("application/openmetrics-text; charset=utf-8; version=1.0.0", True),
         ("application/openmetrics-text; version=0.0.1, text/plain; version=1.0.0", False),
+        ("text/html, Application/OpenMetrics-Text ; q=1; version=1.0.0", True),
         ("application/openmetrics-text", False),
+        ("application/openmetrics-text; version=1.0.05", False),
         ("text/plain; version=0.0.4", False),
         ("*/*", False),
         ("", False),
     ],
 )
 def test_a_client_asks_for_openmetrics(accept: str, is_open: bool) -> None:
-    assert bool(OPEN_METRICS.search(accept)) is is_open
+    assert reads_open_metrics(accept) is is_open
+
+
+def test_a_long_header_is_read_in_the_time_of_its_length() -> None:
+    began = time.process_time()
+    assert not reads_open_metrics("application/openmetrics-text;" * 4_000)
+    assert time.process_time() - began < 1

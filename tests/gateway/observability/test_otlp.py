@@ -77,6 +77,8 @@ def reset(handler: BaseHTTPRequestHandler) -> None:
 ANSWERS: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {
     "resets": reset,
     "500": lambda handler: answered(handler, 500, b"no"),
+    "304": lambda handler: answered(handler, 304, b""),
+    "307": lambda handler: answered(handler, 307, b""),
     "400": lambda handler: answered(handler, 400, b"\xff" * 100),
     "429": lambda handler: answered(handler, 429, b""),
     "no HTTP": lambda handler: (handler.wfile.write(b"\x00garbage\r\n"), reset(handler))[1],

@@ -148,6 +148,22 @@ def test_the_parts_are_the_differences_of_consecutive_stamps(clock: Clock, case:
     assert receipt.remote is (case == "another machine")
 
 
+@pytest.mark.parametrize(
+    ("stamps", "is_remote"),
+    [((4, 5, 6, 8), False), ((0, 5, 6, 8), False), ((4, 5, 6, 99), True), ((1, 5, 6, 8), True)],
+    ids=["inside", "unknown queue", "late end", "early begin"],
+)
+def test_an_engine_with_a_stamp_outside_of_the_execution_is_another_machine(
+    clock: Clock, stamps: tuple[int, ...], is_remote: bool
+) -> None:
+    receipt = begun()
+    record = accepted(receipt, clock)
+    record.started()
+    found = EngineStamps(*[each and SECS + each * MS for each in stamps])
+    answer(record, clock, 9, engine=found)
+    assert receipt.remote is is_remote
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_the_parts_add_up_for_any_stamps(clock: Clock, seed: int) -> None:
     chosen = random.Random(seed)
@@ -167,6 +183,8 @@ def test_the_parts_add_up_for_any_stamps(clock: Clock, seed: int) -> None:
     told = in_ms(parts)
     total = told.pop("total")
     assert round(sum(told.values()) * 1000) == round(total * 1000)
+    found = in_ms(receipt.parts())
+    assert receipt.header() == ", ".join([f"{name};dur={ms}" for name, ms in found.items()])
 
 
 @pytest.mark.parametrize(
@@ -239,6 +257,19 @@ def test_the_longest_chain_of_members_and_the_steps_between_are_the_whole(clock:
         ("b", True, 4),
         ("c", True, 1),
     ]
+
+
+def test_members_that_take_no_time_are_on_the_chain_once(clock: Clock) -> None:
+    receipt = begun()
+    record = accepted(receipt, clock)
+    record.started()
+    for _ in range(MOST_MEMBERS):
+        member = receipt.member(text_request())
+        assert member is not None
+        answer(accepted(member, clock), clock, 2)
+    answer(record, clock, 3)
+    assert len(receipt.chain) == MOST_MEMBERS
+    assert sent(receipt, clock, 3)["members"] == 0
 
 
 def test_a_receipt_lists_a_bounded_number_of_members(clock: Clock) -> None:

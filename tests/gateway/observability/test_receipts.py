@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.json_lines import MOST_CHARS
 from gateway.messages import InferRequest
 from gateway.observability import receipts as module
 from gateway.observability.receipt import Receipt, note_batch, receipt_of
 from gateway.observability.receipts import WAITS, Receipts
+from gateway.observability.request_record import Record
+from gateway.observability.statistics import ModelStatistics
 from gateway.policy.caller import Caller
 from tests.builders import ScriptedInstance, soon, text_request
 from tests.conftest import Serve
@@ -65,6 +68,23 @@ def test_a_request_without_an_id_is_not_kept() -> None:
     receipts = Receipts()
     kept(receipts, "a", "")
     assert len(receipts) == 0
+
+
+def test_a_long_id_is_not_kept_and_a_long_failure_is_cut() -> None:
+    receipts, error = Receipts(), InferenceError(Code.INTERNAL, "x" * 10_000)
+    refused, failed = (receipt_of(asked(receipts, request_id=name)) for name in "rf")
+    assert refused is not None
+    assert failed is not None
+    for size in (MOST_CHARS, MOST_CHARS + 1):
+        kept(receipts, "a", "i" * size)
+    assert len(receipts) == 1
+    refused.refused(text_request(id="r"), error)
+    record = Record(ModelStatistics(), 1, 0, lambda _: None)
+    failed.around(text_request(id="f"), "1", None).recorder(record, record)
+    record.ended(error)
+    for receipt in (refused, failed):
+        receipt.sent()
+        assert receipt.failure == (Code.INTERNAL, "x" * MOST_CHARS + "...")
 
 
 def test_of_requests_with_one_id_the_last_is_known() -> None:

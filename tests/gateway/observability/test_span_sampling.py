@@ -12,7 +12,7 @@ from gateway.observability.tracer import MOST_FORCED, Tracer, build_tracer, show
 from gateway.policy.caller import Caller
 from gateway.settings import TraceSettings
 from gateway.span_settings import SpanSettings
-from tests.builders import KeptTraces
+from tests.builders import KeptTraces, text_request
 
 PARENT = ParentSpan(1, 2)
 
@@ -59,6 +59,21 @@ def test_on_a_server_with_keys_only_callers_with_one_force_a_trace(
     taken = [found.begin("m", PARENT, with_key) is not None for _ in range(MOST_FORCED + 3)]
     assert taken == [True] * MOST_FORCED + [False] * 3
     assert found.begin("m", PARENT, None) is not None
+
+
+def test_tensors_are_not_traced_even_if_their_level_is_set_later() -> None:
+    sink = KeptTraces()
+    found = tracer(sink, rate=1)
+    found.update("", {"levels": ("TIMESTAMPS", "TENSORS")})
+    trace = found.begin("m")
+    assert trace is not None
+    trace.accepted("m", "1", text_request())
+    trace.child().accepted("m", "1", text_request())
+    assert [list(each.objects[0]) for each in trace.members] == [
+        ["id", "model_name", "model_version"],
+        ["id", "model_name", "model_version", "parent_id"],
+    ]
+    assert [len(each.objects) for each in trace.members] == [1, 1]
 
 
 def test_a_refused_request_is_a_trace_and_one_that_ends_is_kept_once() -> None:

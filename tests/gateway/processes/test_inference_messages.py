@@ -1,11 +1,13 @@
 """Requests, responses and errors between processes are read as they were written."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gateway.dataplane import DataPlane
 from gateway.errors import (
     AnsweredError,
     Code,
@@ -29,12 +31,14 @@ from gateway.messages import (
     SharedRegion,
     Usage,
 )
+from gateway.observability.receipt import Receipt, receipt_of
 from gateway.observability.trace import Trace
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller, tenant_of
 from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
     LargeData,
+    SentTimes,
     TraceParent,
     read_request,
     read_response,
@@ -42,6 +46,8 @@ from gateway.processes.inference_messages import (
     write_response,
 )
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
+from tests.builders import LoadedModels, ScriptedInstance, read_all, soon, text_request
+from tests.conftest import Serve
 
 VALUES = [
     True,
@@ -278,6 +284,31 @@ def test_the_choice_of_a_router_is_sent_with_the_keys_of_a_rollout() -> None:
     keys = {"header:x-user": "a"}
     found = read_request(write_request(InferRequest(model="m", chosen=True, sticky=keys)))
     assert (found.chosen, found.sticky) == (True, keys)
+
+
+def test_a_request_whose_times_are_wished_for_says_so() -> None:
+    """Its engine measures them there; the receipt itself stays here."""
+    receipt = Receipt(1, 1)
+    found, plain = (
+        read_request(write_request(InferRequest(model="m", receipt=each)))
+        for each in (receipt, None)
+    )
+    assert (found.receipt is not None, plain.receipt) == (True, None)
+    assert receipt_of(found) is None
+    again = read_request(write_request(found))
+    assert again.receipt is not None
+
+
+async def test_a_request_of_another_process_is_served_without_a_receipt(serve: Serve) -> None:
+    instance = ScriptedInstance()
+    dataplane = DataPlane(LoadedModels(serve(instance)))  # type: ignore[arg-type]
+    request = replace(text_request(id="a"), receipt=SentTimes())
+    with dataplane.infer(request) as stream:
+        (await instance.begun()).finish("done")
+        assert await soon(read_all(stream)) == ["done"]
+    with pytest.raises(InferenceError):
+        dataplane.infer(replace(request, inputs=()))
+    assert len(dataplane.receipts) == 0
 
 
 def test_no_credential_of_a_caller_is_sent() -> None:

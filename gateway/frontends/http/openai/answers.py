@@ -322,7 +322,7 @@ class OpenAiAnswers:
             infer_request = keyed(infer_request, model.chooser, request.scope, call.members)
 
         def submit() -> ResponseStream:
-            trace = begin_trace(request.scope, self._dataplane.tracer, infer_request)
+            trace = begin_trace(request.scope, self._dataplane.tracer, infer_request, call.whole_ns)
             if trace is not None:
                 trace.asked = request_attributes(call.endpoint, call.members)
             return self._dataplane.infer(infer_request, model, trace)

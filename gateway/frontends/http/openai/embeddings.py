@@ -192,7 +192,7 @@ class EmbeddingAnswers:
         def submit(each: InferRequest) -> ResponseStream:
             if prepaid or deadline is not None:
                 each = replace(each, deadline=deadline, prepaid=prepaid)
-            trace = begin_trace(request.scope, self._dataplane.tracer, each)
+            trace = begin_trace(request.scope, self._dataplane.tracer, each, call.whole_ns)
             if model.chooser is not None:
                 each = keyed(each, model.chooser, request.scope, call.members)
             return self._dataplane.infer(each, model, trace)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.frontends.http.keep_alive import KEEP_ALIVE, silence_comment
 from gateway.frontends.http.request_scope import WRITE_PIECE
 from gateway.frontends.http.sse import GenerateEvents, SilenceFiller, event
 from gateway.messages import InferResponse
+from gateway.observability.receipt import STALL_NS, Receipt
 from gateway.settings import HttpSettings
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
@@ -227,6 +229,25 @@ async def test_no_comment_follows_the_end() -> None:
         await soon(sent.wait())  # the task has ended, and its callback is due
     await asyncio.sleep(0.01)
     assert len(put) == 1
+
+
+async def test_the_wait_of_a_comment_is_no_stall_of_the_answer(stream: ResponseStream) -> None:
+    receipt = Receipt(time.perf_counter_ns(), time.perf_counter_ns())
+    encoder, settings = GenerateEncoder("m", "1", ""), HttpSettings(keep_alive_secs=0.001)
+    events = GenerateEvents(stream, None, encoder, settings, Threads("encoding", 1))
+    events.receipt = receipt
+    async with Exchange(events) as exchange:
+        await exchange.start()
+        exchange.reads.clear()
+        await asyncio.sleep(0.02)
+        since_ns = time.perf_counter_ns()
+        stream.put(text_response("late", final=True))
+        await asyncio.sleep(0.01)
+        exchange.reads.set()
+        await exchange.rest()
+        await exchange.ended()
+    waited_ns = time.perf_counter_ns() - since_ns
+    assert STALL_NS <= dict(receipt.parts())["stall"] <= waited_ns
 
 
 # However sending ends, the stream is left.
