@@ -6,7 +6,7 @@ of one clock, which callers pass.
 
 from collections.abc import Callable
 
-from gateway.schedulers.shares import Mean
+from gateway.schedulers.shares import NEWEST, Mean
 
 HALF_LIFE_SECS = 10.0
 LEARNT_ENDS = 20
@@ -17,6 +17,36 @@ CAUTION = 0.9
 STEP, ABOVE, BELOW = 0.02, 0.9, 0.1
 """`Correction` rises by STEP * ABOVE, and falls by STEP * BELOW."""
 MOST_CORRECTION = 4.0
+
+
+class Prefill:
+    """The time to the first response as a line over the tokens of prompts.
+
+    Moving means, variance and covariance give its slope: the mean of seconds per token would take
+    the constant part of short prompts for a time of each token.
+    """
+
+    __slots__ = ("_any", "_covariance", "_secs", "_tokens", "_variance")
+
+    def __init__(self) -> None:
+        self._any = False
+        self._secs = self._tokens = self._variance = self._covariance = 0.0
+
+    def learn(self, secs: float, tokens: float) -> None:
+        """Learn the time of one prompt."""
+        weight = NEWEST if self._any else 1.0
+        self._any = True
+        by_secs, by_tokens = secs - self._secs, tokens - self._tokens
+        self._secs += weight * by_secs
+        self._tokens += weight * by_tokens
+        rest = 1 - weight
+        self._variance = rest * (self._variance + weight * by_tokens * by_tokens)
+        self._covariance = rest * (self._covariance + weight * by_tokens * by_secs)
+
+    def secs(self, tokens: float) -> float:
+        """The expected time of a prompt of that many tokens."""
+        slope = max(0.0, self._covariance / self._variance) if self._variance else 0.0
+        return max(0.0, self._secs + slope * (tokens - self._tokens))
 
 
 class Correction:
@@ -91,7 +121,7 @@ class WaitPrediction:
         self._counts: dict[str, int] = {}
         self._corrections: dict[str, Correction] = {}
         self._drain = Drain()
-        self._prefill = Mean()
+        self._prefill = Prefill()
         self._now = 0.0
 
     @property
@@ -137,7 +167,7 @@ class WaitPrediction:
 
     def learn_prefill(self, secs: float, tokens: float) -> None:
         """Learn the time to the first response of a request that did not have to wait."""
-        self._prefill.add(max(0.0, secs - self.token_secs.value) / max(tokens, 1.0))
+        self._prefill.learn(max(0.0, secs - self.token_secs.value), tokens)
 
     def expire(self, tenant: str, service: float, now: float) -> None:
         """As `leave`, at the deadline of the request: waits are as long as that."""
@@ -160,7 +190,7 @@ class WaitPrediction:
     def raw_wait(self, tenant: str, prompt_tokens: float, now: float) -> float:
         """The predicted seconds to the first response of a request that would arrive now."""
         self._pass(now)
-        wait = self._prefill.value * prompt_tokens + self.token_secs.value
+        wait = self._prefill.secs(prompt_tokens) + self.token_secs.value
         if self.full:
             wait += (1 + self.slack) * self._drain.gap_secs
             wait += self._share() * self._ahead(tenant) * self._drain.secs_per_service

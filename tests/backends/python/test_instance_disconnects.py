@@ -1,9 +1,10 @@
 """Disconnects: the model sees them, and calls made for the client end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -89,6 +90,8 @@ async def test_a_call_for_several_requests_continues_until_all_have_disconnected
 
 async def test_calls_of_a_model_are_part_of_the_trace(load: Load) -> None:
     class Traced:
+        headers: ClassVar[Mapping[str, str]] = {}
+
         def child(self) -> "Traced":
             return self
 

@@ -50,10 +50,18 @@ def test_a_model_with_room_has_no_wait_but_its_prefill() -> None:
     found.room = 2
     found.arrive("a", 10.0, 0.0)
     found.learn_prefill(0.5, 100)
+    found.learn_prefill(1.0, 200)
     assert not found.full
     assert found.raw_wait("a", 40, 9.0) == pytest.approx(0.2)
     found.arrive("a", 10.0, 9.0)
     assert found.full
+
+
+def test_the_time_of_short_prompts_is_none_of_a_long_one() -> None:
+    found = prediction()
+    for _ in range(20):
+        found.learn_prefill(2.0, 1)
+    assert found.raw_wait("a", 2500, 0.0) == pytest.approx(2.0)
 
 
 def test_service_that_is_executed_is_not_in_front() -> None:

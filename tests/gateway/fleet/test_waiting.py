@@ -163,9 +163,12 @@ async def test_more_requests_than_the_model_accepts_are_refused(fleet: Fleet, cl
         "model 'text' has no replica; one is being started, and 3 requests wait for it, the most "
         "that may ('max_in_flight')"
     )
-    assert (error.secs, error.message) == (1, message)
+    assert (error.advice.retry_after_secs, error.message) == (1, message)
     assert isinstance(later, RetryLater)
-    assert (later.secs, later.message) == (40, f"{message}, expected in about 40 s")
+    assert (later.advice.retry_after_secs, later.message) == (
+        40,
+        f"{message}, expected in about 40 s",
+    )
 
 
 async def test_a_request_waits_for_its_timeout_at_most(fleet: Fleet) -> None:
@@ -194,7 +197,7 @@ async def test_a_request_without_the_time_for_a_start_is_refused_and_asks_for_on
         assert fleet.waiting == 1
     error = await refused(fleet.infer(timeout_us=10_000_000))
     assert isinstance(error, RetryLater)
-    assert error.secs == 40
+    assert error.advice.retry_after_secs == 40
     assert error.message == (
         "model 'text' has no replica; one is being started, expected in about 40 s"
     )

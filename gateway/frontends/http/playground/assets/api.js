@@ -38,7 +38,8 @@ async function answer(path, options) {
 
 function words(response, text) {
   try {
-    const { error } = JSON.parse(text.replace(/^data: /, "")); // of a stream it is an event
+    // Of a stream it is an event, and a comment with its receipt may follow.
+    const { error } = JSON.parse(text.split("\n\n", 1)[0].replace(/^data: /, ""));
     const message = typeof error === "string" ? error : error?.message;
     if (message) return message;
   } catch {
