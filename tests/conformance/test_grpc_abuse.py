@@ -17,7 +17,7 @@ import pytest
 from tests.conformance import abuses
 from tests.conformance.abuses import BEGIN, OPEN, flood, frame, once, opened
 from tests.conformance.neighbour import Neighbour, neighbour
-from tests.http2 import PREFACE, Connection, message
+from tests.http2 import PREFACE, Connection, message, request
 from tests.serving import Serving, wait_until
 
 FLAGS = ("--grpc-transport=hyper",)
@@ -259,6 +259,16 @@ def test_a_byte_at_a_time_is_read(port: int) -> None:
         for byte in BEGIN + OPEN + asked:
             connection.send(bytes([byte]))
         assert connection.answer(1).grpc_status == 0
+
+
+def test_a_deadline_of_a_nanosecond_ends_its_request_only(port: int) -> None:
+    with Connection(port).begin() as connection:
+        for stream, more in ((1, [("grpc-timeout", "1n")]), (3, [])):
+            asked = message(abuses.infer("sixteen", 64))
+            head = connection.headers(stream, request(abuses.INFER, *more))
+            connection.send(head, frame(abuses.DATA, abuses.END_STREAM, stream, asked))
+            met = connection.answer(stream)
+        assert met.grpc_status == 0
 
 
 def test_a_client_that_says_goodbye_gets_what_it_has_asked_for(port: int) -> None:

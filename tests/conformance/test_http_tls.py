@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -49,7 +50,8 @@ def server(
         with Connection(started.ports["http"]) as silent, Connection(started.ports["http"]) as half:
             half.send(b"\x16\x03\x01\x02\x00\x01")
             assert started.stop() == 0
-            assert silent.line() == b""
+            with suppress(ConnectionResetError):  # the end of a handshake may be a reset
+                assert silent.line() == b""
     assert "Traceback" not in started.text
 
 

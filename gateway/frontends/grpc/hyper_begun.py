@@ -118,6 +118,7 @@ class BegunCalls:
         if is_known:
             call.caller = self._known_caller
         if secs is not None:
+            call.ends_at = self._loop.time() + secs
             call.expiry = self._loop.call_later(secs, call.expire)
         self._calls.add(call)
         request._stream.reset_evt.listen(call.cancel)
@@ -190,11 +191,21 @@ class BegunCalls:
 class BegunHyperCall(BegunCall):
     """An RPC without a task.
 
-    `expiry` is the timer of the client's deadline; sending an answer that is ready may take longer.
+    `expiry` is the timer of the client's deadline, at the loop's time `ends_at`; sending an answer
+    that is ready may take longer. uvloop has no timer for times that have passed, but a handle.
     It has a `wish` for its receipt.
     """
 
-    __slots__ = ("_calls", "_disconnected", "_ended", "_wish", "expiry", "request", "untimed")
+    __slots__ = (
+        "_calls",
+        "_disconnected",
+        "_ended",
+        "_wish",
+        "ends_at",
+        "expiry",
+        "request",
+        "untimed",
+    )
 
     def __init__(self, calls: "BegunCalls", request: Any, wish: bool = False) -> None:
         super().__init__()
@@ -203,7 +214,8 @@ class BegunHyperCall(BegunCall):
         self._calls = calls
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
-        self.expiry: asyncio.TimerHandle | None = None
+        self.expiry: asyncio.Handle | None = None
+        self.ends_at = 0.0
         self.untimed = False
 
     @property
@@ -225,7 +237,7 @@ class BegunHyperCall(BegunCall):
     def time_remaining(self) -> float | None:
         if self.expiry is None:
             return None
-        return self.expiry.when() - asyncio.get_running_loop().time()
+        return self.ends_at - asyncio.get_running_loop().time()
 
     @property
     def wants_timing(self) -> bool:

@@ -151,6 +151,7 @@ async def test_the_metrics_of_a_replica_have_the_need_of_each_model() -> None:
             instances=[SimpleNamespace(concurrency=1), SimpleNamespace(concurrency=1)],
             requests=range(10),
             most_in_flight=100,
+            fair=None,
             statistics=ModelStatistics(),
         )
         dataplane: Any = port._dataplane  # noqa: SLF001 - it is the one of `opened`
