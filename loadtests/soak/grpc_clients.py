@@ -169,7 +169,7 @@ class GrpcClients:
         except grpc.aio.AioRpcError as error:
             if within is None or error.code().name not in CLIENTS_CODES:
                 refusal = Refused(error.code().name, str(error.details()))
-                self.tally.refuse(question, refusal)
+                self.tally.refuse(question, refusal, timed=within is not None)
         except Wrong as error:
             self.tally.surprise(f"{question.model.name}, ModelInfer: {error}")
         else:

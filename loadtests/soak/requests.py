@@ -247,6 +247,8 @@ LOSS_SECS = 5.0
 SEQUENCE = re.compile("sequence|correlation|Request was cancelled", re.IGNORECASE)
 """Requests of a sequence end with the one before them."""
 
+UNREACHABLE = ", and its deadline is in "
+"""A predicted wait is longer than the time that a client gives."""
 LIMITS = re.compile("Request timeout expired|Exceeds maximum queue size|exceeds maximum queue")
 GONE = re.compile(
     r"unknown model|is not ready|unloaded|no (available|ready) version|not found|is being restarted"
@@ -284,15 +286,18 @@ class Tally:
         """Count a correct answer."""
         self.answered[question.model.name] += 1
 
-    def refuse(self, question: Question, refusal: Refused, *, stopped: bool = False) -> None:
-        """Count a refusal; its client cancelled a `stopped` request."""
+    def refuse(
+        self, question: Question, refusal: Refused, *, stopped: bool = False, timed: bool = False
+    ) -> None:
+        """Count a refusal; its client cancelled a `stopped` request, a `timed` one is due early."""
         model = question.model
         self.refused[model.name] += 1
         self.refusals[f"{refusal.code} {NUMBERS.sub('N', refusal.text)[:100]}"] += 1
         cut = self.cuts and (refusal.code == "UNAVAILABLE" or EXPIRED in refusal.text)
         asked_for = stopped and CANCELLED.search(refusal.text)
         lost = time.monotonic() < self.lost_at + LOSS_SECS and LOST.search(refusal.text)
-        if not (cut or asked_for or lost or explained(model, refusal)):
+        late = timed and UNREACHABLE in refusal.text
+        if not (cut or asked_for or lost or late or explained(model, refusal)):
             self.surprise(f"{model.name}: {refusal}")
 
     def surprise(self, text: str) -> None:
