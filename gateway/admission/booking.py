@@ -1,7 +1,8 @@
 """The account of one request: what it was booked with, and what it has used at its end."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Self
 
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
 from gateway.admission.quotas import Buckets, Limit, LimitKind, TenantLimits, limits_of
@@ -9,6 +10,7 @@ from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import InferResponse, StreamRecorder
 from gateway.models.taps import Tap
 from gateway.observability.request_record import Record
+from gateway.observability.stream_tap import StreamTap
 from gateway.policy.tenants import NO_RULES, TenantRules
 
 
@@ -29,8 +31,8 @@ class TenantAccount:
         return self._limits
 
 
-class Booking:
-    """Implements Tap and StreamRecorder, around those of others.
+class Booking(StreamTap):
+    """The account of one request.
 
     An accepted request takes its estimated units; its end takes the difference to those it has
     used, by the limits of its booking. Tokens are those of the record, so a cancelled request has
@@ -39,17 +41,14 @@ class Booking:
     """
 
     __slots__ = (
-        "_account",
         "_asked",
         "_back_at",
         "_booked",
         "_clock",
         "_costs",
         "_limits",
-        "_outer",
         "_prefill",
-        "_record",
-        "_tap",
+        "_tenant",
     )
 
     def __init__(  # noqa: PLR0913 - the parts of an account, each by its name
@@ -63,69 +62,56 @@ class Booking:
         tap: Tap | None,
         clock: Callable[[], float],
     ) -> None:
-        self._account = account
+        super().__init__(tap)
+        self._tenant = account
         self._limits = limits
         self._costs = costs
         self._asked = asked
         self._booked = booked
-        self._tap = tap
         self._clock = clock
         self._back_at: dict[LimitKind, float] = {}
         self._prefill = 0.0
 
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+    def recorder(self, record: Record, account: StreamRecorder) -> Self:
         """See `Tap`."""
-        self._record = record
-        self._outer = account if self._tap is None else self._tap.recorder(record, account)
-        self._account.in_flight += 1
+        found = super().recorder(record, account)
+        self._tenant.in_flight += 1
         now = self._clock()
         for kind, limit, units in self._charges():
-            self._back_at[kind] = self._account.buckets[kind].take(units, limit, now)
-        return self
-
-    def responded(self, response: InferResponse) -> None:
-        """See `StreamRecorder`."""
-        self._outer.responded(response)
-
-    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
-        """See `StreamRecorder`."""
-        self._outer.delivered(name, texts, tokens)
-
-    def taken(self) -> None:
-        """See `StreamRecorder`."""
-        self._outer.taken()
+            self._back_at[kind] = self._tenant.buckets[kind].take(units, limit, now)
+        return found
 
     def wasted(self, response: InferResponse) -> None:
         """See `StreamRecorder`; tokens after the end are taken at once."""
         limit = self._limits.by_kind.get(LimitKind.TOKENS)
         if response.usage is not None and limit is not None:
             units = max(0.0, used_tokens(response.usage) - self._prefill)
-            self._account.buckets[LimitKind.TOKENS].take(units, limit, self._clock())
+            self._tenant.buckets[LimitKind.TOKENS].take(units, limit, self._clock())
             self._prefill = 0.0
-        self._outer.wasted(response)
+        self.account.wasted(response)
 
     def ended(self, error: InferenceError | None) -> None:
         """See `StreamRecorder`."""
-        record, now = self._record, self._clock()
+        record, now = self.record, self._clock()
         tokens = used_tokens(record)
         if _is_of_caller(error) and record.has_begun and not tokens:
             tokens = self._prefill = self._costs.prefill(self._asked)
         # An engine that reports tokens executes many requests at once.
         compute_ms = 0.0 if tokens else record.compute_ms(time.perf_counter_ns())
         used = {LimitKind.TOKENS: tokens, LimitKind.COMPUTE_MS: compute_ms}
-        self._account.in_flight -= 1
+        self._tenant.in_flight -= 1
         for kind, limit, booked in self._charges():
             unused = booked - used.get(kind, booked)
-            self._account.buckets[kind].settle(unused, limit, now, self._back_at[kind])
+            self._tenant.buckets[kind].settle(unused, limit, now, self._back_at[kind])
         if error is None and not record.is_hit:
             self._learn(compute_ms)
-        self._outer.ended(error)
+        self.account.ended(error)
 
     def _learn(self, compute_ms: float) -> None:
-        record = self._record
+        record = self.record
         if used_tokens(record):
             prompt, answers = record.prompt_tokens, record.completion_tokens
-            self._costs.learn(self._asked, self._account.tenant, prompt, answers)
+            self._costs.learn(self._asked, self._tenant.tenant, prompt, answers)
         else:
             self._costs.learn_compute(compute_ms)
 

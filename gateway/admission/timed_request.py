@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 from gateway.admission.booking import Booking
 from gateway.admission.costs import Asked
@@ -12,6 +12,7 @@ from gateway.errors import InferenceError, Refusal, RefusalReason, RetryAdvice
 from gateway.messages import Deadline, InferResponse, StreamRecorder
 from gateway.models.taps import Tap
 from gateway.observability.request_record import Record, RequestsInFlight
+from gateway.observability.stream_tap import StreamTap
 
 NS_PER_MS = 1_000_000
 
@@ -31,8 +32,8 @@ class WaitObserver(Protocol):
         """It ended, at `ended_ns`."""
 
 
-class TimedRequest:
-    """Implements Tap and StreamRecorder, around those of others.
+class TimedRequest(StreamTap):
+    """The times of one request.
 
     One timer of the event loop holds its deadline, and is cancelled at its end: libuv keeps timers
     in a heap, so that one costs a microsecond, and nothing is left of a request that has ended.
@@ -43,9 +44,7 @@ class TimedRequest:
     """
 
     __slots__ = (
-        "_account",
         "_model",
-        "_tap",
         "_timer",
         "arrived_ns",
         "asked",
@@ -59,7 +58,6 @@ class TimedRequest:
         "predicted",
         "prompt_estimate",
         "raw",
-        "record",
         "service",
         "tenant",
         "waits",
@@ -73,11 +71,9 @@ class TimedRequest:
         deadline: Deadline | None,
         tap: Tap | None,
     ) -> None:
+        super().__init__(tap)
         self._model = model
-        self._tap = tap
         self._timer: asyncio.TimerHandle | None = None
-        self.record: Record
-        self._account: StreamRecorder
         self.tenant, self.asked = tenant, asked
         self.learns = not isinstance(tap, Booking)
         self.deadline = deadline or NO_DEADLINE
@@ -95,33 +91,24 @@ class TimedRequest:
         in_time = bool(self.first_ns) and not 0 < first < self.first_ns
         return in_time and not 0 < whole < self.ended_ns
 
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+    def recorder(self, record: Record, account: StreamRecorder) -> Self:
         """See `Tap`."""
-        self.record = record
-        self._account = account if self._tap is None else self._tap.recorder(record, account)
+        found = super().recorder(record, account)
         self._model.arrived(self, record.batch_size)
         self._hold()
-        return self
+        return found
 
     def responded(self, response: InferResponse) -> None:
         """See `StreamRecorder`."""
         before = self.record.completion_tokens
-        self._account.responded(response)
+        self.account.responded(response)
         self._note(before)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """See `StreamRecorder`."""
         before = self.record.completion_tokens
-        self._account.delivered(name, texts, tokens)
+        self.account.delivered(name, texts, tokens)
         self._note(before)
-
-    def taken(self) -> None:
-        """See `StreamRecorder`."""
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """See `StreamRecorder`."""
-        self._account.wasted(response)
 
     def ended(self, error: InferenceError | None) -> None:
         """See `StreamRecorder`."""
@@ -129,7 +116,7 @@ class TimedRequest:
             self._timer.cancel()
         self.ended_ns = time.perf_counter_ns()
         self._model.ended(self, error)
-        self._account.ended(error)
+        self.account.ended(error)
 
     def _note(self, before: int) -> None:
         """Note the times of a response; its request had as many tokens before."""

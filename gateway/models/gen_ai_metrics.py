@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from gateway.backend import MetricReading
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse, StreamRecorder
+from gateway.messages import InferRequest, InferResponse
 from gateway.models.taps import Tap
 from gateway.observability.exemplars import exemplify
 from gateway.observability.gen_ai import OTHER_OPERATION, PROVIDER, operation_of
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import Histogram
+from gateway.observability.stream_tap import StreamTap
 
 DURATION = "gen_ai_server_request_duration_seconds"
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
@@ -69,41 +70,30 @@ class GenAiMetrics:
         return found
 
 
-class _Generation:
-    """One request; implements `Tap` and `StreamRecorder`. One without tokens is not counted."""
+class _Generation(StreamTap):
+    """One request. One without tokens is not counted."""
 
     def __init__(
         self, metrics: GenAiMetrics, request: InferRequest, model: str, tap: Tap | None
     ) -> None:
+        super().__init__(tap)
         self._metrics = metrics
         self._operation = operation_of(request)
         self._model = model
-        self._tap = tap
         self._first_ns = self._last_ns = 0
 
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
-        self._record = record
-        self._account = account if self._tap is None else self._tap.recorder(record, account)
-        return self
-
     def responded(self, response: InferResponse) -> None:
-        before = self._record.completion_tokens
-        self._account.responded(response)
+        before = self.record.completion_tokens
+        self.account.responded(response)
         self._note(before)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
-        before = self._record.completion_tokens
-        self._account.delivered(name, texts, tokens)
+        before = self.record.completion_tokens
+        self.account.delivered(name, texts, tokens)
         self._note(before)
 
-    def taken(self) -> None:
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        self._account.wasted(response)
-
     def ended(self, error: InferenceError | None) -> None:
-        self._account.ended(error)
+        self.account.ended(error)
         operation = self._operation or (OTHER_OPERATION if self._first_ns else "")
         if not operation:
             return
@@ -112,19 +102,19 @@ class _Generation:
             ("gen_ai_provider_name", PROVIDER),
             ("gen_ai_request_model", self._model),
         )
-        received_ns, observe = self._record.received_ns, self._metrics.observe
+        received_ns, observe = self.record.received_ns, self._metrics.observe
         failed = () if error is None else (("error_type", error.code.name),)
         elapsed = (time.perf_counter_ns() - received_ns) / 1e9
-        observe(DURATION, (*labels, *failed), elapsed, self._record)
+        observe(DURATION, (*labels, *failed), elapsed, self.record)
         if self._first_ns:
-            observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self._record)
-        tokens = self._record.completion_tokens
+            observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self.record)
+        tokens = self.record.completion_tokens
         if tokens > 1:
             spent = (self._last_ns - self._first_ns) / 1e9
-            observe(PER_TOKEN, labels, spent / (tokens - 1), self._record)
+            observe(PER_TOKEN, labels, spent / (tokens - 1), self.record)
 
     def _note(self, before: int) -> None:
         """Note the time of tokens; there were as many before."""
-        if self._record.completion_tokens > before:
+        if self.record.completion_tokens > before:
             self._last_ns = time.perf_counter_ns()
             self._first_ns = self._first_ns or self._last_ns

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from gateway.errors import InferenceError
 from gateway.json_lines import JsonLinesFile
 from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.observability.request_record import Record
+from gateway.observability.stream_tap import InnerTap, StreamTap
 from gateway.observability.traceparent import read_parent
 from gateway.settings import LogFormat, Settings
 
@@ -25,13 +26,6 @@ class ModelVersion(Protocol):
 
     name: str
     version: str
-
-
-class RequestTap(Protocol):
-    """As `gateway.models.taps.Tap`."""
-
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
-        """The recorder of the request's stream."""
 
 
 class AccessLog:
@@ -81,8 +75,8 @@ class AccessLog:
             self._file.add({"time": now, **request.members()})
 
     def tap(
-        self, request: InferRequest, model: ModelVersion, tap: RequestTap | None
-    ) -> RequestTap | None:
+        self, request: InferRequest, model: ModelVersion, tap: InnerTap | None
+    ) -> InnerTap | None:
         """Note what the current request asks; the tap that notes its errors, around another."""
         found = current_request()
         if found is None:
@@ -92,46 +86,31 @@ class AccessLog:
         return NotedErrors(found, tap) if self._file is not None else tap
 
 
-class NotedErrors:
-    """The record and the errors of a request: a tap, and the recorder of the request's stream."""
+class NotedErrors(StreamTap):
+    """Notes the record and the errors of a request."""
 
-    __slots__ = ("_account", "_request", "_tap")
+    __slots__ = ("_request",)
 
-    _account: StreamRecorder
-
-    def __init__(self, request: LoggedRequest, tap: RequestTap | None) -> None:
+    def __init__(self, request: LoggedRequest, tap: InnerTap | None) -> None:
+        super().__init__(tap)
         self._request = request
-        self._tap = tap
 
-    def recorder(self, record: Record, account: StreamRecorder) -> "NotedErrors":
+    def recorder(self, record: Record, account: StreamRecorder) -> Self:
         """See `Tap`."""
         self._request.records.append(record)
-        self._account = account if self._tap is None else self._tap.recorder(record, account)
-        return self
+        return super().recorder(record, account)
 
     def responded(self, response: InferResponse) -> None:
         """Note the error of a response."""
         if response.error is not None:
             self._request.note(response.error)
-        self._account.responded(response)
-
-    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
-        """Pass them on."""
-        self._account.delivered(name, texts, tokens)
-
-    def taken(self) -> None:
-        """Pass it on."""
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Pass it on."""
-        self._account.wasted(response)
+        self.account.responded(response)
 
     def ended(self, error: InferenceError | None) -> None:
         """Note the error."""
         if error is not None:
             self._request.note(error)
-        self._account.ended(error)
+        self.account.ended(error)
 
 
 def access_log_of(settings: Settings) -> AccessLog | None:

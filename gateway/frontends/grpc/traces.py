@@ -1,6 +1,5 @@
 """Traces of requests over gRPC, with the metadata by which they continue those of their callers."""
 
-from gateway.frontends.grpc.rpc import RpcCall
 from gateway.frontends.grpc.status import Metadata
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
@@ -24,14 +23,3 @@ def begin_trace(
         trace.stamp("GRPC_WAITREAD_START", begun_ns)
         trace.stamp("GRPC_WAITREAD_END", request.received_ns)
     return trace
-
-
-def trace_sending(trace: Trace, call: RpcCall) -> None:
-    """Record the start and the end of sending the response to a unary RPC."""
-
-    def sent() -> None:
-        trace.stamp("GRPC_SEND_END")
-        trace.sent()
-
-    trace.stamp("GRPC_SEND_START")
-    call.on_end(sent)

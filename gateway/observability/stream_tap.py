@@ -1,0 +1,57 @@
+"""The tap of a request that passes everything on: the base of those that observe something."""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from gateway.errors import InferenceError
+from gateway.messages import InferResponse, StreamRecorder
+from gateway.observability.request_record import Record
+
+
+class InnerTap(Protocol):
+    """A tap that another one is around."""
+
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `gateway.models.taps.Tap`."""
+
+
+class StreamTap:
+    """Implements `Tap` and `StreamRecorder`: it passes each event on to `account`.
+
+    That is the recorder of the inner tap, if there is one. Both are set once the request is
+    accepted.
+    """
+
+    __slots__ = ("_inner", "account", "record")
+
+    record: Record
+    account: StreamRecorder
+
+    def __init__(self, inner: InnerTap | None) -> None:
+        self._inner = inner
+
+    def recorder(self, record: Record, account: StreamRecorder) -> Self:
+        """See `Tap`."""
+        self.record = record
+        self.account = account if self._inner is None else self._inner.recorder(record, account)
+        return self
+
+    def responded(self, response: InferResponse) -> None:
+        """See `StreamRecorder`."""
+        self.account.responded(response)
+
+    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
+        """See `StreamRecorder`."""
+        self.account.delivered(name, texts, tokens)
+
+    def taken(self) -> None:
+        """See `StreamRecorder`."""
+        self.account.taken()
+
+    def wasted(self, response: InferResponse) -> None:
+        """See `StreamRecorder`."""
+        self.account.wasted(response)
+
+    def ended(self, error: InferenceError | None) -> None:
+        """See `StreamRecorder`."""
+        self.account.ended(error)
