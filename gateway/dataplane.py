@@ -20,12 +20,12 @@ from gateway.models.model import Model, VersionChooser
 from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
 from gateway.models.resident_readings import describe, families
-from gateway.models.taps import Tap
 from gateway.observability.access_log import AccessLog
 from gateway.observability.log import Log
 from gateway.observability.metrics import FleetMember
 from gateway.observability.receipts import Receipts
 from gateway.observability.remote_metrics import remote_families
+from gateway.observability.stream_tap import Tap
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.policy.audit import AuditLog

@@ -26,7 +26,7 @@ from gateway.errors import (
 )
 from gateway.messages import NO_PARAMETERS, InferRequest
 from gateway.models.model import Model
-from gateway.models.taps import Tap
+from gateway.observability.stream_tap import Tap
 from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.tenants import NO_RULES, TenantRules, Tenants
 from gateway.settings import AdmissionSettings

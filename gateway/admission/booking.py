@@ -8,9 +8,8 @@ from gateway.admission.costs import Asked, ModelCosts, used_tokens
 from gateway.admission.quotas import Buckets, Limit, LimitKind, TenantLimits, limits_of
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import InferResponse, StreamRecorder
-from gateway.models.taps import Tap
 from gateway.observability.request_record import Record
-from gateway.observability.stream_tap import StreamTap
+from gateway.observability.stream_tap import StreamTap, Tap
 from gateway.policy.tenants import NO_RULES, TenantRules
 
 

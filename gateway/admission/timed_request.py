@@ -10,9 +10,8 @@ from gateway.admission.costs import Asked
 from gateway.admission.deadlines import NO_DEADLINE, NS_PER_SECOND, earliest
 from gateway.errors import InferenceError, Refusal, RefusalReason, RetryAdvice
 from gateway.messages import Deadline, InferResponse, StreamRecorder
-from gateway.models.taps import Tap
 from gateway.observability.request_record import Record, RequestsInFlight
-from gateway.observability.stream_tap import StreamTap
+from gateway.observability.stream_tap import StreamTap, Tap
 
 NS_PER_MS = 1_000_000
 

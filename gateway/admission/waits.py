@@ -13,9 +13,9 @@ from gateway.backend import MetricReading
 from gateway.errors import InferenceError, Refusal, RefusalReason
 from gateway.messages import WATCHED, Deadline, InferRequest
 from gateway.models.model import Model
-from gateway.models.taps import Tap
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.statistics import Histogram
+from gateway.observability.stream_tap import Tap
 from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import OTHER, Tenants
 from gateway.settings import AdmissionSettings

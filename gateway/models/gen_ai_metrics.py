@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from gateway.backend import MetricReading
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.models.taps import Tap
 from gateway.observability.exemplars import exemplify
 from gateway.observability.gen_ai import OTHER_OPERATION, PROVIDER, operation_of
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import Histogram
-from gateway.observability.stream_tap import StreamTap
+from gateway.observability.stream_tap import StreamTap, Tap
 
 DURATION = "gen_ai_server_request_duration_seconds"
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"

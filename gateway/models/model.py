@@ -20,9 +20,10 @@ from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
 from gateway.models.sharing import Sharing, shared_among
-from gateway.models.taps import Interceptor, Tap, Tapper, Waking
+from gateway.models.taps import Interceptor, Tapper, Waking
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
+from gateway.observability.stream_tap import Tap
 from gateway.observability.trace import Trace
 from gateway.openai_contract import further_names
 from gateway.policy.tenants import Tenants
@@ -393,8 +394,7 @@ class Model:
             refusal = self.fair.refusal(request, most, total)
         elif total >= most:
             text = f"model '{self.name}' has {most} requests in flight, the most it accepts"
-            text += " (its parameter 'max_in_flight'); retry later"
-            refusal = RetryLater(text)
+            refusal = RetryLater(f"{text} (its parameter 'max_in_flight'); retry later")
         if refusal is not None:
             statistics.rejected()
             raise refusal

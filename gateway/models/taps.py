@@ -1,22 +1,13 @@
-"""The parts of others in single requests: taps on their streams, interceptors, wakers."""
+"""The parts of others in single requests: choices of taps, interceptors, wakers."""
 
 from typing import Protocol
 
 from gateway.messages import InferRequest, StreamRecorder
 from gateway.observability.request_record import Record
+from gateway.observability.stream_tap import Tap
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
 from gateway.stream import ResponseStream
-
-
-class Tap(Protocol):
-    """Observes one request: its responses, its end, and their times."""
-
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
-        """The recorder of the request's stream, which passes every event on to `account`.
-
-        Called when the request is accepted; never for a request that `submit` refuses.
-        """
 
 
 class Tapper(Protocol):

@@ -11,7 +11,7 @@ from gateway.json_lines import JsonLinesFile
 from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.observability.request_context import LoggedRequest, current_request
 from gateway.observability.request_record import Record
-from gateway.observability.stream_tap import InnerTap, StreamTap
+from gateway.observability.stream_tap import StreamTap, Tap
 from gateway.observability.traceparent import read_parent
 from gateway.settings import LogFormat, Settings
 
@@ -74,9 +74,7 @@ class AccessLog:
             now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
             self._file.add({"time": now, **request.members()})
 
-    def tap(
-        self, request: InferRequest, model: ModelVersion, tap: InnerTap | None
-    ) -> InnerTap | None:
+    def tap(self, request: InferRequest, model: ModelVersion, tap: Tap | None) -> Tap | None:
         """Note what the current request asks; the tap that notes its errors, around another."""
         found = current_request()
         if found is None:
@@ -91,7 +89,7 @@ class NotedErrors(StreamTap):
 
     __slots__ = ("_request",)
 
-    def __init__(self, request: LoggedRequest, tap: InnerTap | None) -> None:
+    def __init__(self, request: LoggedRequest, tap: Tap | None) -> None:
         super().__init__(tap)
         self._request = request
 

@@ -1,4 +1,4 @@
-"""The tap of a request that passes everything on: the base of those that observe something."""
+"""Taps: observers of single requests, and the base of those that pass every event on."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -8,11 +8,14 @@ from gateway.messages import InferResponse, StreamRecorder
 from gateway.observability.request_record import Record
 
 
-class InnerTap(Protocol):
-    """A tap that another one is around."""
+class Tap(Protocol):
+    """Observes one request: its responses, its end, and their times."""
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
-        """See `gateway.models.taps.Tap`."""
+        """The recorder of the request's stream, which passes every event on to `account`.
+
+        Called when the request is accepted; never for a request that `submit` refuses.
+        """
 
 
 class StreamTap:
@@ -27,7 +30,7 @@ class StreamTap:
     record: Record
     account: StreamRecorder
 
-    def __init__(self, inner: InnerTap | None) -> None:
+    def __init__(self, inner: Tap | None) -> None:
         self._inner = inner
 
     def recorder(self, record: Record, account: StreamRecorder) -> Self:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import getrandbits
 
@@ -104,3 +104,12 @@ class SpanIds:
         """One of its spans, as the parent of others."""
         state = "" if self.parent is None else self.parent.state
         return ParentSpan(self.trace_id, span_id, state=state)
+
+
+def parent_in(headers: Iterable[tuple[str, str]]) -> ParentSpan | None:
+    """The span that the headers of a request name; None as in `read_parent`."""
+    found: dict[str, list[str]] = {TRACEPARENT: [], TRACESTATE: []}
+    for name, value in headers:
+        if name in found:
+            found[name].append(value)
+    return read_parent(found[TRACEPARENT], found[TRACESTATE])

@@ -11,7 +11,7 @@ from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, SequenceTag
 from gateway.models.model import Model
-from gateway.models.taps import Tap
+from gateway.observability.stream_tap import Tap
 from gateway.rollouts.blocks import RequestBlocks
 from gateway.rollouts.observation import Arm
 from gateway.rollouts.plan import ALL, KeyPlace

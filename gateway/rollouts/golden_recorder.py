@@ -22,9 +22,9 @@ from gateway.models.golden.recorded import GoldenDraft, NotRecordable
 from gateway.models.golden.tensor_checks import Mismatch
 from gateway.models.golden.text_checks import Unsearched, redacted
 from gateway.models.model import Model
-from gateway.models.taps import Tap
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
+from gateway.observability.stream_tap import Tap
 from gateway.rollouts.comparison import MOST_BYTES, TensorKeeper
 from gateway.rollouts.copying import copied, why_not_copied
 from gateway.stream import ResponseStream

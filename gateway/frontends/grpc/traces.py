@@ -3,7 +3,7 @@
 from gateway.frontends.grpc.status import Metadata
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
-from gateway.observability.traceparent import TRACEPARENT, TRACESTATE, read_parent
+from gateway.observability.traceparent import parent_in
 from gateway.observability.tracer import Tracer
 
 
@@ -13,11 +13,7 @@ def begin_trace(
     """The trace of a request whose RPC or message began then, if the request is sampled."""
     parent = None
     if tracer.reads_headers:
-        parents, states = (
-            [str(value) for each, value in metadata if each == name]
-            for name in (TRACEPARENT, TRACESTATE)
-        )
-        parent = read_parent(parents, states)
+        parent = parent_in((name, str(value)) for name, value in metadata)
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:
         trace.stamp("GRPC_WAITREAD_START", begun_ns)

@@ -5,10 +5,8 @@ from collections.abc import Iterable
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.traceparent import (
-    TRACEPARENT,
-    TRACESTATE,
     ParentSpan,
-    read_parent,
+    parent_in,
 )
 from gateway.observability.tracer import Tracer
 
@@ -33,8 +31,4 @@ def _context(headers: Iterable[tuple[bytes, bytes]]) -> ParentSpan | None:
     found = [pair for pair in headers if pair[0] in (b"traceparent", b"tracestate")]
     if not found:
         return None
-    texts = [(name.decode(), value.decode("latin-1")) for name, value in found]
-    parents, states = (
-        [value for each, value in texts if each == name] for name in (TRACEPARENT, TRACESTATE)
-    )
-    return read_parent(parents, states)
+    return parent_in((name.decode(), value.decode("latin-1")) for name, value in found)
