@@ -56,7 +56,7 @@ class TritonPythonModel:
         text = np.array([(context or "none").encode()], np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", text)])
 """
-PAUSE_SECS = 0.02
+PAUSE_SECS = 0.1
 INT32 = identity("INT32", "2").replace("INPUT", "IN").replace("OUTPUT", "OUT")
 BYTES = {"inputs": [{"name": "INPUT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
 
@@ -169,7 +169,8 @@ def test_a_span_begins_and_ends_its_arrival_with_the_bytes_of_its_client(
     root = next(each for each in spans.trace(3) if each.name == "InferRequest")
     began, whole = (each.time_unix_nano for each in root.events[:2])
     took_ms = float(timing.partition("recv;dur=")[2].partition(",")[0])
-    assert took_ms >= 2 * PAUSE_SECS * 1000
+    # More than the pause before the body alone; a busy server reads the head a while after it came.
+    assert took_ms >= 1.5 * PAUSE_SECS * 1000
     assert abs((whole - began) / 1e6 - took_ms) < 0.002
 
 
