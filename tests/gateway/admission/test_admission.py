@@ -1,5 +1,6 @@
 """Admission and the accounts of requests, over a data plane with models that tests drive."""
 
+import asyncio
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
@@ -145,16 +146,17 @@ async def test_requests_in_flight_are_limited_and_an_end_makes_room(serve: Serve
     await settle()
 
 
-async def test_compute_time_is_that_of_the_rows_of_a_batch(serve: Serve) -> None:
-    """A batch of two requests: each tenant pays for its half."""
+async def test_compute_time_is_that_of_the_execution(serve: Serve) -> None:
     instance = ScriptedInstance()
     rules = TenantRules(compute_ms_per_minute=1e9)
     gateway = Gateway(serve(instance), a=rules)
     stream = gateway.infer()
-    (await instance.begun()).finish("done")
+    execution = await instance.begun()
+    await asyncio.sleep(0.002)
+    execution.finish("done")
     await soon(read_all(stream))
     stream.close()
-    assert gateway.left(LimitKind.COMPUTE_MS) < 1e9
+    assert gateway.left(LimitKind.COMPUTE_MS) <= 1e9 - 2
     await settle()
 
 
