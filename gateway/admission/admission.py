@@ -96,15 +96,15 @@ class Admission:
         when the model accepts it.
         """
         tenant = tenant_of(request.caller)
-        rules = self.tenants.rules(tenant)
-        limits = None if rules is NO_RULES else self._account(tenant).limits(rules)
+        account = self._limited(tenant)
         observes = self._waits.observes(request, model)
-        if not (limits or observes):
+        if not (account or observes):
             return tap
         costs = self._costs_of(model)
         asked = costs.asked(request)
-        if limits:
-            tap = self._booked(request, model, tap, limits, asked)
+        if account is not None and account.limits:
+            booked = self._book(request, model, account, costs, asked)
+            tap = Booking(account, costs, asked, booked, tap=tap, clock=self._clock)
         if not observes:
             return tap
         try:
@@ -127,47 +127,46 @@ class Admission:
         if reason in LOGGED:
             self._log(account, model, limit)
 
-    def _booked(
+    def _book(
         self,
         request: InferRequest,
         model: Model,
-        tap: Tap | None,
-        limits: TenantLimits,
+        account: _Account,
+        costs: ModelCosts,
         asked: Asked,
-    ) -> Booking:
-        """The account of a request within the limits of its tenant."""
-        tenant = tenant_of(request.caller)
-        account, costs, now = self._account(tenant), self._costs_of(model), self._clock()
+    ) -> dict[LimitKind, float]:
+        """The units of a request within the limits of its tenant, which has taken one request."""
+        limits, now, in_flight = account.limits, self._clock(), account.limits.in_flight
+        prompts, requests = asked.prompts, limits.by_kind.get(LimitKind.REQUESTS)
+        if requests is not None and not request.prepaid:
+            self._check(account, LimitKind.REQUESTS, prompts, requests, now)
+            account.buckets[LimitKind.REQUESTS].take(1, requests, now)
+            prompts -= 1
+        if in_flight is not None and account.in_flight >= in_flight:
+            text = f"has {account.in_flight} requests in flight, the most of {in_flight}"
+            raise self._refusal(account, text, IN_FLIGHT, ROOM_SECS)
         booked = {
-            LimitKind.REQUESTS: 0.0 if request.prepaid else float(asked.prompts),
-            LimitKind.TOKENS: costs.tokens(asked, tenant, model.max_model_len),
+            LimitKind.REQUESTS: 0 if request.prepaid else prompts,
+            LimitKind.TOKENS: costs.tokens(asked, account.tenant, model.max_model_len),
             LimitKind.COMPUTE_MS: costs.compute_ms,
         }
-        requests = limits.by_kind.get(LimitKind.REQUESTS)
-        if requests is not None and not request.prepaid:
-            self._check(account, LimitKind.REQUESTS, booked, requests, now)
-            account.buckets[LimitKind.REQUESTS].take(1, requests, now)
-            booked[LimitKind.REQUESTS] -= 1
-        if limits.in_flight is not None and account.in_flight >= limits.in_flight:
-            text = f"has {account.in_flight} requests in flight, the most of {limits.in_flight}"
-            raise self._refusal(account, text, IN_FLIGHT, ROOM_SECS)
         for kind, limit in limits.by_kind.items():
             if kind is not LimitKind.REQUESTS:
-                self._check(account, kind, booked, limit, now)
-        return Booking(account, limits, costs, asked, booked, tap=tap, clock=self._clock)
+                self._check(account, kind, booked[kind], limit, now)
+        return booked
 
     def _check(
         self,
         account: _Account,
         kind: LimitKind,
-        booked: Mapping[LimitKind, float],
+        needed: float,
         limit: Limit,
         now: float,
     ) -> None:
-        bucket, needed, word = account.buckets[kind], booked[kind], WORDS[kind]
-        wait_secs = bucket.wait_secs(needed, limit, now)
-        if not wait_secs:
+        bucket = account.buckets[kind]
+        if bucket.holds(needed, limit, now):
             return
+        wait_secs, word = bucket.wait_secs(needed, limit, now), WORDS[kind]
         if math.isinf(wait_secs):
             fix = "; lower 'max_tokens', or 'n'" if kind is LimitKind.TOKENS else ""
             text = f"may use {limit.most:.0f} {word} at once, the request needs {needed:.0f}{fix}"
@@ -199,6 +198,16 @@ class Admission:
         fields = {"tenant": account.tenant, "model": model.name, "limit": limit}
         log.warning("requests refused", extra={**fields, "count": account.unlogged})
         account.logged_at, account.unlogged = now, 0
+
+    def _limited(self, tenant: str) -> _Account | None:
+        """The account of a tenant with its present limits; None without rules."""
+        rules = self.tenants.rules(tenant)
+        if rules is NO_RULES:
+            return None
+        found = self._account(tenant)
+        if rules is not found.rules:
+            found.replace(rules)
+        return found
 
     def _account(self, tenant: str) -> _Account:
         found = self._accounts.get(tenant)
@@ -238,7 +247,7 @@ class Admission:
         taken = {kind: limits[kind] for kind in booked if kind in limits}
         try:
             for kind, limit in taken.items():
-                self._check(account, kind, booked, limit, now)
+                self._check(account, kind, booked[kind], limit, now)
         except Refusal as error:
             self._note(account, model, error)
             raise
@@ -251,18 +260,18 @@ class Admission:
 
     def _limits(self, tenant: str) -> Mapping[LimitKind, Limit]:
         """The limits per minute of a tenant; one without rules has no account."""
-        rules = self.tenants.rules(tenant)
-        return NO_LIMITS if rules is NO_RULES else self._account(tenant).limits(rules).by_kind
+        account = self._limited(tenant)
+        return NO_LIMITS if account is None else account.limits.by_kind
 
     def limit_headers(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, or metadata of gRPC; none without limits."""
         return self._headers(tenant_of(caller))
 
     def _headers(self, tenant: str) -> Mapping[str, str]:
-        limits = self._limits(tenant)
-        if not limits:
+        account = self._limited(tenant)
+        if account is None:
             return NO_PARAMETERS
-        return dict(self._account(tenant).buckets.headers(limits, self._clock()))
+        return account.buckets.headers(account.limits.by_kind, self._clock())
 
     def describe(self, models: Iterable[Model] = ()) -> list[dict[str, Any]]:
         """The tenants with rules, and those with requests, as members of JSON.

@@ -1,83 +1,84 @@
 """The account of one request: what it was booked with, and what it has used at its end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
-from gateway.admission.quotas import Buckets, Limit, LimitKind, TenantLimits, limits_of
+from gateway.admission.quotas import Buckets, LimitKind, limits_of
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import InferResponse, StreamRecorder
 from gateway.observability.request_record import Record
 from gateway.observability.stream_tap import StreamTap, Tap
 from gateway.policy.tenants import NO_RULES, TenantRules
 
+NOTHING = 0.0, 0.0
+"""Units of a kind that was not booked, and the time at which they are back."""
+
 
 class TenantAccount:
-    """The buckets of a tenant, and its requests in flight."""
+    """The buckets of a tenant, its requests in flight, and the limits in its present rules."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.buckets = Buckets()
         self.in_flight = 0
-        self._rules = NO_RULES
-        self._limits = limits_of(NO_RULES)
+        self.replace(NO_RULES)
 
-    def limits(self, rules: TenantRules) -> TenantLimits:
-        """The limits in the present rules, which seldom change."""
-        if rules is not self._rules:
-            self._rules, self._limits = rules, limits_of(rules)
-        return self._limits
+    def replace(self, rules: TenantRules) -> None:
+        """Take rules that have changed."""
+        self.rules, self.limits = rules, limits_of(rules)
 
 
 class Booking(StreamTap):
     """The account of one request.
 
-    An accepted request takes its estimated units; its end takes the difference to those it has
-    used, by the limits of its booking. Tokens are those of the record, so a cancelled request has
-    used what was made. One that its caller ends after its execution has
+    An accepted request takes the `booked` units, estimates by kind of limit; its end takes the
+    difference to those it has used, by the limits of its booking. Tokens are those of the record,
+    so a cancelled request has used what was made. One that its caller ends after its execution has
     begun, and before it reports tokens, has used the estimate of its prompt, its `prefill`.
     """
 
     __slots__ = (
         "_asked",
-        "_back_at",
         "_booked",
         "_clock",
         "_costs",
         "_limits",
         "_prefill",
+        "_taken",
         "_tenant",
     )
 
-    def __init__(  # noqa: PLR0913 - the parts of an account, each by its name
+    def __init__(
         self,
         account: TenantAccount,
-        limits: TenantLimits,
         costs: ModelCosts,
         asked: Asked,
-        booked: dict[LimitKind, float],
+        booked: Mapping[LimitKind, float],
         *,
         tap: Tap | None,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(tap)
         self._tenant = account
-        self._limits = limits
+        self._limits = account.limits
         self._costs = costs
         self._asked = asked
         self._booked = booked
         self._clock = clock
-        self._back_at: dict[LimitKind, float] = {}
+        self._taken: dict[LimitKind, tuple[float, float]] = {}
         self._prefill = 0.0
 
     def recorder(self, record: Record, account: StreamRecorder) -> Self:
         """See `Tap`."""
         found = super().recorder(record, account)
         self._tenant.in_flight += 1
-        now = self._clock()
-        for kind, limit, units in self._charges():
-            self._back_at[kind] = self._tenant.buckets[kind].take(units, limit, now)
+        now, buckets = self._clock(), self._tenant.buckets
+        for kind, limit in self._limits.by_kind.items():
+            units = self._booked[kind]
+            if units:
+                self._taken[kind] = units, buckets[kind].take(units, limit, now)
         return found
 
     def wasted(self, response: InferResponse) -> None:
@@ -91,35 +92,36 @@ class Booking(StreamTap):
 
     def ended(self, error: InferenceError | None) -> None:
         """See `StreamRecorder`."""
-        record, now = self.record, self._clock()
+        record = self.record
         tokens = used_tokens(record)
-        if _is_of_caller(error) and record.has_begun and not tokens:
+        if error is not None and not tokens and record.has_begun and _is_of_caller(error):
             tokens = self._prefill = self._costs.prefill(self._asked)
         # An engine that reports tokens executes many requests at once.
         compute_ms = 0.0 if tokens else record.compute_ms(time.perf_counter_ns())
-        used = {LimitKind.TOKENS: tokens, LimitKind.COMPUTE_MS: compute_ms}
         self._tenant.in_flight -= 1
-        for kind, limit, booked in self._charges():
-            unused = booked - used.get(kind, booked)
-            self._tenant.buckets[kind].settle(unused, limit, now, self._back_at[kind])
+        self._settle(LimitKind.TOKENS, tokens)
+        self._settle(LimitKind.COMPUTE_MS, compute_ms)
         if error is None and not record.is_hit:
             self._learn(compute_ms)
         self.account.ended(error)
 
+    def _settle(self, kind: LimitKind, used: float) -> None:
+        limit = self._limits.by_kind.get(kind)
+        if limit is None:
+            return
+        booked, back_at = self._taken.get(kind, NOTHING)
+        if booked != used:
+            self._tenant.buckets[kind].settle(booked - used, limit, self._clock(), back_at)
+
     def _learn(self, compute_ms: float) -> None:
         record = self.record
-        if used_tokens(record):
+        if record.prompt_tokens or record.completion_tokens:
             prompt, answers = record.prompt_tokens, record.completion_tokens
             self._costs.learn(self._asked, self._tenant.tenant, prompt, answers)
         else:
             self._costs.learn_compute(compute_ms)
 
-    def _charges(self) -> list[tuple[LimitKind, Limit, float]]:
-        return [(kind, limit, self._booked[kind]) for kind, limit in self._limits.by_kind.items()]
 
-
-def _is_of_caller(error: InferenceError | None) -> bool:
+def _is_of_caller(error: InferenceError) -> bool:
     """Whether the caller has ended its request, or its deadline has."""
-    if isinstance(error, Refusal):
-        return error.of_caller
-    return error is not None and error.code is Code.CANCELLED
+    return error.of_caller if isinstance(error, Refusal) else error.code is Code.CANCELLED

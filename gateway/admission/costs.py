@@ -50,6 +50,10 @@ class Asked:
     max_tokens: int | None = None
 
 
+WITHOUT_TOKENS = Asked(max_tokens=0)
+"""The size of a request for a model without tokens."""
+
+
 def read_asked(request: InferRequest) -> Asked:
     """The size of a request for text; the elements of a tensor are not split for it."""
     body = request.input(REQUEST)
@@ -149,7 +153,7 @@ class ModelCosts:
 
     def asked(self, request: InferRequest) -> Asked:
         """The size of a request; that of a model without tokens is one request."""
-        return read_asked(request) if self._has_tokens else Asked(max_tokens=0)
+        return read_asked(request) if self._has_tokens else WITHOUT_TOKENS
 
     def prompt_tokens(self, asked: Asked) -> int:
         """The expected tokens of the prompts; 0 for a model without tokens."""
@@ -191,5 +195,7 @@ class ModelCosts:
 
 def used_tokens(found: Usage | Record) -> float:
     """The tokens that a response has cost, or a request."""
-    cached = found.cached_tokens or 0
+    cached = found.cached_tokens
+    if not cached:
+        return found.prompt_tokens + found.completion_tokens
     return found.prompt_tokens - cached + CACHED * cached + found.completion_tokens

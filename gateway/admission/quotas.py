@@ -1,8 +1,8 @@
 """The limits of tenants per minute: buckets in the form of GCRA; the time is an argument."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
@@ -37,6 +37,12 @@ class Limit:
 
     per_minute: float
     burst_secs: float
+    unit_secs: float = field(init=False, compare=False)
+    """The time in which a bucket gains one unit."""
+
+    def __post_init__(self) -> None:
+        unit_secs = MINUTE / self.per_minute if self.per_minute > 0 else math.inf
+        object.__setattr__(self, "unit_secs", unit_secs)
 
     @property
     def most(self) -> float:
@@ -45,9 +51,7 @@ class Limit:
 
     def secs(self, units: float) -> float:
         """The time in which a bucket gains the units."""
-        if units <= 0:
-            return 0.0
-        return units * MINUTE / self.per_minute if self.per_minute > 0 else math.inf
+        return units * self.unit_secs if units > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,17 @@ class Bucket:
     def __init__(self) -> None:
         self.full_at = 0.0
 
+    def holds(self, units: float, limit: Limit, now: float) -> bool:
+        """Whether it has the units now."""
+        lacks, needed = self.full_at - now, units * limit.unit_secs
+        return (needed + lacks if lacks > 0 else needed) <= limit.burst_secs
+
     def wait_secs(self, units: float, limit: Limit, now: float) -> float:
         """The time until the bucket has the units; infinite if it never holds as many."""
         needed = limit.secs(units)
         if needed > limit.burst_secs:
             return math.inf
-        return max(0.0, self._lacks(now) + needed - limit.burst_secs)
+        return max(0.0, self.reset_secs(now) + needed - limit.burst_secs)
 
     def take(self, units: float, limit: Limit, now: float) -> float:
         """Take units, also more than there are; returns the time at which they are back."""
@@ -109,14 +118,12 @@ class Bucket:
 
     def remaining(self, limit: Limit, now: float) -> float:
         """The units that are left; negative after more was used than booked."""
-        return limit.most - self._lacks(now) * limit.per_minute / MINUTE
+        return limit.most - self.reset_secs(now) * limit.per_minute / MINUTE
 
     def reset_secs(self, now: float) -> float:
         """The time until it is full."""
-        return self._lacks(now)
-
-    def _lacks(self, now: float) -> float:
-        return max(0.0, self.full_at - now)
+        lacks = self.full_at - now
+        return lacks if lacks > 0 else 0.0
 
 
 class Buckets(dict[LimitKind, Bucket]):
@@ -126,16 +133,18 @@ class Buckets(dict[LimitKind, Bucket]):
         made = self[kind] = Bucket()
         return made
 
-    def headers(self, limits: Mapping[LimitKind, Limit], now: float) -> Iterator[tuple[str, str]]:
+    def headers(self, limits: Mapping[LimitKind, Limit], now: float) -> dict[str, str]:
         """The headers of the limits, with names and forms of OpenAI's."""
+        found = {}
         for kind in SHOWN:
             limit = limits.get(kind)
             if limit is not None:
                 bucket = self[kind]
                 of_limit, of_rest, of_reset = NAMES[kind]
-                yield of_limit, str(math.floor(limit.per_minute))
-                yield of_rest, str(max(0, math.floor(bucket.remaining(limit, now))))
-                yield of_reset, shown_secs(bucket.reset_secs(now))
+                found[of_limit] = str(int(limit.per_minute))
+                found[of_rest] = str(max(0, math.floor(bucket.remaining(limit, now))))
+                found[of_reset] = shown_secs(bucket.reset_secs(now))
+        return found
 
 
 def shown_secs(secs: float) -> str:
