@@ -154,7 +154,9 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            has_account = self.admission or request.deadline or model.max_wait_ns
+            admission = self.admission
+            decides = admission is not None and admission.decides
+            has_account = decides or request.deadline or model.max_wait_ns
             is_noted = model.recorder or self.gen_ai or self.access_log or request.receipt
             if has_account or is_noted:
                 tap = self._tapped(request, model, tap)
@@ -181,6 +183,11 @@ class DataPlane:
             tap = self.access_log.tap(request, model, tap)
         receipt = request.receipt
         return tap if receipt is None else receipt.around(request, model.version, tap)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a tenant may have limits, which answers show."""
+        return self.admission is not None and self.admission.tenants.configured
 
     def limits(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, on every wire; none without limits."""

@@ -89,6 +89,14 @@ class Admission:
         self._costs: WeakKeyDictionary[Model, ModelCosts] = WeakKeyDictionary()
         self._refused: Counter[tuple[str, str]] = Counter()
 
+    @property
+    def decides(self) -> bool:
+        """Whether a tenant has rules, or a model is observed; else `admit` changes nothing.
+
+        So it is but for a request with a deadline, and a model with a default for it.
+        """
+        return self.tenants.configured or self._waits.observed
+
     def admit(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
         """The tap of a request: its account around the given tap, or that without limits.
 

@@ -57,6 +57,11 @@ class Waits:
         self._tenants = tenants
         self._models: dict[Model, ModelWaits] = {}
 
+    @property
+    def observed(self) -> bool:
+        """Whether any model is observed."""
+        return bool(self._models)
+
     def observes(self, request: InferRequest, model: Model) -> bool:
         """Whether a request counts: the model is observed, or is from this request on."""
         if model in self._models or model.max_wait_ns:

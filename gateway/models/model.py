@@ -180,10 +180,8 @@ class Model:
             try:
                 await instance.check_ready()
             except InferenceError as error:
-                log.warning(
-                    "Model '%s' version %s is not ready: %s",
-                    *(self.name, self.version, error.message),
-                )
+                text = "Model '%s' version %s is not ready: %s"
+                log.warning(text, self.name, self.version, error.message)
                 raise
 
     @property
@@ -265,8 +263,8 @@ class Model:
         has_response = cached is not None and cached.lookup.response is not None
         if waking is not None and not has_response:
             waking.check()
-        is_counted = limited and not has_response
-        if is_counted and (self.fair or len(self.requests) >= self.most_in_flight):
+        shared, is_counted = self._shared, limited and not has_response
+        if is_counted and (shared or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
@@ -276,7 +274,7 @@ class Model:
             request = replace(request, trace=trace)
             trace.accepted(self.name, self.version, request)
         remove = self.requests.remove
-        on_end = remove if self.fair is None else self.fair.counted(request, remove)
+        on_end = remove if shared is None else shared.counted(request, remove)
         record = Record(self.statistics, batch_size, request.received_ns, on_end, trace)
         account = record if interceptor is None else interceptor.recorder(record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
@@ -314,11 +312,11 @@ class Model:
         waking = None if self.instances.able else self._waking_if_asleep()
         if waking is not None:
             waking.check()
-        if limited and (self.fair or len(self.requests) >= self.most_in_flight):
+        if limited:
             self._check_in_flight(request, statistics)
         self.scheduler.admit(request)
-        remove = self.requests.remove
-        on_end = remove if self.fair is None else self.fair.counted(request, remove)
+        shared, remove = self._shared, self.requests.remove
+        on_end = remove if shared is None else shared.counted(request, remove)
         record = Record(statistics, batch_size, 0, on_end)
         stream = ResponseStream(record if tap is None else tap.recorder(record, record))
         self.requests.add(record, stream)
@@ -379,19 +377,21 @@ class Model:
     def _waking_if_asleep(self) -> Waking:
         """Raises UNAVAILABLE unless requests may wait for instances."""
         if self.waking is None or not self.instances.asleep:
-            raise self._unable()
+            error = RetryLater(f"model '{self.name}' is unavailable: {self.instances.trouble}")
+            error.lacks_instance = True
+            raise error
         return self.waking
 
-    def _unable(self) -> InferenceError:
-        error = RetryLater(f"model '{self.name}' is unavailable: {self.instances.trouble}")
-        error.lacks_instance = True
-        return error
+    @property
+    def _shared(self) -> Sharing | None:
+        """Its fair queue, while a tenant has rules."""
+        return self.fair if self.fair is not None and self.fair.configured else None
 
     def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
         """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""
         total, most, refusal = len(self.requests), self.most_in_flight, None
-        if self.fair is not None and self.fair.configured:
-            refusal = self.fair.refusal(request, most, total)
+        if (shared := self._shared) is not None:
+            refusal = shared.refusal(request, most, total)
         elif total >= most:
             text = f"model '{self.name}' has {most} requests in flight, the most it accepts"
             refusal = RetryLater(f"{text} (its parameter 'max_in_flight'); retry later")

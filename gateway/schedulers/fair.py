@@ -196,8 +196,6 @@ class FairScheduler(Scheduler):
 
         That calls `ended`.
         """
-        if not self._tenants.configured:
-            return ended
         return self._in_flight.begun(tenant_of(request.caller), ended)
 
     @property

@@ -212,14 +212,13 @@ class InferRoute:
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
         answer = whole_answer(self._encoder.encode(*answered))
-        if call.receipt or self._dataplane.admission:
+        if call.receipt or self._dataplane.has_limits:
             self._add_headers(call, answer)
         return answer
 
     def _add_headers(self, call: InferCall, answer: WholeAnswer) -> None:
-        if self._dataplane.admission is not None:
-            limits = self._dataplane.limits(call.caller)
-            answer.headers += [(name.encode(), value.encode()) for name, value in limits.items()]
+        limits = self._dataplane.limits(call.caller)
+        answer.headers += [(name.encode(), value.encode()) for name, value in limits.items()]
         if call.receipt is not None:
             answer.headers.append(timing_header(call.receipt))
 
