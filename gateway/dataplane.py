@@ -59,9 +59,8 @@ def _note_refusal(
         request.receipt.refused(request, error)
     if admission is not None and model is not None:
         admission.note(request, model, error)
-    if isinstance(error, Refusal) and error.of_caller:
-        return
-    if chooser is not None and model is not None:
+    is_of_caller = isinstance(error, Refusal) and error.of_caller
+    if chooser is not None and model is not None and not is_of_caller:
         chooser.refused(request, model, error)
 
 
@@ -154,8 +153,7 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            admission = self.admission
-            decides = admission is not None and admission.decides
+            decides = self.admission is not None and self.admission.decides
             has_account = decides or request.deadline or model.max_wait_ns
             is_noted = model.recorder or self.gen_ai or self.access_log or request.receipt
             if has_account or is_noted:
@@ -183,11 +181,6 @@ class DataPlane:
             tap = self.access_log.tap(request, model, tap)
         receipt = request.receipt
         return tap if receipt is None else receipt.around(request, model.version, tap)
-
-    @property
-    def has_limits(self) -> bool:
-        """Whether a tenant may have limits, which answers show."""
-        return self.admission is not None and self.admission.tenants.configured
 
     def limits(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, on every wire; none without limits."""

@@ -263,7 +263,7 @@ class Model:
         has_response = cached is not None and cached.lookup.response is not None
         if waking is not None and not has_response:
             waking.check()
-        shared, is_counted = self._shared, limited and not has_response
+        shared, is_counted = self.fair and self._shared, limited and not has_response
         if is_counted and (shared or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:

@@ -212,7 +212,8 @@ class InferRoute:
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
         answer = whole_answer(self._encoder.encode(*answered))
-        if call.receipt or self._dataplane.has_limits:
+        admission = self._dataplane.admission
+        if call.receipt or (admission is not None and admission.tenants.configured):
             self._add_headers(call, answer)
         return answer
 
