@@ -1,11 +1,11 @@
 """Credentials of requests: API keys, tokens, certificates, and the areas of their roles."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from time import time
 from typing import NamedTuple, Protocol
 
 from gateway.policy.areas import Area
@@ -24,6 +24,10 @@ METADATA = frozenset(each.decode() for each in NAMES)
 """The same as metadata of gRPC."""
 SHOWN_CHARS = 256
 """Of the name of a certificate in an error."""
+
+REFUSALS_PER_SEC = 500.0
+REFUSALS_AT_ONCE = 500.0
+MOST_WAIT_SECS = 1.0
 
 MAY_READ: Mapping[Area, frozenset[Role]] = {
     Area.METADATA: frozenset(Role),
@@ -57,6 +61,25 @@ class KeyRefusal(NamedTuple):
     reason: Reason
     message: str
     caller: Caller | None = None
+
+
+class RefusalPace:
+    """The times at which refusals are sent: REFUSALS_AT_ONCE, then REFUSALS_PER_SEC.
+
+    So a flood of wrong keys waits on its own connections, and other clients have the time that it
+    would take. A refusal waits at most MOST_WAIT_SECS. The pace is that of all clients: an address
+    is easily changed.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_until = 0.0
+
+    def wait_secs(self, now: float) -> float:
+        """The time until the next refusal is sent."""
+        since = max(self._ahead_until, now)
+        allowed = now + REFUSALS_AT_ONCE / REFUSALS_PER_SEC
+        self._ahead_until = min(since + 1 / REFUSALS_PER_SEC, allowed + MOST_WAIT_SECS)
+        return max(0.0, self._ahead_until - allowed)
 
 
 class CredentialSource(Protocol):
@@ -100,12 +123,17 @@ OF_BOTH = Wording(
 class Credentials:
     """The API keys and certificates of a server, its JSON Web Tokens, or both.
 
-    `refusals` are by wire and reason.
+    `refusals` are by wire and reason; `clock` is the time of their pace in seconds.
     """
 
     def __init__(
-        self, keys: KeySource | None = None, tokens: CredentialSource | None = None
+        self,
+        keys: KeySource | None = None,
+        tokens: CredentialSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._pace = RefusalPace()
         self._keys = keys
         self._tokens = tokens
         self._sources = [each for each in (keys, tokens) if each is not None]
@@ -140,9 +168,10 @@ class Credentials:
             return self._missing()
         return self._check_only(credential, name == AUTHORIZATION, roles)
 
-    def note(self, wire: str, refusal: KeyRefusal) -> None:
-        """Count a refused request of a wire."""
+    def note(self, wire: str, refusal: KeyRefusal) -> float:
+        """Count a refused request of a wire; the time in seconds after which it is answered."""
         self.refusals[wire, refusal.reason] += 1
+        return 0.0 if refusal.caller is not None else self._pace.wait_secs(self._clock())
 
     async def follow(self, on_invalid: Callable[[], None]) -> None:
         """Read the keys again whenever they change; `on_invalid` is called when callers end."""
@@ -169,7 +198,7 @@ class Credentials:
             certificate, credential = _named(listed.caller), _named(other)
             text = f"the {certificate} and the {credential} are of two tenants, expected one"
             return KeyRefusal(Reason.MALFORMED, text)
-        if listed.expires <= time():
+        if listed.expires <= time.time():
             return KeyRefusal(Reason.WRONG, f"the {_named(listed.caller)} is no longer valid here")
         return _permitted(listed.caller, roles)
 
@@ -193,7 +222,7 @@ class Credentials:
         """The caller with a credential; `is_bearer`: it is in Authorization, as a token is."""
         is_token = is_bearer and self._tokens is not None and _is_token(credential)
         source = self._tokens if is_token else self._keys
-        caller = None if source is None else source.find(credential, time())
+        caller = None if source is None else source.find(credential, time.time())
         if caller is None:
             return KeyRefusal(Reason.WRONG, f"the {self._words.name} is not valid")
         return _permitted(caller, roles)

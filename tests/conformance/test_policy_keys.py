@@ -1,6 +1,9 @@
 """API keys: each route and each method needs a key with one of its roles."""
 
+import json
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,12 @@ from gateway.policy.areas import (
     HTTP,
     Area,
 )
-from gateway.policy.credentials import MAY_CHANGE, MAY_READ
+from gateway.policy.credentials import (
+    MAY_CHANGE,
+    MAY_READ,
+    REFUSALS_AT_ONCE,
+    REFUSALS_PER_SEC,
+)
 from gateway.policy.keys import Role, new_key
 from tests.conformance.clients import tensor
 from tests.conformance.keys import ECHO, INFER, bearer, message_of, status_of, stored, write
@@ -36,6 +44,8 @@ MISSING = "the API key is missing, expected 'Authorization: Bearer KEY' or 'x-ap
 WRONG = "the API key is not valid"
 KEYS = {role: new_key() for role in Role}
 EXPIRED = new_key()
+FLOOD = 640
+FLOOD_SECS = (FLOOD - REFUSALS_AT_ONCE) / REFUSALS_PER_SEC
 METRICS = Area.METRICS
 ROUTES = [(area, path) for area, paths in HTTP.items() for path in paths if area is not METRICS]
 METHODS = [(area, path) for area, paths in GRPC.items() for path in paths]
@@ -291,3 +301,31 @@ def test_metrics_need_the_key_of_an_observer_and_count_refusals(server: Serving)
     for path in (INFER, "/v1/completions", "/v2/models/stats"):
         httpx.post(f"{server.http}{path}", headers=bearer("x"))
     assert wrong() == before + 3
+
+
+@pytest.mark.parametrize("path", [INFER, "/v1/completions", "/v2/models/stats"])
+def test_a_flood_of_wrong_keys_over_http_waits(server: Serving, path: str) -> None:
+    """Requests of 40 connections, which are pipelined, while a client with a key is answered."""
+    body = json.dumps(ECHO).encode()
+    type_, wrong = "Content-Type: application/json", "x-api-key: wrong"
+    with ExitStack() as connected, Connection(server.ports["http"]) as neighbour:
+        clients = [
+            connected.enter_context(Connection(server.ports["http"])) for _ in range(FLOOD // 16)
+        ]
+        began = time.monotonic()
+        for each in clients:
+            each.send(post(path, body, type_, wrong) * 16)
+        neighbour.send(post(INFER, body, type_, f"x-api-key: {KEYS[Role.INFER][0]}"))
+        assert neighbour.answer().status == 200
+        assert {each.answer().status for each in clients for _ in range(16)} == {401}
+    assert time.monotonic() - began >= FLOOD_SECS
+
+
+@pytest.mark.parametrize("path", ["ModelInfer", "ModelStreamInfer"])
+@pytest.mark.runs_on("grpcio")
+def test_a_flood_of_wrong_keys_over_grpc_waits(channel: Any, path: str) -> None:
+    call = channel.stream_stream(f"/inference.GRPCInferenceService/{path}")
+    began = time.monotonic()
+    rpcs = [call(iter([b""]), metadata=[("x-api-key", "wrong")]) for _ in range(FLOOD)]
+    assert {each.code() for each in rpcs} == {grpc.StatusCode.UNAUTHENTICATED}
+    assert time.monotonic() - began >= FLOOD_SECS

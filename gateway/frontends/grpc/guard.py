@@ -99,8 +99,8 @@ class GrpcKeys:
         found = self._credentials.check(given, self._roles, rpc.certificate)
         if isinstance(found, KeyRefusal):
             rpc.caller = found.caller
-            self._credentials.note("grpc", found)
-            raise RpcError(STATUS[found.reason], found.message)
+            wait_secs = self._credentials.note("grpc", found)
+            raise RpcError(STATUS[found.reason], found.message, wait_secs=wait_secs)
         rpc.caller = found
 
 

@@ -35,14 +35,21 @@ class StatusCode(IntEnum):
 class RpcError(Exception):
     """Ends an RPC with a status other than OK and a text for the client.
 
-    `trailers` are sent after the metadata of the method.
+    `trailers` are sent after the metadata of the method; all of it after `wait_secs`.
     """
 
-    def __init__(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
+    def __init__(
+        self,
+        status: StatusCode,
+        details: str = "",
+        trailers: Metadata = (),
+        wait_secs: float = 0.0,
+    ) -> None:
         super().__init__(details)
         self.status = status
         self.details = details
         self.trailers = trailers
+        self.wait_secs = wait_secs
 
 
 STATUS = {

@@ -72,6 +72,26 @@ class HttpRestriction:
         return None if self.allows(scope) else HTTPException(FORBIDDEN, self._message)
 
 
+class KeyException(HTTPException):
+    """The refusal of a credential, which is answered after `wait_secs`."""
+
+    wait_secs: float
+
+    @classmethod
+    def after(cls, wait_secs: float, fault: KeyRefusal) -> "KeyException":
+        """The refusal for a fault."""
+        status = STATUS[fault.reason]
+        challenge = CHALLENGE if status == HTTPStatus.UNAUTHORIZED else None
+        found = cls(status, fault.message, challenge)
+        found.wait_secs = wait_secs
+        return found
+
+
+def wait_secs(refusal: HTTPException) -> float:
+    """The time in seconds after which a refusal is answered."""
+    return refusal.wait_secs if isinstance(refusal, KeyException) else 0.0
+
+
 class HttpKeys:
     """The condition that a request has a credential with one of some roles."""
 
@@ -90,10 +110,7 @@ class HttpKeys:
             return None
         if fault.caller is not None:
             scope.setdefault("state", {})[CALLER] = fault.caller
-        self._credentials.note("http", fault)
-        status = STATUS[fault.reason]
-        challenge = CHALLENGE if status == HTTPStatus.UNAUTHORIZED else None
-        return HTTPException(status, fault.message, challenge)
+        return KeyException.after(self._credentials.note("http", fault), fault)
 
     def _fault(self, scope: Scope) -> KeyRefusal | None:
         """The refusal; a request with the head of the last one has its caller already."""
@@ -261,6 +278,7 @@ class GuardedRoute(BaseRoute):
         if refusal is not None:
             if self._audit is not None:
                 self._audit.refused(scope, refusal)
+            await asyncio.sleep(wait_secs(refusal))
             raise refusal
         if self._audit is not None:
             await self._audit.handle(self._route.handle, scope, receive, send)
@@ -289,14 +307,21 @@ def refused_response(refusal: HTTPException) -> Response:
     return plain_error(refusal.status_code, refusal.detail, dict(headers))
 
 
-def answer_soon(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:
-    """Send the response to a whole request in the next turn of the event loop.
+async def refuse(refusal: HTTPException, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request by its refusal, after its wait."""
+    await asyncio.sleep(wait_secs(refusal))
+    await refused_response(refusal)(scope, receive, send)
+
+
+def answer_later(cycle: RequestResponseCycle, start: Start, refusal: HTTPException) -> None:
+    """Refuse a whole request in a later turn of the event loop, after its wait.
 
     So requests that came together leave turns to other clients. It has a task only if its client
     has to read first.
     """
     cycle.body = bytearray()  # an idle connection keeps no body
-    asyncio.get_running_loop().call_soon(_answer, cycle, start, answer)
+    answer, loop = refused_response(refusal), asyncio.get_running_loop()
+    loop.call_later(wait_secs(refusal), _answer, cycle, start, answer)
 
 
 def _answer(cycle: RequestResponseCycle, start: Start, answer: Response) -> None:

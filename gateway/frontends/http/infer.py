@@ -27,7 +27,7 @@ from gateway.frontends.http.body import (
 )
 from gateway.frontends.http.connection_parts import LENGTH
 from gateway.frontends.http.errors import JSON, failed, plain_error
-from gateway.frontends.http.guard import HttpAccess, answer_soon, refused_response
+from gateway.frontends.http.guard import HttpAccess, answer_later, refuse, refused_response
 from gateway.frontends.http.infer_call import InferCall, InferHead
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target, decoupled
 from gateway.frontends.http.infer_response import (
@@ -115,7 +115,7 @@ class InferRoute:
             return self._app(scope, receive, send)
         refusal = None if self._guard is None else self._guard.refusal(scope)
         if refusal is not None:
-            return refused_response(refusal)(scope, receive, send)
+            return refuse(refusal, scope, receive, send)
         return self._respond(found, scope, receive, send)
 
     async def _respond(
@@ -157,7 +157,7 @@ class InferRoute:
         if known is None and "@" not in scope["path"]:
             state[KNOWN_HEAD] = head  # with "@" a model of the whole name may be loaded later
         if self._guard is not None and (refusal := self._guard.refusal(scope)) is not None:
-            answer_soon(cycle, start, refused_response(refusal))
+            answer_later(cycle, start, refusal)
             return True
         call = InferCall(scope, receive, head, received_ns, state.get(CALLER))
         try:

@@ -10,7 +10,16 @@ from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
 from gateway.policy.caller import Caller
 from gateway.policy.control import CHANGES
-from gateway.policy.credentials import MAY_CHANGE, MAY_READ, Credentials, KeyRefusal, Reason
+from gateway.policy.credentials import (
+    MAY_CHANGE,
+    MAY_READ,
+    MOST_WAIT_SECS,
+    REFUSALS_AT_ONCE,
+    REFUSALS_PER_SEC,
+    Credentials,
+    KeyRefusal,
+    Reason,
+)
 from gateway.policy.key_file import KeyFileError, text_of_key
 from gateway.policy.keys import ApiKey, Role, new_key
 from gateway.policy.watched_file import ReloadFailures
@@ -194,3 +203,21 @@ async def test_keys_and_tokens_are_followed(file: Path) -> None:
     following.cancel()
     await asyncio.wait([following])
     assert following.cancelled()
+
+
+def test_refusals_beyond_a_burst_are_answered_at_a_pace_and_at_most_a_second_later(
+    file: Path,
+) -> None:
+    now = 1000.0
+    credentials = Credentials(ApiKeys(file), clock=lambda: now)
+    wrong = KeyRefusal(Reason.WRONG, "")
+    assert {credentials.note("http", wrong) for _ in range(int(REFUSALS_AT_ONCE))} == {0.0}
+    assert credentials.note("grpc", wrong) == pytest.approx(1 / REFUSALS_PER_SEC)
+    assert credentials.note("http", wrong) == pytest.approx(2 / REFUSALS_PER_SEC)
+    assert credentials.note("http", wrong._replace(caller=Caller())) == 0
+    waits = [credentials.note("http", wrong) for _ in range(2000)]
+    assert max(waits) == waits[-1] == pytest.approx(MOST_WAIT_SECS)
+    now += MOST_WAIT_SECS
+    assert credentials.note("http", wrong) == pytest.approx(1 / REFUSALS_PER_SEC)
+    now += 100
+    assert {credentials.note("http", wrong) for _ in range(int(REFUSALS_AT_ONCE))} == {0.0}
