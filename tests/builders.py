@@ -272,7 +272,7 @@ class KeptTraces:
 
     def __init__(self) -> None:
         self.kept: list[Trace] = []
-        self.dropped = 7
+        self.drops = {"not_queued": 7, "rejected": 0}
         self.closed = 0
 
     def keep(self, trace: Trace) -> None:

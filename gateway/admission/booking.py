@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
 
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
 from gateway.admission.quotas import Buckets, LimitKind, limits_of
@@ -70,7 +69,7 @@ class Booking(StreamTap):
         self._taken: dict[LimitKind, tuple[float, float]] = {}
         self._prefill = 0.0
 
-    def recorder(self, record: Record, account: StreamRecorder) -> Self:
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
         found = super().recorder(record, account)
         self._tenant.in_flight += 1

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 from gateway.admission.booking import Booking
 from gateway.admission.costs import Asked
@@ -90,7 +90,7 @@ class TimedRequest(StreamTap):
         in_time = bool(self.first_ns) and not 0 < first < self.first_ns
         return in_time and not 0 < whole < self.ended_ns
 
-    def recorder(self, record: Record, account: StreamRecorder) -> Self:
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
         found = super().recorder(record, account)
         self._model.arrived(self, record.batch_size)

@@ -13,7 +13,8 @@ from gateway.errors import Code, InferenceError
 from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse, SequenceTag, responses_of_texts
 from gateway.models.limits import ConversationLimits
-from gateway.observability.request_record import Record
+from gateway.observability.gen_ai import CONVERSATION_ID
+from gateway.observability.stream_tap import StreamTap
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
 from gateway.tensor import Buffer, Datatype, Tensor, element_spans
@@ -32,11 +33,11 @@ class ConversationQueue(Protocol):
         """Raise INVALID_ARG if no further turn may follow this history."""
 
 
-class Turn:
+class Turn(StreamTap):
     """A request that waits for its conversation, and the answer of the model.
 
-    Implements `Interceptor`, and `StreamRecorder` in front of the record: it collects the answer
-    where responses are recorded, so the stream needs no other task. All methods are synchronous.
+    Implements `Interceptor`: it collects the answer where responses are recorded, so the stream
+    needs no other task. All methods are synchronous.
     """
 
     __slots__ = (
@@ -44,8 +45,6 @@ class Turn:
         "_answer",
         "_cut",
         "_queue",
-        "_record",
-        "_tokens",
         "begun",
         "ends",
         "history",
@@ -56,6 +55,7 @@ class Turn:
     def __init__(
         self, queue: ConversationQueue, history: History, request: InferRequest, messages: bytes
     ) -> None:
+        super().__init__(None)
         self._queue = queue
         self.history = history
         self.messages = messages
@@ -63,10 +63,8 @@ class Turn:
         self.ends = request.sequence is not None and request.sequence.end
         self.begun = False
         self._accepted: tuple[Entry, Scheduler] | None = None
-        self._record: Record | None = None
         self._answer = bytearray()
         self._cut = False
-        self._tokens = 0
 
     def begin(self) -> None:
         """Submit the request to the model, with the whole history."""
@@ -89,7 +87,8 @@ class Turn:
             self.history.cut = True
         else:
             answer = self._answer.decode("utf-8", "replace")
-            self.history.append(self.messages, answer, self._tokens)
+            tokens = self.record.prompt_tokens + self.record.completion_tokens
+            self.history.append(self.messages, answer, tokens)
         self._release()
 
     def forget(self) -> None:
@@ -100,13 +99,11 @@ class Turn:
 
     # Interceptor.
 
-    def recorder(self, record: Record) -> "Turn":
-        """This turn, in front of the record."""
-        self._record = record
-        return self
-
     def submit(self, entry: Entry, scheduler: Scheduler) -> None:
-        """Wait for the earlier turns."""
+        """Wait for the earlier turns; the trace of the request has the id of its conversation."""
+        trace, tag = entry.record.trace, entry.request.sequence
+        if trace is not None and tag is not None:
+            trace.asked = {**trace.asked, CONVERSATION_ID: str(tag.correlation_id)}
         self._accepted = (entry, scheduler)
         self._queue.enqueue(self)
 
@@ -114,27 +111,17 @@ class Turn:
 
     def responded(self, response: InferResponse) -> None:
         """Record a response, and collect its text."""
-        self._recorded.responded(response)
+        self.account.responded(response)
         self._collect(answer_text(response))
-        if response.usage is not None:
-            self._tokens += response.usage.prompt_tokens + response.usage.completion_tokens
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """As `responded` of each."""
         for each in responses_of_texts(name, texts, tokens):
             self.responded(each)
 
-    def taken(self) -> None:
-        """Record that the frontend has the first response."""
-        self._recorded.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Record a response without a reader; it is not remembered."""
-        self._recorded.wasted(response)
-
     def ended(self, error: InferenceError | None) -> None:
         """Record the end, and let the next turn begin."""
-        self._recorded.ended(error)
+        self.account.ended(error)
         self._accepted = None
         self._queue.finish(self, error)
 
@@ -148,11 +135,6 @@ class Turn:
         """Free the texts; the stream, which refers to this turn, may live longer."""
         self._answer = bytearray()
         self.messages = b""
-
-    @property
-    def _recorded(self) -> Record:
-        assert self._record is not None  # noqa: S101 - its stream was created with it
-        return self._record
 
 
 def converses(config: ModelConfig) -> bool:

@@ -14,8 +14,9 @@ from gateway.cache.cache import (
     request_key,
 )
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, InferResponse, responses_of_texts
+from gateway.messages import InferRequest, InferResponse, StreamRecorder, responses_of_texts
 from gateway.observability.request_record import Record
+from gateway.observability.stream_tap import StreamTap
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
 from gateway.tensor import LENGTH_BYTES, Tensor
@@ -111,8 +112,8 @@ def _size(tensor: Tensor) -> int:
     return size
 
 
-class CachedRequest:
-    """A request that the cache may answer. Implements `Interceptor` and `StreamRecorder`.
+class CachedRequest(StreamTap):
+    """A request that the cache may answer. Implements `Interceptor`.
 
     The look-up begins in the constructor; UNAVAILABLE if the threads are closed. The cache keeps
     the only response of a request that succeeds, as the model returned it.
@@ -125,28 +126,26 @@ class CachedRequest:
         "_cache",
         "_lookup_ns",
         "_missed",
-        "_record",
         "_search",
         "lookup",
     )
 
     def __init__(self, cache: ModelCache, request: InferRequest) -> None:
+        super().__init__(None)
         self._began_ns = time.perf_counter_ns()
         self._cache = cache.cache
         self._search = cache.search(request)
         self.lookup = self._search.lookup
         self._lookup_ns = time.perf_counter_ns() - self._began_ns
-        self._record: Record | None = None
         self._missed = False
         self._answers = 0
         self._answer: InferResponse | None = None
 
-    def recorder(self, record: Record) -> "CachedRequest | Record":
-        """The recorder of the request's stream."""
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `Tap`; of a request that is answered already it is `account` itself."""
         if self.lookup.response is not None:
-            return record
-        self._record = record
-        return self
+            return account
+        return super().recorder(record, account)
 
     def submit(self, entry: Entry, scheduler: Scheduler) -> None:
         """Answer the request from the cache, or submit it to the scheduler after a miss.
@@ -185,7 +184,7 @@ class CachedRequest:
 
     def responded(self, response: InferResponse) -> None:
         """Keep the response for insertion."""
-        self._account.responded(response)
+        self.account.responded(response)
         if response.outputs and self._missed:
             self._answers += 1
             self._answer = response
@@ -195,18 +194,10 @@ class CachedRequest:
         for each in responses_of_texts(name, texts, tokens):
             self.responded(each)
 
-    def taken(self) -> None:
-        """Pass the event on."""
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Pass the event on."""
-        self._account.wasted(response)
-
     def ended(self, error: InferenceError | None) -> None:
         """Insert the response of a request that succeeded."""
         self._search.cancel()
-        self._account.ended(error)
+        self.account.ended(error)
         answer, self._answer = self._answer, None
         key = self._search.key
         if key and error is None and answer is not None and self._answers == 1:
@@ -215,11 +206,6 @@ class CachedRequest:
                 key, portable(answer), lambda outcome: self._inserted(began_ns, outcome)
             )
 
-    @property
-    def _account(self) -> Record:
-        assert self._record is not None  # noqa: S101 - a stream has been made with it
-        return self._record
-
     def _inserted(self, began_ns: int, outcome: Insertion) -> None:
         if outcome is not Insertion.PRESENT:
-            self._account.missed(self._lookup_ns + time.perf_counter_ns() - began_ns)
+            self.record.missed(self._lookup_ns + time.perf_counter_ns() - began_ns)

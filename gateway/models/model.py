@@ -276,7 +276,7 @@ class Model:
         remove = self.requests.remove
         on_end = remove if shared is None else shared.counted(request, remove)
         record = Record(self.statistics, batch_size, request.received_ns, on_end, trace)
-        account = record if interceptor is None else interceptor.recorder(record)
+        account = record if interceptor is None else interceptor.recorder(record, record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream)
         entry = Entry(request, stream, record)

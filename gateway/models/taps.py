@@ -2,8 +2,7 @@
 
 from typing import Protocol
 
-from gateway.messages import InferRequest, StreamRecorder
-from gateway.observability.request_record import Record
+from gateway.messages import InferRequest
 from gateway.observability.stream_tap import Tap
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
@@ -20,11 +19,8 @@ class Tapper(Protocol):
         """End the observation: the model gets no more requests. Idempotent."""
 
 
-class Interceptor(Protocol):
-    """Decides when an accepted request enters the scheduler."""
-
-    def recorder(self, record: Record) -> StreamRecorder:
-        """The recorder of the request's stream; it passes every event on to the record."""
+class Interceptor(Tap, Protocol):
+    """The innermost tap of a request; it decides when the accepted request enters the scheduler."""
 
     def submit(self, entry: Entry, scheduler: Scheduler) -> None:
         """Submit the request now or later, or end its stream. Must not raise."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 from gateway.errors import InferenceError
 from gateway.json_lines import JsonLinesFile
@@ -93,7 +93,7 @@ class NotedErrors(StreamTap):
         super().__init__(tap)
         self._request = request
 
-    def recorder(self, record: Record, account: StreamRecorder) -> Self:
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
         self._request.records.append(record)
         return super().recorder(record, account)

@@ -1,13 +1,13 @@
 """Requests to language models in the names of OpenTelemetry's conventions for generative AI.
 
-They have no texts of clients: neither prompts nor answers.
+Of the texts of clients they have ids only: neither prompts nor answers.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.messages import EngineStamps, InferRequest, InferResponse
+from gateway.messages import EngineStamps, InferRequest, InferResponse, Usage
 from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE, Endpoint
 
 PROVIDER = "sluice"
@@ -29,7 +29,9 @@ NUMBERS = {
     "max_output_tokens": "gen_ai.request.max_tokens",
 }
 """Members of a request with numbers, and their attributes."""
+CONVERSATION_ID = "gen_ai.conversation.id"
 ID = re.compile(rb'\{"id":\s?"([\w.:-]{1,128})"')
+NO_TOKENS = Usage()
 MOST_INTEGER = 2**63
 """Attributes are integers of 64 bits."""
 
@@ -62,49 +64,46 @@ def request_attributes(endpoint: Endpoint, members: Mapping[str, Any]) -> dict[s
 
 
 class Generated:
-    """The tokens of the responses to one request, and the times of its engine."""
+    """The answer of a language model: its id and its end, and the times of its engine.
 
-    __slots__ = ("cached", "engine", "finish_reason", "first_ns", "id", "input", "output")
+    `usage` are the tokens of the whole answer, as the record has counted them by its end.
+    """
+
+    __slots__ = ("engine", "finish_reason", "first_ns", "id", "usage")
 
     def __init__(self) -> None:
-        self.input = self.output = 0
-        self.cached: int | None = None
+        self.usage = NO_TOKENS
         self.finish_reason = self.id = ""
         self.first_ns = 0
         self.engine: EngineStamps | None = None
 
     def add(self, response: InferResponse, ns: int) -> None:
-        """Count a response that arrived at that time."""
+        """Note a response that arrived at that time."""
         if not self.first_ns:
             self.first_ns = ns
             self.id = _id(response)
         self.engine = response.engine or self.engine
-        usage = response.usage
-        if usage is None:
-            return
-        self.input += usage.prompt_tokens
-        self.output += usage.completion_tokens
-        self.finish_reason = usage.finish_reason or self.finish_reason
-        if usage.cached_tokens is not None:
-            self.cached = (self.cached or 0) + usage.cached_tokens
+        if response.usage is not None:
+            self.finish_reason = response.usage.finish_reason or self.finish_reason
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a response has counted tokens."""
-        return bool(self.input or self.output)
+        """Whether any tokens were counted."""
+        return bool(self.usage.prompt_tokens or self.usage.completion_tokens)
 
     def attributes(self, model: str, received_ns: int) -> dict[str, Any]:
         """The attributes of the answer of that model to a request received at that time."""
+        usage = self.usage
         found: dict[str, Any] = {
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": model,
             "gen_ai.response.model": model,
-            "gen_ai.usage.input_tokens": self.input,
-            "gen_ai.usage.output_tokens": self.output,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
             "gen_ai.response.time_to_first_chunk": (self.first_ns - received_ns) / 1e9,
         }
-        if self.cached is not None:
-            found["gen_ai.usage.cache_read.input_tokens"] = self.cached
+        if usage.cached_tokens is not None:
+            found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
         if self.finish_reason:
             found["gen_ai.response.finish_reasons"] = (self.finish_reason,)
         if self.id:

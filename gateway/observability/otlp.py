@@ -5,10 +5,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
+from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.resources import Resource
 
+from gateway.json_lines import cut
 from gateway.observability.otlp_wire import export_message
 from gateway.observability.spans import spans_of
 from gateway.observability.trace import Trace
@@ -28,6 +36,12 @@ QUIET_SECS = 60.0
 """Time between two lines of the log about a collector that takes no spans."""
 REDIRECTIONS = 300
 """The first status of an answer from which nothing was taken."""
+MOST_ANSWER_BYTES = 16 * 1024
+"""A longer answer of a collector is not read to its end, and says nothing of its spans."""
+PROTOBUF = "application/x-protobuf"
+NOT_QUEUED, NOT_BUILT, NOT_TAKEN, REJECTED = "not_queued", "not_built", "not_taken", "rejected"
+"""The reasons of dropped spans: the queue was full, a defect, no answer of the collector with a
+status of success, and such an answer with `partial_success`."""
 LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.common.http",
@@ -47,12 +61,14 @@ class SpanExporter:
         own = {SERVICE_NAME: SERVICE, **dict(settings.resource)}
         self._resource = Resource.create(own).attributes
         self._exporter = OTLPSpanExporter(settings.url)
-        # Its public method takes spans of the SDK only.
-        self._send_message = self._exporter._client.export  # noqa: SLF001
+        # Its public method takes spans of the SDK only, and drops the answer.
+        client: Any = self._exporter._client  # noqa: SLF001
+        self._send_message = client.export
+        self._answer = CollectorAnswer(client._transport._session)  # noqa: SLF001
         self._queue: deque[tuple[int, Trace]] = deque()
         # Each has one writer, so that neither needs a lock.
         self._put = self._got = 0
-        self._lost_here = self._lost_there = 0
+        self.drops = dict.fromkeys((NOT_QUEUED, NOT_BUILT, NOT_TAKEN, REJECTED), 0)
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -60,15 +76,15 @@ class SpanExporter:
 
     @property
     def dropped(self) -> int:
-        """Spans that did not fit into the queue, or that the collector did not take."""
-        return self._lost_here + self._lost_there
+        """Spans that no collector got, for any reason."""
+        return sum(self.drops.values())
 
     def keep(self, trace: Trace) -> None:
         """Queue a trace, or drop it."""
         count = 1 + SPANS_OF_MODEL * len(trace.members)
         waiting = self._put - self._got + count
         if waiting > self._most or self._closing:
-            self._lost_here += count
+            self.drops[NOT_QUEUED] += count
             return
         self._queue.append((count, trace))
         self._put += count
@@ -110,7 +126,7 @@ class SpanExporter:
             except Exception:
                 # Around one trace: the others are sent.
                 log.exception("spans not built")
-                self._lost_there += count
+                self.drops[NOT_BUILT] += count
             self._got += count
             while len(spans) >= self._batch:
                 self._send(spans[: self._batch])
@@ -120,12 +136,56 @@ class SpanExporter:
 
     def _send(self, spans: Sequence[bytes]) -> None:
         sent = self._send_message(export_message(self._resource, SCOPE, spans))
-        is_elsewhere = sent.success and (sent.status_code or 0) >= REDIRECTIONS
-        if is_elsewhere:  # the client takes it for a success
+        if not sent.success:
+            self._drop(NOT_TAKEN, len(spans))
+        elif (sent.status_code or 0) >= REDIRECTIONS:  # the client takes it for a success
             self._failure.reason = f"code: {sent.status_code}, reason: {sent.reason}"
-        if is_elsewhere or not sent.success:
-            self._lost_there += len(spans)
-            self._failure.report(self.dropped, time.monotonic())
+            self._drop(NOT_TAKEN, len(spans))
+        else:
+            self._look_at_answer(len(spans))
+
+    def _look_at_answer(self, sent: int) -> None:
+        partial = self._answer.partial_success
+        rejected = min(partial.rejected_spans, sent)
+        if rejected > 0:
+            text = cut(partial.error_message)
+            self._failure.reason = f"{rejected} of {sent} spans rejected: {text}"
+            self._drop(REJECTED, rejected)
+
+    def _drop(self, reason: str, count: int) -> None:
+        self.drops[reason] += count
+        self._failure.report(self.dropped, time.monotonic())
+
+
+class CollectorAnswer:
+    """The latest answer of a collector in a session of `requests`; call it in the session's thread.
+
+    The status of an answer counts without its body: one that is longer than MOST_ANSWER_BYTES, that
+    breaks off or has another type is as an empty one.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._body = b""
+        session.stream = True  # bodies are read here only
+        session.hooks["response"].append(self._read)
+
+    @property
+    def partial_success(self) -> ExportTracePartialSuccess:
+        """The part of the answer about rejected spans; empty without one."""
+        with suppress(DecodeError):
+            return ExportTraceServiceResponse.FromString(self._body).partial_success
+        return ExportTracePartialSuccess()
+
+    def _read(self, response: Any, *_: object, **__: object) -> None:
+        self._body = b""
+        with response, suppress(OSError):
+            body = b""
+            for piece in response.iter_content(MOST_ANSWER_BYTES):
+                body += piece
+                if len(body) > MOST_ANSWER_BYTES:
+                    return
+            if response.headers.get("Content-Type", "").partition(";")[0].strip() == PROTOBUF:
+                self._body = body
 
 
 class Failure(logging.Filter):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
-from gateway.messages import EngineStamps, InferResponse, Phases, responses_of_texts
+from gateway.messages import EngineStamps, InferResponse, Phases, Usage, responses_of_texts
 from gateway.observability.exemplars import exemplify
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
@@ -29,7 +29,8 @@ class Record:
     response, else of the start, else of the submission. `phases` are the latest that were measured,
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
     was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text. It has
-    the only account of the tokens of its responses; `cached_tokens` are some of `prompt_tokens`.
+    the only account of the tokens of its responses; `cached_tokens` are some of `prompt_tokens`,
+    None if unknown.
     """
 
     __slots__ = (
@@ -70,14 +71,11 @@ class Record:
         self._on_end = on_end
         self.submitted_ns = self.progress_ns = time.perf_counter_ns()
         self.received_ns = received_ns or self.submitted_ns
-        self._started_ns = 0
-        self._hit_ns = 0
-        self._first_ns = 0
-        self._last_ns = 0
-        self._last_tokens_ns = 0
-        self._answers = 0
+        self._started_ns = self._hit_ns = self._answers = 0
+        self._first_ns = self._last_ns = self._last_tokens_ns = 0
         self.released_ns = self.ended_ns = self.execution_rows = 0
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
+        self.prompt_tokens = self.completion_tokens = 0
+        self.cached_tokens: int | None = None
         self.phases: Phases | None = None
         self.engine: EngineStamps | None = None
         self.failure: tuple[Code, str] | None = None
@@ -172,7 +170,8 @@ class Record:
         if usage is not None:
             statistics.prompt_tokens += usage.prompt_tokens
             self.prompt_tokens += usage.prompt_tokens
-            self.cached_tokens += usage.cached_tokens or 0
+            if usage.cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + usage.cached_tokens
             self._count_completion(now, usage.completion_tokens)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
@@ -238,7 +237,8 @@ class Record:
     def _trace_end(self, trace: Trace, now: int, error: InferenceError | None) -> None:
         if self._started_ns and not self._hit_ns and not self.statistics.composed:
             trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
-        trace.ended(now, error)
+        usage = Usage(self.prompt_tokens, self.completion_tokens, cached_tokens=self.cached_tokens)
+        trace.ended(now, error, usage)
 
     def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
         """Count one response of several; its time is from the previous response."""

@@ -115,9 +115,9 @@ def _json(objects: Sequence[Mapping[str, Any]]) -> str:
 
 
 class SpanSink(Protocol):
-    """Takes complete traces as spans; `dropped` counts the spans that no collector got."""
+    """Takes complete traces as spans; `drops` counts those that no collector got, by reason."""
 
-    dropped: int
+    drops: Mapping[str, int]
 
     def keep(self, trace: Trace) -> None:
         """Take a trace. Must not raise or wait."""

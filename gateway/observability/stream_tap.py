@@ -1,7 +1,7 @@
 """Taps: observers of single requests, and the base of those that pass every event on."""
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 from gateway.errors import InferenceError
 from gateway.messages import InferResponse, StreamRecorder
@@ -33,7 +33,7 @@ class StreamTap:
     def __init__(self, inner: Tap | None) -> None:
         self._inner = inner
 
-    def recorder(self, record: Record, account: StreamRecorder) -> Self:
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
         self.record = record
         self.account = account if self._inner is None else self._inner.recorder(record, account)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import InferenceError
-from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases, Usage
 from gateway.observability.gen_ai import Generated
 from gateway.observability.traceparent import (
     SPAN_ID_BITS,
@@ -41,7 +41,7 @@ class Trace:
     With `spans` it becomes spans of OpenTelemetry: then each child keeps its own objects, times are
     in `stamps` instead, and `members` are this trace and all its children. `span_id` is that of the
     span of its model, `error` that of the request, `asked` are attributes of a request to a
-    language model, and `generated` is what its responses said of tokens.
+    language model, and `generated` is the answer of one.
     """
 
     __slots__ = (
@@ -176,9 +176,13 @@ class Trace:
         self.stamp("COMPUTE_OUTPUT_START", output_start_ns)
         self.stamp("COMPUTE_END", output_start_ns + phases.output_ns)
 
-    def ended(self, ns: int, error: InferenceError | None = None) -> None:
-        """Stamp the end of the request, successful or not."""
+    def ended(
+        self, ns: int, error: InferenceError | None = None, usage: Usage | None = None
+    ) -> None:
+        """Stamp the end of the request, successful or not; `usage` are its tokens."""
         self.error = error
+        if self.generated is not None and usage is not None:
+            self.generated.usage = usage
         self.stamp("REQUEST_END", ns)
         self._complete("end")
 

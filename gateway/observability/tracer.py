@@ -255,8 +255,9 @@ class Tracer:
         """The metrics of the export of spans, if there is one."""
         if self._sink is None:
             return []
-        found = MetricReading(DROPPED, "Spans that no collector has got", "counter")
-        found.add_sample(DROPPED, {}, self._sink.dropped)
+        found = MetricReading(DROPPED, "Spans that no collector has got, by reason", "counter")
+        for reason, spans in self._sink.drops.items():
+            found.add_sample(DROPPED, {"reason": reason}, spans)
         return [found]
 
     def _effective(self, model: str, chosen: Mapping[str, Any], *, counted: bool) -> TraceSettings:

@@ -24,7 +24,7 @@ from gateway.models.golden.text_checks import Unsearched, redacted
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.observability.stream_tap import Tap
+from gateway.observability.stream_tap import StreamTap, Tap
 from gateway.rollouts.comparison import MOST_BYTES, TensorKeeper
 from gateway.rollouts.copying import copied, why_not_copied
 from gateway.stream import ResponseStream
@@ -235,49 +235,35 @@ class GoldenRecorder:
         return answer
 
 
-class _RecordedStream:
-    """A request of a client and its answer. Implements `StreamRecorder` and `Tap`."""
+class _RecordedStream(StreamTap):
+    """A request of a client and its answer."""
 
     def __init__(self, recorder: GoldenRecorder, request: InferRequest, tap: Tap | None) -> None:
+        super().__init__(tap)
         self.request = request
         self.answer = GoldenAnswer()
         self._recorder = recorder
-        self._tap = tap
         self._keeper = TensorKeeper()
-        self._account: StreamRecorder
 
-    # Tap.
-
-    def recorder(self, record: Record, account: StreamRecorder) -> "_RecordedStream":
-        """The recorder of the client's stream."""
-        self._account = account if self._tap is None else self._tap.recorder(record, account)
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `Tap`."""
         self._recorder.begin(self)
-        return self
-
-    # StreamRecorder.
+        return super().recorder(record, account)
 
     def responded(self, response: InferResponse) -> None:
         """Keep a response."""
-        self._account.responded(response)
+        self.account.responded(response)
         self._keep(response)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """As `responded` of each."""
-        self._account.delivered(name, texts, tokens)
+        self.account.delivered(name, texts, tokens)
         for response in responses_of_texts(name, texts, tokens):
             self._keep(response)
 
-    def taken(self) -> None:
-        """Pass the event on."""
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Pass the event on."""
-        self._account.wasted(response)
-
     def ended(self, error: InferenceError | None) -> None:
         """Queue the request, or drop one that failed."""
-        self._account.ended(error)
+        self.account.ended(error)
         error = error or self.answer.error
         if error is None and self._keeper.is_whole:
             self._recorder.answered(self)

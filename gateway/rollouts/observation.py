@@ -11,6 +11,7 @@ from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import InferResponse, StreamRecorder
 from gateway.observability.request_record import Record
+from gateway.observability.stream_tap import StreamTap
 from gateway.tensor import BF16_BITS, LENGTH_BYTES, NUMPY_TYPES, Datatype, Tensor
 
 FAULTS = frozenset({Code.UNKNOWN, Code.INTERNAL, Code.UNAVAILABLE})
@@ -45,19 +46,18 @@ class Observer(Protocol):
         """Take the end of a request."""
 
 
-class Observation:
-    """Implements `StreamRecorder` around the one of the request, and `Tap`.
+class Observation(StreamTap):
+    """The tap of one request.
 
     Times are of `time.perf_counter_ns`, 0 if the event has not happened. `key` is the digest of
-    the part of the request that its version sticks to, empty without one. `failed`: by the
-    server's fault; `complete`: without any error.
+    the part of the request that its version sticks to, empty without one. `tokens` are those of
+    the answer that the record has counted. `failed`: by the server's fault; `complete`: without any
+    error.
     """
 
     __slots__ = (
-        "_account",
         "_observer",
         "_reads",
-        "_record",
         "admitted_ns",
         "arm",
         "block",
@@ -75,11 +75,10 @@ class Observation:
         "tokens",
     )
 
-    _account: StreamRecorder
-    _record: Record
     block: Any
 
     def __init__(self, observer: Observer, arm: Arm, key: bytes = b"") -> None:
+        super().__init__(None)
         self._observer = observer
         self._reads = observer.reads_content or observer.reads_numbers
         self.arm = arm
@@ -89,25 +88,18 @@ class Observation:
         self.finish_reason = ""
         self.failed = self.complete = self.has_content = self.has_nan = self.differs = False
 
-    # Tap.
-
-    def recorder(self, record: Record, account: StreamRecorder) -> "Observation":
-        """The recorder of the request's stream, around `account`: the request is admitted."""
-        self._record, self._account = record, account
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `Tap`: the request is admitted."""
         self.admitted_ns, self.received_ns = record.submitted_ns, record.received_ns
         self._observer.admit(self)
-        return self
-
-    # StreamRecorder.
+        return super().recorder(record, account)
 
     def responded(self, response: InferResponse) -> None:
-        """Keep the tokens of a response, and the time of the first."""
-        self._account.responded(response)
-        if not self.first_ns:
-            self.first_ns = self._record.progress_ns
+        """Note a response."""
+        self.account.responded(response)
+        self._note()
         usage = response.usage
         if usage is not None:
-            self.tokens += usage.completion_tokens
             self.finish_reason = usage.finish_reason or self.finish_reason
         if response.error is not None:
             self.failed = self.failed or response.error.code in FAULTS
@@ -116,27 +108,15 @@ class Observation:
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """As `responded` of each."""
-        self._account.delivered(name, texts, tokens)
-        if not self.first_ns:
-            self.first_ns = self._record.progress_ns
-        for count in tokens:
-            if count:
-                self.tokens += count
+        self.account.delivered(name, texts, tokens)
+        self._note()
         if self._reads:
             self.has_content = self.has_content or any(texts)
 
-    def taken(self) -> None:
-        """Pass the event on."""
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Pass the event on."""
-        self._account.wasted(response)
-
     def ended(self, error: InferenceError | None) -> None:
         """Take the end to the observer."""
-        self._account.ended(error)
-        self.last_ns, self.ended_ns = self._record.progress_ns, time.perf_counter_ns()
+        self.account.ended(error)
+        self.last_ns, self.ended_ns = self.record.progress_ns, time.perf_counter_ns()
         self.finish(error)
 
     def finish(self, error: InferenceError | None) -> None:
@@ -147,6 +127,13 @@ class Observation:
             is_of_caller = isinstance(error, Refusal) and error.of_caller
             self.failed = error.code in FAULTS and not is_of_caller
         self._observer.end(self)
+
+    def _note(self) -> None:
+        """Note the tokens so far, and the time of the first response."""
+        record = self.record
+        self.tokens = record.completion_tokens
+        if not self.first_ns:
+            self.first_ns = record.progress_ns
 
     def _read(self, response: InferResponse) -> None:
         if not self.has_content:

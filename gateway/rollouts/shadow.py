@@ -13,6 +13,7 @@ from gateway.messages import InferRequest, InferResponse, StreamRecorder
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics, is_timeout
+from gateway.observability.stream_tap import StreamTap
 from gateway.rollouts.comparison import KeptAnswer
 from gateway.rollouts.copying import copied, why_not_copied
 from gateway.rollouts.evidence import Evidence
@@ -137,10 +138,9 @@ class CopyObservation(Observation):
 
     __slots__ = ()
 
-    def recorder(self, record: Record, account: StreamRecorder) -> "CopyObservation":
-        """The recorder of the copy's stream; the copy was admitted with stable's request."""
-        self._record, self._account = record, account
-        return self
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `Tap`; the copy was admitted with stable's request."""
+        return StreamTap.recorder(self, record, account)
 
     def admit_with(self, own: Observation) -> None:
         """Admit the copy to the block of stable's request: both are answers to the same."""
@@ -149,8 +149,8 @@ class CopyObservation(Observation):
 
     def ended(self, error: InferenceError | None) -> None:
         """Pass the event on; the copy ends with `compare`."""
-        self._account.ended(error)
-        self.last_ns = self._record.progress_ns
+        self.account.ended(error)
+        self.last_ns = self.record.progress_ns
 
     def compare(self, error: InferenceError | None, *, differs: bool) -> None:
         """Take the result of the copy and of the comparison to the observer."""
@@ -159,8 +159,8 @@ class CopyObservation(Observation):
         self.finish(error)
 
 
-class ShadowedRequest:
-    """A request to stable and its copy. Implements `StreamRecorder` and `Tap`.
+class ShadowedRequest(StreamTap):
+    """A request to stable and its copy.
 
     The copy's stream has no task: it is read when it changes.
     """
@@ -168,52 +168,40 @@ class ShadowedRequest:
     def __init__(
         self, shadow: Shadow, request: InferRequest, own: Observation, copied: CopyObservation
     ) -> None:
+        super().__init__(own)
         self._shadow = shadow
         self._request = request
         self._own = own
         self._copied = copied
-        self._account: StreamRecorder = own
         self._answer, self._copied_answer = KeptAnswer(), KeptAnswer()
         self._error: InferenceError | None = None
         self._stream: ResponseStream | None = None
         self._comparison: asyncio.Future[bool | None] | None = None
         self._is_due = self._has_ended = self._is_answered = self._is_over = False
 
-    # Tap.
-
-    def recorder(self, record: Record, account: StreamRecorder) -> "ShadowedRequest":
-        """The recorder of stable's stream."""
-        self._account = self._own.recorder(record, account)
+    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
+        """See `Tap`."""
+        found = super().recorder(record, account)
         self._copied.admit_with(self._own)
-        return self
-
-    # StreamRecorder.
+        return found
 
     def responded(self, response: InferResponse) -> None:
         """Keep a response of stable, and send the copy after the first."""
-        self._account.responded(response)
+        self.account.responded(response)
         if not self._is_over:
             self._answer.add(response)
             self._send_soon()
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """As `responded` of each."""
-        self._account.delivered(name, texts, tokens)
+        self.account.delivered(name, texts, tokens)
         if not self._is_over:
             self._answer.add_texts(name, texts)
             self._send_soon()
 
-    def taken(self) -> None:
-        """Pass the event on."""
-        self._account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Pass the event on."""
-        self._account.wasted(response)
-
     def ended(self, error: InferenceError | None) -> None:
         """Send the copy of a request that failed, or compare the answers if it has ended, too."""
-        self._account.ended(error)
+        self.account.ended(error)
         self._has_ended, self._error = True, error
         if error is not None and error.code is Code.CANCELLED:
             self.cancel()

@@ -297,7 +297,7 @@ def test_a_collector_that_fails_changes_nothing_but_a_counter(
     http.post("/v2/models/text/infer", json=BYTES)
     assert len(spans.trace(3)) == 3
     _, page = http_get(server.ports["metrics"], "/metrics")
-    assert b"\ngateway_spans_dropped_total 6\n" in page
+    assert b'\ngateway_spans_dropped_total{reason="not_taken"} 6\n' in page
     lines = [line for line in server.log if "not exported" in line or "Failed to export" in line]
     assert len(lines) == 1, lines
     assert "code: 500" in lines[0]

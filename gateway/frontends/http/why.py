@@ -31,7 +31,8 @@ class WhyRoutes:
         if found is None:
             raise InferenceError(
                 Code.NOT_FOUND,
-                f"no receipt of a request with the id '{request_id}' is kept; a request has one "
-                "if its client asks for it (x-want-timing: 1), or with --server-timing",
+                f"no receipt of a request with the id '{request_id}' is kept; it is kept for a "
+                "request with an id whose client asks for it (x-want-timing: 1), or for each one "
+                "with an id if the server has --server-timing=true",
             )
         return Response(orjson.dumps(found), media_type=JSON)

@@ -4,18 +4,22 @@ import json
 from dataclasses import replace
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code
 from gateway.messages import SequenceTag
+from gateway.observability.spans import spans_of
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (
+    KeptTraces,
     ScriptedInstance,
     read_all,
     settle,
     soon,
     text_response,
 )
+from tests.collector import values
 from tests.conftest import Serve
 from tests.gateway.conversations.chats import (
     CHAT,
@@ -29,6 +33,8 @@ from tests.gateway.conversations.chats import (
     turn,
     user,
 )
+
+CONVERSATION_ID = "gen_ai.conversation.id"
 
 # Messages for the model.
 
@@ -245,3 +251,30 @@ async def test_turns_without_ids_and_with_those_of_other_conversations_are_no_tw
     ]
     for stream in streams:
         stream.cancel()
+
+
+# Traces.
+
+
+@pytest.mark.parametrize(
+    ("tag", "found"),
+    [
+        (SequenceTag("chat-1", start=True), {CONVERSATION_ID: "chat-1"}),
+        (SequenceTag(7, start=True), {CONVERSATION_ID: "7"}),
+        (None, {}),
+    ],
+)
+async def test_the_span_of_a_turn_has_the_id_of_its_conversation(
+    dataplane: DataPlane,
+    instance: ScriptedInstance,
+    tag: SequenceTag | None,
+    found: dict[str, str],
+) -> None:
+    trace = KeptTraces().tracer(rate=1).begin("chat")
+    assert trace is not None
+    with dataplane.infer(raw_turn(json.dumps([user("x")]), tag), trace=trace) as stream:
+        (await instance.begun()).finish("y")
+        await soon(read_all(stream))
+    spans = {each.name: each for each in map(Span.FromString, spans_of(trace))}
+    attributes = values(spans["chat"])
+    assert {n: v for n, v in attributes.items() if n == CONVERSATION_ID} == found

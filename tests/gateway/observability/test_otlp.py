@@ -8,12 +8,17 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceResponse,
+)
 
-from gateway.observability.otlp import QUIET_SECS, Failure, SpanExporter
+from gateway.json_lines import MOST_CHARS
+from gateway.observability.otlp import MOST_ANSWER_BYTES, QUIET_SECS, Failure, SpanExporter
 from gateway.observability.trace import Trace
 from gateway.observability.traceparent import SpanIds
 from gateway.span_settings import SpanSettings
-from tests.collector import Collector, answered, collector
+from tests.collector import PROTOBUF, Collector, answered, collector
 from tests.serving import wait_until
 
 SPANS = 3
@@ -39,6 +44,11 @@ def keep(exporter: SpanExporter, count: int = 1) -> None:
         trace.refused()
 
 
+def drops(exporter: SpanExporter) -> dict[str, int]:
+    """The reasons of dropped spans."""
+    return {reason: count for reason, count in exporter.drops.items() if count}
+
+
 def test_what_waits_is_sent_when_the_server_stops(spans: Collector) -> None:
     exporter = started(spans.url)
     keep(exporter, 2)
@@ -46,7 +56,7 @@ def test_what_waits_is_sent_when_the_server_stops(spans: Collector) -> None:
     assert [each.name for each in spans.spans] == ["InferRequest"] * 2
     assert exporter.dropped == 0
     keep(exporter)
-    assert exporter.dropped == SPANS
+    assert drops(exporter) == {"not_queued": SPANS}
 
 
 def test_a_full_batch_is_sent_at_once_and_a_request_has_no_more(spans: Collector) -> None:
@@ -64,7 +74,7 @@ def test_a_full_batch_is_sent_at_once_and_a_request_has_no_more(spans: Collector
 def test_a_queue_that_is_full_drops_the_newest(spans: Collector) -> None:
     exporter = started(spans.url, bsp_max_queue_size=2 * SPANS + 1)
     keep(exporter, 4)
-    assert exporter.dropped == 2 * SPANS
+    assert drops(exporter) == {"not_queued": 2 * SPANS}
     exporter.close()
     assert len(spans.spans) == 2
 
@@ -98,7 +108,7 @@ def test_a_collector_that_takes_nothing_costs_its_spans_only(
     with caplog.at_level(logging.DEBUG):
         keep(exporter, 2)
         exporter.close()
-        wait_until(lambda: exporter.dropped == 2, "the spans are counted")
+        wait_until(lambda: drops(exporter) == {"not_taken": 2}, "the spans are counted")
     mine = [r for r in caplog.records if not r.name.startswith(("urllib3", "requests"))]
     assert [record.msg for record in mine] == ["spans not exported"]
     assert vars(mine[0])["reason"]
@@ -110,6 +120,116 @@ def test_an_answer_of_garbage_with_status_200_is_taken(spans: Collector) -> None
     keep(exporter)
     exporter.close()
     assert exporter.dropped == 0
+
+
+def rejection(count: int, text: str = "too old") -> bytes:
+    """The answer of a collector that has rejected that many spans."""
+    partial = ExportTracePartialSuccess(rejected_spans=count, error_message=text)
+    return ExportTraceServiceResponse(partial_success=partial).SerializeToString()
+
+
+@pytest.mark.parametrize(("said", "counted"), [(1, 1), (2, 2), (2**62, 2), (0, 0), (-1, 0)])
+def test_spans_that_a_collector_rejects_are_counted(
+    spans: Collector, said: int, counted: int
+) -> None:
+    spans.answer = lambda handler: answered(handler, 200, rejection(said))
+    exporter = started(spans.url)
+    keep(exporter, 2)
+    exporter.close()
+    assert exporter.drops.keys() == {"not_queued", "not_built", "not_taken", "rejected"}
+    assert drops(exporter) == ({"rejected": counted} if counted else {})
+
+
+def test_an_answer_in_chunks_is_read_as_a_whole(spans: Collector) -> None:
+    def reject(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", f"{PROTOBUF}; charset=utf-8")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for each in (*rejection(1), None):
+            handler.wfile.write(b"0\r\n\r\n" if each is None else b"1\r\n%c\r\n" % each)
+
+    spans.answer = reject
+    exporter = started(spans.url)
+    keep(exporter)
+    exporter.close()
+    assert drops(exporter) == {"rejected": 1}
+
+
+def test_rejected_spans_are_one_line_of_the_log_and_one_connection(
+    spans: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    connections = set()
+
+    def reject(handler: BaseHTTPRequestHandler) -> None:
+        connections.add(handler.client_address)
+        answered(handler, 200, rejection(1, "x" * 2 * MOST_CHARS))
+
+    spans.answer = reject
+    exporter = started(spans.url, bsp_max_export_batch_size=1)
+    with caplog.at_level(logging.WARNING, "sluice.trace"):
+        keep(exporter, 3)
+        exporter.close()
+    assert drops(exporter) == {"rejected": 3}
+    (record,) = caplog.records
+    reason = vars(record)["reason"]
+    assert (record.msg, reason[:27]) == ("spans not exported", "1 of 1 spans rejected: xxxx")
+    assert len(reason) < MOST_CHARS + 50
+    assert len(connections) == 1
+
+
+def as_json(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(rejection(1))))
+    handler.end_headers()
+    handler.wfile.write(rejection(1))
+
+
+def broken_off(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(rejection(1))
+    reset(handler)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        as_json,
+        broken_off,
+        lambda handler: answered(handler, 200, rejection(1, "x" * MOST_ANSWER_BYTES)),
+    ],
+)
+def test_an_answer_that_cannot_be_read_is_that_of_its_status(spans: Collector, answer: Any) -> None:
+    spans.answer = answer
+    exporter = started(spans.url)
+    keep(exporter)
+    exporter.close()
+    assert (drops(exporter), spans.asked) == ({}, 1)
+
+
+def test_no_more_of_an_endless_answer_is_read_than_its_limit(spans: Collector) -> None:
+    ended = threading.Event()
+
+    def endless(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(1 << 40))
+        handler.end_headers()
+        try:
+            while True:
+                handler.wfile.write(bytes(1 << 16))
+        except OSError:
+            ended.set()
+        handler.close_connection = True
+
+    spans.answer = endless
+    exporter = started(spans.url)
+    keep(exporter)
+    exporter.close()
+    assert ended.wait(20)
+    assert drops(exporter) == {}
 
 
 def test_a_collector_that_hangs_does_not_hold_the_server_up(

@@ -97,7 +97,10 @@ def test_dropped_spans_are_a_metric_and_the_sink_is_closed() -> None:
     sink = KeptTraces()
     found = tracer(sink)
     (family,) = found.families()
-    assert family.samples[0].value == 7
+    assert [(each.labels, each.value) for each in family.samples] == [
+        ({"reason": "not_queued"}, 7),
+        ({"reason": "rejected"}, 0),
+    ]
     found.close()
     assert sink.closed == 1
     assert Tracer().families() == []

@@ -115,11 +115,11 @@ def test_tokens_are_attributes_of_the_model() -> None:
     trace = begun()
     accepted(trace)
     trace.asked = {"gen_ai.operation.name": "chat"}
-    usage = Usage(prompt_tokens=3, completion_tokens=1, cached_tokens=2)
+    usage = Usage(prompt_tokens=3, completion_tokens=1)
     trace.responded(InferResponse(usage=usage), 1_000_000_030, first=True)
     ending = Usage(completion_tokens=4, finish_reason="stop")
     trace.responded(InferResponse(usage=ending), 2_000_000_000, first=False)
-    trace.ended(2_000_000_000)
+    trace.ended(2_000_000_000, None, Usage(3, 5, cached_tokens=2))
     attributes = values(built(trace)["m"])
     assert {n: v for n, v in attributes.items() if n.startswith("gen_ai.")} == {
         "gen_ai.operation.name": "chat",

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.messages import InferRequest, InferResponse, Phases
+from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.trace import LEVELS, TENSORS, Trace
+from gateway.observability.traceparent import SpanIds
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve
@@ -155,6 +156,21 @@ def test_a_hit_in_the_cache_has_no_execution(kept: Kept) -> None:
     record.responded(InferResponse(final=True))
     record.ended(None)
     assert stamps(trace.objects) == ["INFER_RESPONSE_COMPLETE", "REQUEST_END"]
+
+
+@pytest.mark.parametrize("cached", [None, 0, 2])
+def test_a_trace_has_the_tokens_that_the_record_has_counted(kept: Kept, cached: int | None) -> None:
+    trace = kept.trace("TIMESTAMPS")
+    trace.becomes_spans(SpanIds(None))
+    record = Record(ModelStatistics(), 1, 0, lambda _: None, trace)
+    record.started()
+    record.responded(InferResponse(usage=Usage(3, 1, cached_tokens=cached)))
+    record.delivered("text_output", [b"a", b"b"], [2, None])
+    record.responded(InferResponse(usage=Usage(completion_tokens=4), final=True))
+    record.ended(None)
+    assert trace.generated is not None
+    usage = trace.generated.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 7, cached)
 
 
 def test_a_request_that_never_started_has_no_execution(kept: Kept) -> None:

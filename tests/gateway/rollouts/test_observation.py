@@ -65,6 +65,7 @@ async def test_a_refused_request_is_not_observed(serve: Serve) -> None:
 def test_every_event_is_passed_on() -> None:
     notebook = Notebook()
     record = new_entry(ModelStatistics()).record
+    record.completion_tokens = 1
     tap = tapped(evidence_of("errors"))
     recorder = tap.recorder(record, notebook)
     recorder.responded(FLAG)
@@ -80,6 +81,19 @@ def test_every_event_is_passed_on() -> None:
         "ended: Cancelled: gone",
     ]
     assert (tap.tokens, tap.failed, tap.complete) == (1, False, False)
+
+
+def test_tokens_are_those_of_the_record_while_the_request_runs() -> None:
+    record = new_entry(ModelStatistics()).record
+    tap = tapped(evidence_of("long_output"))
+    recorder = tap.recorder(record, Notebook())
+    assert tap.tokens == 0
+    record.completion_tokens = 4
+    recorder.responded(text_response("a", tokens=1))
+    assert tap.tokens == 4
+    record.completion_tokens = 9
+    recorder.delivered("text_output", [b"b"], [1])
+    assert tap.tokens == 9
 
 
 def floats(*values: float) -> InferResponse:

@@ -47,6 +47,8 @@ class Asked:
         )
         dataplane = DataPlane(models, receipts=Receipts(every=every))  # type: ignore[arg-type]
         self._client: httpx.AsyncClient = connect(build_app(dataplane, SETTINGS, "triton"))
+        self.named = ""
+        """The id in the head of the latest answer."""
 
     async def ask(
         self,
@@ -64,7 +66,13 @@ class Asked:
             execution.answer(answer)
         execution.end()
         found = await soon(waiting)
+        self.named = found.headers.get("x-request-id", "")
         return [each for each in found.text.split("\n\n") if each]
+
+    async def why(self, request_id: str) -> Any:
+        """The answer of `/admin/why/{id}`."""
+        found = await soon(self._client.get(f"http://localhost/admin/why/{request_id}"))
+        return found.json()
 
 
 ASK = {"text_input": "hi"}
@@ -130,6 +138,22 @@ async def test_a_chunk_without_choices_follows_an_empty_final_response(asked: As
     found = await asked.ask(CHATS, ASK_CHAT, chunk('{"id":1}'), FLAG, headers=WISH)
     assert found[1].startswith('data: {"choices":[],"timing":{"recv":')
     assert [found[0], *found[2:]] == ['data: {"id":1}', DONE]
+
+
+@pytest.mark.parametrize("headers", [WISH, WISH | {"x-request-id": "mine"}])
+async def test_the_account_of_openai_is_that_of_the_id_in_its_answer(
+    asked: Asked, headers: Any
+) -> None:
+    await asked.ask(CHATS, ASK_CHAT, chunk("{}", final=True), headers=headers)
+    found = await asked.why(asked.named)
+    assert (found["id"], found["status"]) == (headers.get("x-request-id", asked.named), "ok")
+
+
+async def test_without_an_account_the_error_says_which_requests_have_one(asked: Asked) -> None:
+    await asked.ask(GENERATE, ASK, text_response("a", final=True), headers=WISH)
+    found = await asked.why("none")
+    for each in ("'none'", "with an id", "x-want-timing: 1", "--server-timing=true"):
+        assert each in found["error"]
 
 
 @pytest.mark.parametrize(("members", "headers"), NO_WISHES)
