@@ -58,6 +58,9 @@ def fair(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         parser.add_argument(
             flag, type=rounds.positive, default=default, metavar="N", help=f"{text} ({default})"
         )
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE.svg", help="the waits of `overload` as curves"
+    )
     triton.add_flags(parser)
     rounds.add_flags(parser)
     rounds.run_test(parser, arguments, _fair)

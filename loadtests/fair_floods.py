@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtests.support import generation, rounds, servers
+from loadtests.support.curves import Panel, draw
 from loadtests.support.findings import Finding
 from loadtests.support.generation import Endpoint, gateway_defaults, read_model
 from loadtests.support.http_client import Address, post, with_headers
@@ -212,6 +214,40 @@ def _overload(
         found[line.other("real/predicted p50")] = histogram_p50(
             read_metrics(server.ports.metrics), "gateway_admission_wait_ratio"
         )
+        if asked.to is not None:
+            draw_waits(asked.to, sent)
+    return found
+
+
+EXPECTED = re.compile(r"expected in (\d+) ms")
+"""The predicted wait in the text of a refusal."""
+
+
+def draw_waits(path: Path, sent: Sequence[Sent]) -> None:
+    """Draw the waits that were predicted in refusals, and the real ones of admitted requests.
+
+    Each is the mean of those sent in the same second; a second without any has that before.
+    """
+    began = sent[0].at
+    real = [(each.at - began, each.first - each.at) for each in sent if each.first]
+    predicted = [
+        (each.at - began, float(found[1]) / 1e3)
+        for each in sent
+        if (found := EXPECTED.search(each.refusal))
+    ]
+    secs = range(int(sent[-1].at - began) + 1)
+    panels = [
+        Panel("wait predicted in refusals, s", _means(predicted, secs)),
+        Panel("wait of admitted requests, s", _means(real, secs)),
+    ]
+    draw(path, OVERLOAD.name, secs, panels)
+
+
+def _means(waits: Sequence[tuple[float, float]], secs: Sequence[int]) -> Sequence[float]:
+    found: list[float] = []
+    for second in secs:
+        these = [wait for at, wait in waits if int(at) == second]
+        found.append(statistics.fmean(these) if these else found[-1] if found else 0.0)
     return found
 
 

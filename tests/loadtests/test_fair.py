@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Thread
 
 from gateway.policy.key_file import KeyReader
-from loadtests.fair_floods import histogram_p50
+from loadtests.fair_floods import draw_waits, histogram_p50
 from loadtests.support.http_client import Address, post, with_headers
-from loadtests.support.timed_load import Flow, answered, send
+from loadtests.support.timed_load import Flow, Sent, answered, send
 from loadtests.tenants import write_tenants
 
 
@@ -70,3 +70,17 @@ def test_the_median_of_a_histogram_is_the_bound_of_its_bucket() -> None:
         'ratio_count{model="m"} 4',
     ]
     assert histogram_p50(lines, "ratio") == 1.0
+
+
+def test_the_waits_of_an_overload_are_drawn_by_the_second(tmp_path: Path) -> None:
+    refused = "503: its first response is expected in 6500 ms, and its deadline is in 5000 ms"
+    sent = [Sent(10.0, first=12.0), Sent(10.5, first=14.5), Sent(12.0, refusal=refused)]
+    draw_waits(tmp_path / "waits.svg", sent)
+    text = (tmp_path / "waits.svg").read_text()
+    predicted, real = (each.partition('"')[0] for each in text.split('points="')[1:])
+    heights = [
+        [float(point.partition(",")[2]) for point in line.split()] for line in (predicted, real)
+    ]
+    assert heights[0][0] == heights[0][1] > heights[0][2]  # none before the third second
+    assert heights[1][0] == heights[1][1] == heights[1][2]  # none after the first one
+    assert "wait of admitted requests, s" in text
