@@ -25,6 +25,7 @@ def add_flags(parser: ArgumentParser, **_: Any) -> None:
     flag: Any = parser.add_argument  # Locust's parser also takes `env_var`
     flag("--model", default="llama", env_var="SLUICE_MODEL", help="model to ask")
     flag("--max-tokens", type=int, default=64, env_var="SLUICE_MAX_TOKENS", help="per answer")
+    flag("--api-key", default="", env_var="SLUICE_API_KEY", is_secret=True, help="of the server")
     flag("--prompt-words", type=int, default=32, env_var="SLUICE_PROMPT_WORDS", help="per prompt")
 
 
@@ -36,6 +37,8 @@ class GenerateStreamUser(HttpUser):
         options = self.environment.parsed_options
         self._prompts = prompts(options.prompt_words, seed=secrets.randbits(32))
         self._path = f"/v2/models/{options.model}/generate_stream"
+        if options.api_key:
+            self.client.headers["Authorization"] = f"Bearer {options.api_key}"
         self._sampling = {"max_tokens": options.max_tokens, "temperature": 0, "ignore_eos": True}
 
     @task

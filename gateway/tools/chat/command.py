@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 from rich.console import Console
 
+from gateway.flags.values import API_KEY
 from gateway.tools.chat import grpc_server, http_server
 from gateway.tools.chat.answer import printable
 from gateway.tools.chat.conversation import ChatConversation, Session
@@ -41,7 +42,7 @@ def run(options: ChatOptions) -> None:
     """
     _check_streams()
     with asyncio.Runner() as runner:
-        server = runner.run(connect(options.url, http=options.http))
+        server = runner.run(connect(options.url, options.api_key, http=options.http))
         try:
             _run(options, server, runner)
         except Unreachable as error:
@@ -118,13 +119,16 @@ def _fix(options: ChatOptions) -> str:
     return f"start one with `sluice serve --model-repository DIR`, or give its {wire} port by --url"
 
 
-async def connect(url: str, *, http: bool) -> ChatServer:
-    """The server at a URL, by HTTP or gRPC; sends nothing yet."""
+async def connect(url: str, api_key: str = "", *, http: bool) -> ChatServer:
+    """The server at a URL, by HTTP or gRPC; sends nothing yet. It gets the key if there is one."""
     if not SENDABLE.fullmatch(url):
         raise ChatError(f"--url is {url!a}, expected HOST:PORT of plain letters, digits and signs")
+    if not SENDABLE.fullmatch(api_key):
+        raise ChatError(f"{API_KEY} is no API key, expected plain letters, digits and signs")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     if http:
-        return http_server.HttpChatServer(http_url(url))
-    return grpc_server.GrpcChatServer(grpc_target(url))
+        return http_server.HttpChatServer(http_url(url), headers)
+    return grpc_server.GrpcChatServer(grpc_target(url), headers)
 
 
 def grpc_target(url: str) -> str:

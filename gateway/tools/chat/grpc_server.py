@@ -1,6 +1,7 @@
 """The gRPC client of the chat: index and metadata of models, answers by ModelStreamInfer."""
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -38,14 +39,17 @@ LENGTH_BYTES = 4
 OTHER_WIRE = "http1.x server"
 """Part of grpc's error text for a server that answers in HTTP/1."""
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+NO_INDEX = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED)
 SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class GrpcChatServer(ChatServer):
     """One connection. `target` is HOST:PORT, or any other name that gRPC resolves."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self.url = target
+        self._metadata = tuple(headers.items())
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL)
         self._stub: Any = GRPCInferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
@@ -53,7 +57,7 @@ class GrpcChatServer(ChatServer):
         request = pb.RepositoryIndexRequest()
         try:
             found = await self._answer_of(self._stub.RepositoryIndex, request)
-        except _Unimplemented:
+        except _NoIndex:
             return None
         return [Listed(each.name, each.state, each.reason) for each in found.models]
 
@@ -67,7 +71,7 @@ class GrpcChatServer(ChatServer):
         )
 
     async def answer(self, question: Question) -> AsyncGenerator[AnswerPart, None]:
-        call = self._stub.ModelStreamInfer(iter([_request(question)]))
+        call = self._stub.ModelStreamInfer(iter([_request(question)]), metadata=self._metadata)
         try:
             async for message in call:
                 if message.error_message:
@@ -82,7 +86,7 @@ class GrpcChatServer(ChatServer):
         await self._channel.close()
 
     async def _answer_of(self, method: Any, request: Any) -> Any:
-        call: Awaitable[Any] = method(request, timeout=ANSWERS_WITHIN_SECS)
+        call: Awaitable[Any] = method(request, timeout=ANSWERS_WITHIN_SECS, metadata=self._metadata)
         try:
             return await call
         except grpc.aio.AioRpcError as error:
@@ -91,9 +95,9 @@ class GrpcChatServer(ChatServer):
     def _failure(self, error: grpc.aio.AioRpcError) -> Exception:
         details = error.details() or error.code().name
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return _Unimplemented(
-                f"what answers at {self.url} speaks gRPC, but not the v2 protocol: {details}"
-            )
+            details = f"what answers at {self.url} speaks gRPC, but not the v2 protocol: {details}"
+        if error.code() in NO_INDEX:
+            return _NoIndex(details)
         if OTHER_WIRE in details:
             return Refused(
                 f"{self.url} speaks HTTP instead of gRPC: give the gRPC port, {DEFAULT_PORT} by "
@@ -107,8 +111,8 @@ class GrpcChatServer(ChatServer):
         return Refused(details)
 
 
-class _Unimplemented(Refused):
-    """The server does not know the method."""
+class _NoIndex(Refused):
+    """The server does not know the method, or the key is not allowed to use it."""
 
 
 def _request(question: Question) -> pb.ModelInferRequest:

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -28,7 +29,8 @@ DEFAULT_PORT = 8000
 ANSWERS_WITHIN_SECS = 10.0
 """Time limit of index and metadata requests; answers have none."""
 
-NO_INDEX = (404, 405, 501)
+NO_INDEX = (403, 404, 405, 501)
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 NOT_HTTP = f"is it the gRPC port? HTTP's is {DEFAULT_PORT} by default"
 FIELD = b"data:"
 READ_BYTES = 65536
@@ -39,13 +41,14 @@ T = TypeVar("T")
 class HttpChatServer(ChatServer):
     """`url` has a scheme, a host and perhaps a port. Every request has its own connection."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
         self.url = url
+        self._headers = headers
 
     async def models(self) -> Sequence[Listed] | None:
         try:
             return await self._answer_of("POST", "/v2/repository/index", _index)
-        except _NotFound:
+        except _NoIndex:
             return None
 
     async def describe(self, name: str) -> ChatModel:
@@ -54,7 +57,7 @@ class HttpChatServer(ChatServer):
     async def answer(self, question: Question) -> AsyncGenerator[AnswerPart, None]:
         name = question.model.name
         path = f"/v2/models/{quote(name, safe='')}/generate_stream"
-        exchange = _Exchange(self.url, None)
+        exchange = _Exchange(self.url, self._headers, None)
         try:
             response = await exchange.ask("POST", path, _body(question))
             if response.status != http.HTTPStatus.OK:
@@ -71,14 +74,14 @@ class HttpChatServer(ChatServer):
         """Nothing to close: each request has its own connection."""
 
     async def _answer_of(self, method: str, path: str, read: Callable[[Any], T]) -> T:
-        exchange = _Exchange(self.url, ANSWERS_WITHIN_SECS)
+        exchange = _Exchange(self.url, self._headers, ANSWERS_WITHIN_SECS)
         try:
             response = await exchange.ask(method, path, b"")
             body = await exchange.wait(response.read)
         finally:
             exchange.stop()
         if response.status in NO_INDEX:
-            raise _NotFound(_error(response.status, body))
+            raise _NoIndex(_error(response.status, body))
         if response.status != http.HTTPStatus.OK:
             raise Refused(_error(response.status, body))
         return self._read(body, read)
@@ -102,15 +105,16 @@ class Lines:
         return [line.removeprefix(FIELD) for line in lines if line.startswith(FIELD)]
 
 
-class _NotFound(Refused):
-    """The server has no such route, or no such model."""
+class _NoIndex(Refused):
+    """The server has no such route or model, or the key is not allowed to use it."""
 
 
 class _Exchange:
     """One request and its response on a connection of their own; a thread blocks on the socket."""
 
-    def __init__(self, url: str, patience_secs: float | None) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], patience_secs: float | None) -> None:
         self._url = url
+        self._headers = {**headers, "Connection": "close"}
         self._patience_secs = patience_secs
         self._connection = _connection(url)
         self._socket: socket.socket | None = None
@@ -147,7 +151,7 @@ class _Exchange:
         self._connection.connect()
         self._socket = self._connection.sock
         self._socket.settimeout(self._patience_secs)
-        self._connection.request(method, path, body, {"Connection": "close"})
+        self._connection.request(method, path, body, self._headers)
         return self._connection.getresponse()
 
 

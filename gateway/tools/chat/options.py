@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.flags.values import API_KEY, OF_KEY
 from gateway.tools.chat.server import ChatError
 
 ONE_ANSWER = ("n", "best_of")
@@ -17,7 +19,7 @@ class ChatOptions:
     """The values of the options.
 
     `url` "" is the default of the protocol. `once` is the only question; None means a terminal, or
-    a question from a pipe.
+    a question from a pipe. `api_key` is "" without one.
     """
 
     model: str = ""
@@ -26,6 +28,7 @@ class ChatOptions:
     system: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     once: str | None = None
+    api_key: str = field(default="", repr=False)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--url",
         default="",
         metavar="HOST:PORT",
-        help="where the server is (default: localhost:8001, with --http localhost:8000)",
+        help=f"where the server is (default: localhost:8001, with --http localhost:8000){OF_KEY}",
     )
     parser.add_argument("--http", action="store_true", help="use HTTP instead of gRPC")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
@@ -62,6 +65,7 @@ def options(flags: argparse.Namespace) -> ChatOptions:
         system=flags.system,
         sampling={name: value for name, value in sampling.items() if value is not None},
         once=flags.once,
+        api_key=os.environ.get(API_KEY, ""),
     )
 
 
