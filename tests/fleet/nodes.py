@@ -98,7 +98,11 @@ class RayNodes:
         self._cluster.shutdown()
 
     def workers(self, name: str) -> Sequence[int]:
-        """The processes of actors of that class."""
+        """The processes of actors of that class, without those in `__init__`.
+
+        Their title is the name of the actor until it returns: a replica may be there before its
+        actor.
+        """
         raylets = {self._raylet(node) for node in (self._cluster.head_node, *self._nodes.values())}
         found = _processes(lambda pid, command: command.startswith(f"ray::{name}"))
         return [pid for pid in found if _parent(pid) in raylets]

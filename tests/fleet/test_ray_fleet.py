@@ -139,7 +139,8 @@ def test_a_changed_model_is_replaced_under_streams_without_a_failure(
         (models / "repeat" / "config.pbtxt").write_text(changed)
         try:
             fleet.wait_replicas("repeat", 1, without=[before])
-            wait_until(lambda: len(nodes.workers("ReplicaActor")) == 1, "it ends", LOST_SECS)
+            wait_until(lambda: before not in fleet.replicas("repeat"), "it ends", LOST_SECS)
+            wait_until(lambda: len(nodes.workers("ReplicaActor")) == 1, "its actor ends", LOST_SECS)
         finally:
             is_over = True
         assert all(each.result(WAIT_SECS) for each in ends)
