@@ -35,6 +35,8 @@ from gateway.fleet.ray_state import RayState, gcs
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView, read_view
 from gateway.models.model_folder import Versions
 from gateway.models.replicas import CPU, GPU, ReplicaRules
+from gateway.observability.log import formatter
+from gateway.settings import LogSettings
 
 log = logging.getLogger("sluice.fleet")
 
@@ -103,7 +105,9 @@ class ControllerActor:
     """The one actor that decides; it is restarted by Ray, and reads again what it needs."""
 
     def __init__(self, fleet: RayFleet) -> None:
-        logging.basicConfig(level=logging.INFO)
+        lines = logging.StreamHandler()
+        lines.setFormatter(formatter(LogSettings()))
+        logging.basicConfig(level=logging.INFO, handlers=[lines])
         self._controller = Controller(RayCluster(fleet), Repository(*_repositories(fleet)).files)
         self._decided = asyncio.Event()
         self._deciding = asyncio.get_running_loop().create_task(self._decide())

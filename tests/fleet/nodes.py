@@ -93,6 +93,11 @@ class RayNodes:
         found: bytes = GcsClient(address=self.address).internal_kv_get(key, b"sluice-rollouts")
         return found
 
+    def log(self) -> str:
+        """The lines that the actors have written."""
+        files = Path(os.environ["RAY_TMPDIR"]).rglob("worker-*.err")
+        return "\n".join(each.read_text() for each in files)
+
     def shutdown(self) -> None:
         """End every process of the cluster."""
         self._cluster.shutdown()

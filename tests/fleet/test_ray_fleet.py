@@ -3,6 +3,7 @@
 One fleet serves all tests, and its end is checked after them: processes of Ray take seconds.
 """
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -144,6 +145,7 @@ def test_a_changed_model_is_replaced_under_streams_without_a_failure(
         finally:
             is_over = True
         assert all(each.result(WAIT_SECS) for each in ends)
+    assert re.search(r'ray_controller.py:\d+\] "model changed .*model=repeat', nodes.log())
     assert streamed(http, 5) == 5
     found = http.get("/v2/models/repeat/config").json()
     assert found["parameters"]["engine"] == {"string_value": "new"}
