@@ -110,7 +110,7 @@ class Admission:
             return tap
         costs = self._costs_of(model)
         asked = costs.asked(request)
-        if account is not None and account.limits:
+        if account is not None:
             booked = self._book(request, model, account, costs, asked)
             tap = Booking(account, costs, asked, booked, tap=tap, clock=self._clock)
         if not observes:
@@ -208,14 +208,14 @@ class Admission:
         account.logged_at, account.unlogged = now, 0
 
     def _limited(self, tenant: str) -> _Account | None:
-        """The account of a tenant with its present limits; None without rules."""
+        """The account of a tenant with its present limits; None without any."""
         rules = self.tenants.rules(tenant)
         if rules is NO_RULES:
             return None
         found = self._account(tenant)
         if rules is not found.rules:
             found.replace(rules)
-        return found
+        return found if found.is_limited else None
 
     def _account(self, tenant: str) -> _Account:
         found = self._accounts.get(tenant)

@@ -16,7 +16,10 @@ NOTHING = 0.0, 0.0
 
 
 class TenantAccount:
-    """The buckets of a tenant, its requests in flight, and the limits in its present rules."""
+    """The buckets of a tenant, its requests in flight, and the limits in its present rules.
+
+    It `is_limited` if there are any.
+    """
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -27,6 +30,7 @@ class TenantAccount:
     def replace(self, rules: TenantRules) -> None:
         """Take rules that have changed."""
         self.rules, self.limits = rules, limits_of(rules)
+        self.is_limited = bool(self.limits)
 
 
 class Booking(StreamTap):
