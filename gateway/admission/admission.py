@@ -95,7 +95,7 @@ class Admission:
 
         So it is but for a request with a deadline, and a model with a default for it.
         """
-        return self.tenants.configured or self._waits.observed
+        return self.tenants.configured or bool(self._waits.models)
 
     def admit(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
         """The tap of a request: its account around the given tap, or that without limits.

@@ -13,6 +13,7 @@ from gateway.backend import MetricReading
 from gateway.errors import InferenceError, Refusal, RefusalReason
 from gateway.messages import WATCHED, Deadline, InferRequest
 from gateway.models.model import Model
+from gateway.models.sharing import in_force
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.statistics import Histogram
 from gateway.observability.stream_tap import Tap
@@ -47,24 +48,20 @@ WAIT_METRICS = {
 class Waits:
     """Admits the requests of models by their deadlines.
 
-    A model is observed from the first request on that it watches. `exceeded` counts the requests
-    that ended at their deadline, by model and reason. `tenants` have the weights of fair queues.
+    A model is observed, and one of `models`, from the first request on that it watches. `exceeded`
+    counts the requests that ended at their deadline, by model and reason. `tenants` have the
+    weights of fair queues.
     """
 
     def __init__(self, settings: AdmissionSettings, tenants: Tenants) -> None:
         self.exceeded: Counter[tuple[str, str]] = Counter()
         self._settings = settings
         self._tenants = tenants
-        self._models: dict[Model, ModelWaits] = {}
-
-    @property
-    def observed(self) -> bool:
-        """Whether any model is observed."""
-        return bool(self._models)
+        self.models: dict[Model, ModelWaits] = {}
 
     def observes(self, request: InferRequest, model: Model) -> bool:
         """Whether a request counts: the model is observed, or is from this request on."""
-        if model in self._models or model.max_wait_ns:
+        if model in self.models or model.max_wait_ns:
             return True
         deadline = request.deadline
         return deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
@@ -73,24 +70,24 @@ class Waits:
         self, request: InferRequest, model: Model, tap: Tap | None, costs: ModelCosts, asked: Asked
     ) -> Tap:
         """The tap of a request, around another one; Refusal if it would miss its deadline."""
-        waits = self._models.get(model)
+        waits = self.models.get(model)
         if waits is None:
             prediction = WaitPrediction(self._tenants.weight, self._tenants.label)
             waits = ModelWaits(model, prediction, costs, self._settings, self.exceeded)
-            self._models[model] = waits
+            self.models[model] = waits
             model.when_closed(partial(self._forget, model))
         return waits.admit(request, tap, asked)
 
     def _forget(self, model: Model) -> None:
-        self._models.pop(model, None)
+        self.models.pop(model, None)
 
     def families(self) -> list[MetricReading]:
         """The metrics; none before the first request with a deadline."""
-        if not self._models:
+        if not self.models:
             return []
         ratio = MetricReading(RATIO, WAIT_METRICS[RATIO], "histogram")
         counters = {name: MetricReading(name, text, "counter") for name, text in COUNTERS.items()}
-        for model, waits in self._models.items():
+        for model, waits in self.models.items():
             labels = {"model": model.name, "version": model.version}
             ratio.samples.extend(histogram_samples(RATIO, labels, waits.ratios))
             for name, value in waits.counts.items():
@@ -125,9 +122,7 @@ class ModelWaits:
         deadline, received_ns = request.deadline, request.received_ns or time.perf_counter_ns()
         if self._model.max_wait_ns:
             deadline = _with_default(deadline, received_ns + self._model.max_wait_ns)
-        fair = self._model.fair
-        if fair is not None and not fair.configured:
-            fair = None
+        fair = in_force(self._model.fair)
         tenant = ONE_TENANT if fair is None else tenant_of(request.caller)
         timed = TimedRequest(self, tenant, asked, deadline, tap)
         prediction, now = self.prediction, seconds(timed.arrived_ns)

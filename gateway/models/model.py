@@ -19,7 +19,7 @@ from gateway.models.instances import Instances
 from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
-from gateway.models.sharing import Sharing, shared_among
+from gateway.models.sharing import Sharing, in_force, shared_among
 from gateway.models.taps import Interceptor, Tapper, Waking
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
@@ -263,7 +263,7 @@ class Model:
         has_response = cached is not None and cached.lookup.response is not None
         if waking is not None and not has_response:
             waking.check()
-        shared, is_counted = self.fair and self._shared, limited and not has_response
+        shared, is_counted = self.fair and in_force(self.fair), limited and not has_response
         if is_counted and (shared or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
@@ -315,7 +315,7 @@ class Model:
         if limited:
             self._check_in_flight(request, statistics)
         self.scheduler.admit(request)
-        shared, remove = self._shared, self.requests.remove
+        shared, remove = in_force(self.fair), self.requests.remove
         on_end = remove if shared is None else shared.counted(request, remove)
         record = Record(statistics, batch_size, 0, on_end)
         stream = ResponseStream(record if tap is None else tap.recorder(record, record))
@@ -382,15 +382,10 @@ class Model:
             raise error
         return self.waking
 
-    @property
-    def _shared(self) -> Sharing | None:
-        """Its fair queue, while a tenant has rules."""
-        return self.fair if self.fair is not None and self.fair.configured else None
-
     def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
         """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""
         total, most, refusal = len(self.requests), self.most_in_flight, None
-        if (shared := self._shared) is not None:
+        if (shared := in_force(self.fair)) is not None:
             refusal = shared.refusal(request, most, total)
         elif total >= most:
             text = f"model '{self.name}' has {most} requests in flight, the most it accepts"

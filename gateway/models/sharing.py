@@ -16,9 +16,7 @@ from gateway.schedulers.scheduler import Scheduler
 class Sharing(Protocol):
     """The part of `FairScheduler` that is no scheduler's; few servers import it."""
 
-    @property
-    def configured(self) -> bool:
-        """Whether a tenant has rules, so that tenants have shares."""
+    tenants: Tenants
 
     @property
     def slack(self) -> int:
@@ -45,9 +43,14 @@ class Sharing(Protocol):
         """The metrics of tenants, with these labels of the model."""
 
 
+def in_force(sharing: Sharing | None) -> Sharing | None:
+    """The fair queue of a version while a tenant has rules, so that tenants have shares."""
+    return sharing if sharing is not None and sharing.tenants.configured else None
+
+
 def most_of_all(sharing: Sharing | None, most: int) -> int:
     """The requests of all tenants together that a model accepts, whose limit is `most`."""
-    return MOST_TIMES * most if sharing is not None and sharing.configured else most
+    return most if in_force(sharing) is None else MOST_TIMES * most
 
 
 def shared_among(

@@ -58,7 +58,7 @@ class FairScheduler(Scheduler):
 
     A request is released to the scheduler while those released and not ended have fewer places
     than the instances and some slack. It is ordered by priority within its tenant, and first in,
-    first out within a priority. While no tenant has rules, requests pass.
+    first out within a priority. While none of `tenants` has rules, requests pass.
 
     The requests of a sequence that has not begun wait together. Those of one that has begun are
     released at once: it has a slot for which other sequences may wait. Only its first request has
@@ -70,7 +70,7 @@ class FairScheduler(Scheduler):
     ) -> None:
         self._inner = inner
         self._model = config.name
-        self._tenants = tenants
+        self.tenants = tenants
         self.preparation, self.order = inner.preparation, inner.order
         self._sequences = self._add_sequences(inner)
         self._rules = QueueRules(config.dynamic_batching or DynamicBatching())
@@ -100,7 +100,7 @@ class FairScheduler(Scheduler):
 
     def admit(self, request: InferRequest) -> None:
         queue = self._inner.limited
-        if queue is None or not (self._tenants.configured or self._queues):
+        if queue is None or not (self.tenants.configured or self._queues):
             self._inner.admit(request)
             return
         queue.check(request)
@@ -110,7 +110,7 @@ class FairScheduler(Scheduler):
             raise queue_full(request)
 
     def submit(self, entry: Entry) -> None:
-        if not (self._tenants.configured or self._queues) or entry.stream.done:
+        if not (self.tenants.configured or self._queues) or entry.stream.done:
             self._inner.submit(entry)
             return
         self._notice_changes()
@@ -118,7 +118,7 @@ class FairScheduler(Scheduler):
         if self._levels or entry.request.priority:
             entry.request = self._capped(entry.request)
         entry.arrived_ns = time.monotonic_ns()
-        label = self._tenants.label(tenant)
+        label = self.tenants.label(tenant)
         entry.service = service = Service(self, self._charges, entry.record, tenant, label)
         service.account = entry.stream.observe(service) or entry.record
         self._expect(service, entry.request)
@@ -161,18 +161,13 @@ class FairScheduler(Scheduler):
 
     # Of the whole model.
 
-    @property
-    def configured(self) -> bool:
-        """Whether a tenant has rules, so that tenants have shares."""
-        return self._tenants.configured
-
     def refusal(self, request: InferRequest, most: int, total: int) -> Refusal | None:
         """The refusal of a tenant that has its share of `most` requests in flight.
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
         tenant = tenant_of(request.caller)
-        share = self._active.share(tenant, self._tenants.weight(tenant), time.monotonic_ns())
+        share = self._active.share(tenant, self.tenants.weight(tenant), time.monotonic_ns())
         allowed = max(LEAST_IN_FLIGHT, int(share * most))
         if self._in_flight[tenant] >= allowed:
             text = (
@@ -209,7 +204,7 @@ class FairScheduler(Scheduler):
 
     def families(self, labels: Mapping[str, str]) -> list[MetricReading]:
         """The metrics of tenants, with these labels of the model."""
-        label = self._tenants.label
+        label = self.tenants.label
         waiting, in_flight = Counter[str](), Counter[str]()
         for tenant, queue in self._queues.items():
             waiting[label(tenant)] += len(queue)
@@ -268,7 +263,7 @@ class FairScheduler(Scheduler):
     def _capped(self, request: InferRequest) -> InferRequest:
         """The request with the best priority that its tenant may have, where it asks for better."""
         asked = request.priority
-        best = self._tenants.rules(tenant_of(request.caller)).highest_priority
+        best = self.tenants.rules(tenant_of(request.caller)).highest_priority
         if self._levels:
             asked, best = self._rules.level(asked), min(best, self._levels)
         return request if not asked or asked >= best else replace(request, priority=best)
@@ -340,8 +335,8 @@ class FairScheduler(Scheduler):
             self._releasing = False
 
     def _notice_changes(self) -> None:
-        if self._changes != self._tenants.changes:
-            self._changes = self._tenants.changes
+        if self._changes != self.tenants.changes:
+            self._changes = self.tenants.changes
             self._shares.reweigh()
 
     def _start(self, entry: Entry, service: Service, now_ns: int) -> None:

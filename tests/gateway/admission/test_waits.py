@@ -107,7 +107,10 @@ async def train(serve: Serve, clock: Clock) -> AsyncIterator[Train]:
         model = serve(instance)
         if is_fair:
             model.fair = SimpleNamespace(
-                configured=True, slack=1, refusal=nothing, counted=lambda _, ended: ended
+                tenants=Tenants({"quiet": TenantRules()}),
+                slack=1,
+                refusal=nothing,
+                counted=lambda _, ended: ended,
             )
         dataplane = plane(model, **settings)
         if tenants is not None:
