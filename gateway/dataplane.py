@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from gateway.admission.admission import Admission
+from gateway.admission.admission import Admission, admission_families
 from gateway.admission.deadlines import PARAMETER, timed
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
@@ -52,15 +52,17 @@ def _note_refusal(
     error: InferenceError,
     admission: Admission | None,
 ) -> None:
-    """Note a refusal by the chosen version; limits and deadlines of clients say nothing of it."""
+    """Note a refusal; limits and deadlines of clients say nothing of the chosen version."""
     if trace is not None:
         trace.refused(error)
     if request.receipt is not None:
         request.receipt.refused(request, error)
-    if admission is not None and model is not None:
+    if model is None:
+        return
+    model.statistics.refuse(error)
+    if admission is not None:
         admission.note(request, model, error)
-    is_of_caller = isinstance(error, Refusal) and error.of_caller
-    if chooser is not None and model is not None and not is_of_caller:
+    if chooser is not None and not (isinstance(error, Refusal) and error.of_caller):
         chooser.refused(request, model, error)
 
 
@@ -108,8 +110,7 @@ class DataPlane:
         self._control = control
         self._registry = control.registry
         self._strict_readiness = strict_readiness
-        self._exiting = False
-        self._ending_sequences = False
+        self._exiting = self._ending_sequences = False
         self.conversations = Conversations()
         self.running = RunningRequests(control.loaded, control.registry)
         self.rollouts = Rollouts(
@@ -263,8 +264,7 @@ class DataPlane:
         """The metrics of models in memory, object storage, rollouts, traces, and the fleet."""
         found = families(self._control.residents) + rollout_families(self.rollouts)
         found += remote_families(self._control.remote.reading()) + self.tracer.families()
-        if self.admission is not None:
-            found += self.admission.families()
+        found += admission_families(self.admission, self.models())
         if self.gen_ai is not None:
             found += self.gen_ai.families()
         return found if self.fleet is None else found + self.fleet.families()

@@ -35,7 +35,7 @@ log = logging.getLogger("sluice.admission")
 
 REFUSED = "gateway_refused_total"
 ADMISSION_METRICS = {
-    REFUSED: "Requests refused by a limit of their tenant or their deadline, by reason",
+    REFUSED: "Requests refused by a limit of their tenant, their deadline or a model without room",
     **WAIT_METRICS,
 }
 NO_LIMITS: Mapping[LimitKind, Limit] = MappingProxyType({})
@@ -87,7 +87,6 @@ class Admission:
         self._jitter = jitter
         self._accounts: dict[str, _Account] = {}
         self._costs: WeakKeyDictionary[Model, ModelCosts] = WeakKeyDictionary()
-        self._refused: Counter[tuple[str, str]] = Counter()
 
     @property
     def decides(self) -> bool:
@@ -123,7 +122,7 @@ class Admission:
             raise Refusal(error.refusal_reason, error.message, advice) from None
 
     def note(self, request: InferRequest, model: Model, error: InferenceError) -> None:
-        """Count and log a refusal of a request, by this admission or by its model."""
+        """Note a refusal of a request, by this admission or by its model, for its tenant."""
         if isinstance(error, Refusal):
             self._note(self._account(tenant_of(request.caller)), model, error)
 
@@ -131,7 +130,6 @@ class Admission:
         reason = error.refusal_reason
         limit = error.advice.limit or reason
         account.refused[limit] += 1
-        self._refused[model.name, reason] += 1
         if reason in LOGGED:
             self._log(account, model, limit)
 
@@ -257,6 +255,7 @@ class Admission:
             for kind, limit in taken.items():
                 self._check(account, kind, booked[kind], limit, now)
         except Refusal as error:
+            model.statistics.refuse(error)
             self._note(account, model, error)
             raise
         if LimitKind.REQUESTS in taken:
@@ -315,11 +314,21 @@ class Admission:
         }
 
     def families(self) -> list[MetricReading]:
-        """The metrics of refusals; none before the first one."""
-        found = MetricReading(REFUSED, ADMISSION_METRICS[REFUSED], "counter")
-        for (model, reason), count in sorted((self._refused + self._waits.exceeded).items()):
-            found.add_sample(REFUSED, {"model": model, "reason": reason}, count)
-        return [*([found] if found.samples else []), *self._waits.families()]
+        """The metrics of waits; none before the first request with a deadline."""
+        return self._waits.families()
+
+
+def admission_families(admission: Admission | None, models: Iterable[Model]) -> list[MetricReading]:
+    """The metrics of refusals, none before the first one, and those of the admission, if any."""
+    counts = Counter[tuple[str, str]]()
+    for model in models:
+        for reason, count in model.statistics.refusals.items():
+            counts[model.name, reason] += count
+    found = MetricReading(REFUSED, ADMISSION_METRICS[REFUSED], "counter")
+    for (name, reason), count in sorted(counts.items()):
+        found.add_sample(REFUSED, {"model": name, "reason": reason}, count)
+    waits = [] if admission is None else admission.families()
+    return [*([found] if found.samples else []), *waits]
 
 
 def _described_rules(rules: TenantRules) -> dict[str, Any]:

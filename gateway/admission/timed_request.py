@@ -156,6 +156,12 @@ def exceeded(tokens: int, *, retries: bool = True) -> Refusal:
     return Refusal(RefusalReason.DEADLINE_EXCEEDED, text, RetryAdvice(retries=retries))
 
 
+def is_exceeded(error: InferenceError | None) -> bool:
+    """Whether a request has ended at its deadline."""
+    found = isinstance(error, Refusal) and error.refusal_reason
+    return found is RefusalReason.DEADLINE_EXCEEDED
+
+
 def unreachable(wait_secs: float, left_secs: float, what: str) -> Refusal:
     """The refusal of a request that would miss its deadline."""
     text = (

@@ -1,16 +1,21 @@
 """Admission by deadlines: the waits of models, refusals, and how true the predictions were."""
 
 import time
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
 from gateway.admission.costs import Asked, ModelCosts
 from gateway.admission.deadlines import earliest
 from gateway.admission.prediction import CAUTION, WaitPrediction
-from gateway.admission.timed_request import TimedRequest, exceeded, seconds, unreachable
+from gateway.admission.timed_request import (
+    TimedRequest,
+    exceeded,
+    is_exceeded,
+    seconds,
+    unreachable,
+)
 from gateway.backend import MetricReading
-from gateway.errors import InferenceError, Refusal, RefusalReason
+from gateway.errors import InferenceError, Refusal
 from gateway.messages import WATCHED, Deadline, InferRequest
 from gateway.models.model import Model
 from gateway.models.sharing import in_force
@@ -48,13 +53,11 @@ WAIT_METRICS = {
 class Waits:
     """Admits the requests of models by their deadlines.
 
-    A model is observed, and one of `models`, from the first request on that it watches. `exceeded`
-    counts the requests that ended at their deadline, by model and reason. `tenants` have the
-    weights of fair queues.
+    A model is observed, and one of `models`, from the first request on that it watches. `tenants`
+    have the weights of fair queues.
     """
 
     def __init__(self, settings: AdmissionSettings, tenants: Tenants) -> None:
-        self.exceeded: Counter[tuple[str, str]] = Counter()
         self._settings = settings
         self._tenants = tenants
         self.models: dict[Model, ModelWaits] = {}
@@ -73,7 +76,7 @@ class Waits:
         waits = self.models.get(model)
         if waits is None:
             prediction = WaitPrediction(self._tenants.weight, self._tenants.label)
-            waits = ModelWaits(model, prediction, costs, self._settings, self.exceeded)
+            waits = ModelWaits(model, prediction, costs, self._settings)
             self.models[model] = waits
             model.when_closed(partial(self._forget, model))
         return waits.admit(request, tap, asked)
@@ -104,7 +107,6 @@ class ModelWaits:
         prediction: WaitPrediction,
         costs: ModelCosts,
         settings: AdmissionSettings,
-        exceeded: Counter[tuple[str, str]],
     ) -> None:
         self.requests = model.requests
         self.prediction = prediction
@@ -113,7 +115,6 @@ class ModelWaits:
         self._model = model
         self._costs = costs
         self._settings = settings
-        self._exceeded = exceeded
         self._refusals = 0
         self._room_at = -ROOM_SECS
 
@@ -191,19 +192,17 @@ class ModelWaits:
 
     def ended(self, timed: TimedRequest, error: InferenceError | None) -> None:
         """See `WaitObserver`."""
-        now, is_exceeded = seconds(timed.ended_ns), _is_exceeded(error)
+        now, is_late = seconds(timed.ended_ns), is_exceeded(error)
         if timed.first_ns and not timed.record.is_hit:
             self.prediction.end(now)
             self._learn_tokens(timed, is_whole=error is None)
-        elif is_exceeded:
+        elif is_late:
             self.prediction.expire(timed.tenant, timed.service, now)
             if timed.waits:
                 self._learn(timed, seconds(timed.ended_ns - timed.arrived_ns))
         else:
             self.prediction.leave(timed.tenant, timed.service, now)
-        if is_exceeded:
-            self._exceeded[self._model.name, RefusalReason.DEADLINE_EXCEEDED] += 1
-        if error is None or is_exceeded:
+        if error is None or is_late:
             self._count(timed)
 
     def _learn(self, timed: TimedRequest, real: float) -> None:
@@ -234,11 +233,6 @@ class ModelWaits:
         if deadline.slo_first_ns or deadline.slo_token_ns:
             counts["gateway_slo_requests_total"] += 1
             counts["gateway_slo_met_total"] += _met_slo(timed)
-
-
-def _is_exceeded(error: InferenceError | None) -> bool:
-    found = isinstance(error, Refusal) and error.refusal_reason
-    return found is RefusalReason.DEADLINE_EXCEEDED
 
 
 def _met_slo(timed: TimedRequest) -> bool:

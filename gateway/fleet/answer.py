@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.fleet.bulk import BulkConnection
@@ -71,7 +72,8 @@ class RoutedAnswer(ChannelCall):
             timeout_us = time_left(request, self.received_ns)
             arrived(replace(request, received_ns=self.received_ns, timeout_us=timeout_us))
 
-        self._arrival = Arrival(self._bulk, payload, read_request, pass_on)
+        read = partial(read_request, received_ns=self.received_ns)
+        self._arrival = Arrival(self._bulk, payload, read, pass_on)
 
     def begin(self, stream: ResponseStream, metered: MeteredPrompt | None) -> None:
         """Send the responses of a stream."""

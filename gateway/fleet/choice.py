@@ -19,7 +19,7 @@ KV_LIMIT, KV_SECS = 0.9, 5.0
 SAME_SECS = 0.001
 """Costs with a smaller difference are equal."""
 REFUSAL_SECS = 1.0
-"""A replica that refused a request gets none for this time."""
+"""A replica that had no room for a request gets none for this time."""
 GAIN = 1.2
 """A request moves if its cost is more than this many times that of another replica."""
 COMPARED = 8
@@ -139,7 +139,8 @@ class KnownReplica:
     - `own_secs`, `fixed_secs`: the cost of one unit of the request itself, and of any request
     - `empty_secs`: the cost of a new request without work of its own
     - `room`: the number of requests that the replica accepts now
-    - `refused_until`: the end of the time without requests after a refusal
+    - `refused_until`: the end of the time without requests after a refusal for lack of room
+    - `left_out_until`: the end of the time without requests after failures
     - `open_calls`: the calls of this router that have not ended
 
     A replica of a model with tokens that has not measured its rate yet counts requests.
@@ -153,7 +154,7 @@ class KnownReplica:
         self.concurrency = concurrency
         self.adapters: frozenset[str] = frozenset()
         self.load = load
-        self.refused_until = -math.inf
+        self.refused_until = self.left_out_until = -math.inf
         self.open_calls: set[int] = set()
         self._unseen: dict[int, int | None] = {}
         self._seen: dict[int, int] = {}
@@ -210,10 +211,13 @@ class KnownReplica:
             return
         self._count()
 
-    def refuse(self, call: int, now: float) -> None:
-        """End a call that the replica refused; it gets no other one for a second."""
+    def refuse(self, now: float) -> None:
+        """Note that it had no room for a request; it gets no other one for a second."""
         self.refused_until = now + REFUSAL_SECS
-        self.end(call)
+
+    def accepts(self, now: float) -> bool:
+        """Whether it has room, without a refusal in the last second or a pause after failures."""
+        return self.room > 0 and self.refused_until <= now and self.left_out_until <= now
 
     def _count(self) -> None:
         """Count anew: sums that add and subtract estimates drift away from the truth."""
@@ -272,8 +276,8 @@ def ahead_now(replica: KnownReplica, ahead_then: int, secs: float) -> int:
 
 
 def accepting(replicas: Iterable[KnownReplica], now: float) -> list[KnownReplica]:
-    """The READY replicas with room, and without a refusal in the last second."""
-    return [each for each in replicas if each.room > 0 and each.refused_until <= now]
+    """The READY replicas that accept requests."""
+    return [each for each in replicas if each.accepts(now)]
 
 
 def choose(

@@ -182,6 +182,12 @@ class ReplicaConnection:
             self._pauses[key].answer()
             self._leave_out(key)
 
+    def refuse(self, key: Key) -> None:
+        """Note that a model had no room for a request: others are preferred for a second."""
+        known = self._known.get(key)
+        if known is not None:
+            known.refuse(asyncio.get_running_loop().time())
+
     def _count_loss(self) -> None:
         """Count the loss of the replica as one failure of each model, unless it has drained."""
         if self.state is not ReplicaState.DRAINING:
@@ -191,7 +197,7 @@ class ReplicaConnection:
     def _leave_out(self, key: Key) -> None:
         known, pauses = self._known.get(key), self._pauses.get(key)
         if known is not None and pauses is not None:
-            known.refused_until = pauses.left_out_until
+            known.left_out_until = pauses.left_out_until
 
     async def _connect(self) -> None:
         """Connect, and agree with the replica. Raises HandshakeError, OSError, TimeoutError."""

@@ -72,7 +72,12 @@ class SentText:
         request = self._form.rest(self._text.decode(), self.tokens)
         self.continued += 1
         self._tokens_before = self.tokens
-        return request
+        due = request.deadline
+        if due is None:
+            return request
+        # The first response has come.
+        due = replace(due, first_ns=0, held_first_ns=0, slo_first_ns=0)
+        return replace(request, deadline=due)
 
     @property
     def account(self) -> str:

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
+from gateway.admission.timed_request import exceeded, is_exceeded
 from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError, RefusedError
+from gateway.errors import Code, InferenceError
 from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
@@ -20,7 +21,7 @@ from gateway.fleet.offers import Key, ModelOffer
 from gateway.fleet.placement import Connections, ReplicaPlacement, sequence_of
 from gateway.fleet.prompts import ModelPrompts
 from gateway.fleet.quarantine import ModelSuspects
-from gateway.fleet.repeatable import is_failure, is_repeatable
+from gateway.fleet.repeatable import is_failure, is_refused, is_repeatable, lacks_room
 from gateway.fleet.traces import sent_to
 from gateway.fleet.waiting import WaitingRoom
 from gateway.generation import generates_text
@@ -39,7 +40,8 @@ class FleetInstance(Instance):
     A request whose replica is lost before its first response is sent to another one, once, unless
     its execution may have had effects. A text is continued at another one where that is right. The
     same holds if the instance at the replica dies. A request to which two of them have sent nothing
-    is refused for ten minutes. One that replicas have no instance for is sent to all in turn.
+    is refused for ten minutes. One that replicas have no instance for is sent to all in turn, one
+    that a replica has no room for to another one, once.
     """
 
     concurrency = None
@@ -54,15 +56,13 @@ class FleetInstance(Instance):
         prompts: ModelPrompts,
         suspects: ModelSuspects,
     ) -> None:
-        self.counts, self.adapters = counts, offer.adapters
+        self.counts, self.suspects, self.adapters = counts, suspects, offer.adapters
         self.max_model_len = offer.max_model_len or None
         self.key: Key = (offer.name, offer.version)
         self.prompts = prompts
-        self._version = str(offer.version)
         self.is_repeatable = is_repeatable(config)
         may_continue = self.is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
-        self.suspects = suspects
         random = Random()
         self.placement = ReplicaPlacement(self.key, connections, random)
         self.waiting = WaitingRequests(self.placement.targets, random)
@@ -99,8 +99,7 @@ class FleetInstance(Instance):
         known, prompt = replica.loads[self.key], routed.prompt
         self.room.prefill_rate = known.load.prefill_rate or self.room.prefill_rate
         ahead, trace = known.ahead, sent_to(replica.address, request.trace)
-        chosen = self.is_chosen and not request.version
-        version = self._version
+        version, chosen = str(self.key[1]), self.is_chosen and not request.version
         sent = replace(request, version=version, trace=trace, prompt=prompt, chosen=chosen)
         call = replica.call(self.key, sent, on_news, demand)
         replica.counts.requests += 1
@@ -123,6 +122,8 @@ class FleetInstance(Instance):
         """Count an error of a replica, unless it drains; a loss is counted by the connection."""
         if error.lacks_instance:
             return
+        if lacks_room(error):
+            replica.refuse(self.key)
         if not error.dead_instance and not is_failure(error):
             replica.answered(self.key)
         elif replica.state is not ReplicaState.READY:
@@ -131,11 +132,6 @@ class FleetInstance(Instance):
             replica.lose_instance(self.key, error.dead_instance)
         else:
             replica.fail(self.key)
-
-    def is_refused(self, replica: ReplicaConnection, error: InferenceError) -> bool:
-        """Whether a replica has not executed a request for a reason that others do not have."""
-        is_refusal = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
-        return error.lacks_instance or (is_refusal and replica.state is not ReplicaState.READY)
 
     def lost(self, replica: ReplicaConnection, when: str, error: InferenceError) -> InferenceError:
         """The error of a request whose replica was lost, or its instance there by that error."""
@@ -334,7 +330,8 @@ class RoutedRequest:
         was_executed: bool,
     ) -> None:
         """Send a request without a response to another replica; raises InferenceError."""
-        may_repeat = self._instance.is_refused(replica, error)
+        may_wait, has_no_room = is_refused(error, replica.state), lacks_room(error)
+        may_repeat = may_wait or (has_no_room and len(self.tried) == 1)
         if was_executed:
             self._instance.suspects.check(self.request)
             may_repeat = self._instance.is_repeatable and not self._was_lost
@@ -344,7 +341,7 @@ class RoutedRequest:
             error = self._instance.lost(replica, f"while it executed the request{effects}", error)
         if not may_repeat:
             raise error
-        if not was_executed and self._instance.room.takes(self):
+        if may_wait and not was_executed and self._instance.room.takes(self):
             self.tried.clear()  # the process at its address may be another one by then
             return
         try:
@@ -352,7 +349,8 @@ class RoutedRequest:
         except InferenceError:  # no other replica takes it
             raise error from None
         self._instance.counts.retries += 1
-        self._log("request repeated", replica)
+        if not has_no_room:
+            self._log("request repeated", replica)
 
     def _continue(
         self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool, is_cut: bool
@@ -366,6 +364,8 @@ class RoutedRequest:
         if not is_cut:
             if self._cut is None:
                 raise error
+            if is_exceeded(error):
+                raise exceeded(sent.tokens)
             text = f"{when}; its continuation at another one failed: {error.message}"
             raise self._instance.lost(self.tried[-2], text, self._cut)
         try:

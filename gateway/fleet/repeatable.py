@@ -2,7 +2,8 @@
 
 from gateway.backend_loader import IN_PYTHON
 from gateway.config import ModelConfig
-from gateway.errors import AnsweredError, Code, InferenceError, RefusedError
+from gateway.errors import AnsweredError, Code, InferenceError, Refusal, RefusedError
+from gateway.fleet.choice import ReplicaState
 from gateway.observability.statistics import is_timeout
 
 REPLAY = "replay"
@@ -22,3 +23,19 @@ def is_failure(error: InferenceError) -> bool:
     """Whether an error of a replica speaks against the replica, and not of its load."""
     is_of_load = isinstance(error, RefusedError | AnsweredError) or is_timeout(error.message)
     return error.code is Code.UNAVAILABLE and not is_of_load
+
+
+def lacks_room(error: InferenceError) -> bool:
+    """Whether a replica has not executed a request because it has no room for it now."""
+    return isinstance(error, Refusal) and not error.of_caller and not error.lacks_instance
+
+
+def is_refused(error: InferenceError, state: ReplicaState | None) -> bool:
+    """Whether a replica has not executed a request for a reason that others do not have.
+
+    A deadline of the request is none.
+    """
+    is_of_request = isinstance(error, Refusal) and error.of_caller
+    is_refusal = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
+    has_left = is_refusal and not is_of_request and state is not ReplicaState.READY
+    return error.lacks_instance or has_left

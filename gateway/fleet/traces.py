@@ -4,7 +4,7 @@ from gateway.messages import InferRequest, Lineage
 from gateway.observability.trace import Trace
 from gateway.observability.traceparent import read_parent
 from gateway.observability.tracer import Tracer
-from gateway.processes.inference_messages import TraceParent
+from gateway.processes.request_terms import TraceParent
 
 
 def sent_to(address: str, trace: Lineage | None) -> Lineage | None:

@@ -29,8 +29,7 @@ class Record:
     response, else of the start, else of the submission. `phases` are the latest that were measured,
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
     was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text. It has
-    the only account of the tokens of its responses; `cached_tokens` are some of `prompt_tokens`,
-    None if unknown.
+    the only account of the tokens of its responses; `cached_tokens` are of its prompt, or unknown.
     """
 
     __slots__ = (
@@ -205,6 +204,7 @@ class Record:
         now = self.ended_ns = time.perf_counter_ns()
         if error is not None:
             self.failure = error.code, error.message
+            self.statistics.refuse(error)
             if self._started_ns and not self._first_ns:
                 self._answer_error(now)
         if not self._started_ns:

@@ -3,7 +3,7 @@
 import logging
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.backend import Exemplar
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import Phases
 
 log = logging.getLogger("sluice.metrics")
@@ -188,7 +188,7 @@ class ModelStatistics:
     `pending` counts accepted requests that no instance executes yet. `responses` has one row per
     response index; it is None unless the model is decoupled. `summaries` is None unless enabled.
     `composed` marks an ensemble: its members execute, so it counts one execution per success.
-    `calls` are requests that its instances have sent to other models.
+    `calls` are requests of its instances to other models, `refusals` refused ones by reason.
     """
 
     last_inference_ms: int = 0
@@ -216,6 +216,7 @@ class ModelStatistics:
     wasted_tokens: int = 0
     stalls: int = 0
     calls: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
     first_response_ms: Histogram = field(
         default_factory=lambda: Histogram(FIRST_RESPONSE_BUCKETS_MS)
     )
@@ -251,6 +252,11 @@ class ModelStatistics:
         """Count a request that was refused because too many are in flight."""
         self.fail.add(0)
         self.failures[FailureReason.REJECTED] += 1
+
+    def refuse(self, error: InferenceError) -> None:
+        """Count the error of a request by its reason, if it is a refusal."""
+        if isinstance(error, Refusal):
+            self.refusals[error.refusal_reason] += 1
 
     def waste(self, tokens: int) -> None:
         """Count tokens that a runtime made after the client had disconnected."""

@@ -4,10 +4,10 @@ The structs are arrays. They grow at the end only, with defaults: a release read
 the release before it, and of the one after it. A message that does not fit is refused as a whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from struct import Struct
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -15,22 +15,18 @@ from msgspec import Meta
 from gateway.cuda_driver import DeviceMemory
 from gateway.errors import Code, InferenceError
 from gateway.messages import (
-    MOST_OUTPUTS,
     NO_PARAMETERS,
     EngineStamps,
     InferRequest,
     InferResponse,
     Parameter,
     Phases,
-    RequestedOutput,
-    RoutedPrompt,
-    SequenceTag,
     Usage,
-    too_many_outputs,
 )
 from gateway.policy.caller import Caller
 from gateway.processes.error_messages import ErrorMessage, error_of, written_error
 from gateway.processes.malformed import UNREADABLE, malformed
+from gateway.processes.request_terms import Terms, read_terms, written_terms
 from gateway.tensor import (
     LENGTH_BYTES,
     SIZES,
@@ -39,7 +35,6 @@ from gateway.tensor import (
     Tensor,
     element_runs,
     format_shape,
-    value,
 )
 
 MOST_DIMS = 64
@@ -57,9 +52,6 @@ read_length = Struct("<I").unpack_from
 
 _Size = Annotated[int, Meta(ge=0)]
 _Shape = Annotated[tuple[_Size, ...], Meta(max_length=MOST_DIMS)]
-_TraceParent = Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
-_Key = Annotated[bytes, Meta(min_length=8, max_length=8)]
-_Keys = Annotated[tuple[_Key, ...], Meta(max_length=2048)]
 _RequestParameter = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
@@ -74,29 +66,6 @@ class _Tensor(_Array):
     data: bytes | tuple[bytes, ...] | _Size
 
 
-class _Output(_Array):
-    name: str
-    classes: _Size = 0
-
-
-class _Sequence(_Array):
-    correlation_id: int | str
-    start: bool
-    end: bool
-
-
-class _Terms(_Array):
-    outputs: tuple[_Output, ...] = ()
-    sequence: _Sequence | None = None
-    priority: _Size = 0
-    timeout_us: _Size = 0
-    traceparent: _TraceParent | None = None
-    prompt: tuple[_Size, _Keys] | None = None
-    chosen: bool = False
-    sticky: dict[str, str] | None = None
-    timed: bool = False
-
-
 class _Request(_Array):
     model: str
     version: str
@@ -104,7 +73,7 @@ class _Request(_Array):
     inputs: tuple[_Tensor, ...]
     parameters: dict[str, _RequestParameter]
     tenant: str
-    terms: _Terms | None = None
+    terms: Terms | None = None
 
 
 class _Response(_Array):
@@ -126,48 +95,16 @@ UNWRITABLE = (OverflowError, RecursionError, TypeError, ValueError)
 """The errors of values that MessagePack cannot encode."""
 
 
-@value
-class TraceParent:
-    """A `traceparent` (W3C Trace Context, 3.2): the parent of the traces of a request."""
-
-    text: str
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers of a request that continues the trace."""
-        return {"traceparent": self.text}
-
-    def child(self) -> Self:
-        """The parent of a request that a model makes for this one."""
-        return self
-
-
-class SentTimes:
-    """The receipt of a request of another process, which gets the times in responses."""
-
-    def around(self, request: InferRequest, version: str, tap: Any) -> Any:
-        """See `Account`; nothing is noted here."""
-        return tap
-
-    def refused(self, request: InferRequest, error: InferenceError) -> None:
-        """See `Account`."""
-
-    def executes(self, batch: Any) -> None:
-        """See `Account`."""
-
-    def member(self, request: InferRequest) -> None:
-        """See `Account`."""
-
-
 def write_request(
     request: InferRequest, waited_us: int = 0, large: list[LargeData] | None = None
 ) -> bytes:
     """A request as bytes, without the data that it adds to `large`.
 
     INVALID_ARG if a parameter has no encoding.
-    Its timeout is sent as the time left after `waited_us`, at least 1, because clocks of machines
-    differ. Of its caller only the tenant is sent: the sender has checked the rights. Of its trace
-    the `traceparent` is sent, of its outputs no region: the sender writes to shared memory.
+    Its timeout is sent as the time left after `waited_us`, at least 1, and its deadline as the time
+    left now, because clocks of machines differ. Of its caller only the tenant is sent: the sender
+    has checked the rights. Of its trace the `traceparent` is sent, of its outputs no region: the
+    sender writes to shared memory.
     """
     caller, parameters, tensors = request.caller, request.parameters, request.inputs
     # Most messages have one tensor, and `map` costs 5 % of the time to write or read one.
@@ -180,7 +117,7 @@ def write_request(
         else tuple([_written(each, large) for each in tensors]),
         dict(parameters) if parameters else {},
         "" if caller is None else caller.tenant,
-        _written_terms(request, waited_us),
+        written_terms(request, waited_us),
     )
     try:
         return _encode(written)
@@ -191,10 +128,13 @@ def write_request(
         ) from error
 
 
-def read_request(payload: bytes, large: Sequence[Buffer] | None = ()) -> InferRequest:
+def read_request(
+    payload: bytes, large: Sequence[Buffer] | None = (), received_ns: int = 0
+) -> InferRequest:
     """The request that `write_request` encoded; its sequence has the tenant of its caller.
 
-    If `large` is None, inputs with large data are left out. Raises InferenceError for other bytes.
+    If `large` is None, inputs with large data are left out. The time left of its deadline is from
+    `received_ns` on (`time.perf_counter_ns`), 0 for now. Raises InferenceError for other bytes.
     """
     try:
         found = _decode_request(payload)
@@ -218,7 +158,7 @@ def read_request(payload: bytes, large: Sequence[Buffer] | None = ()) -> InferRe
     if found.tenant:
         fields["caller"] = Caller(tenant=found.tenant)
     if found.terms is not None:
-        fields |= _read_terms(found.terms, found.tenant)
+        fields |= read_terms(found.terms, found.tenant, received_ns)
     return InferRequest(**fields)
 
 
@@ -293,44 +233,6 @@ def _is_large(data: LargeData) -> bool:
     if isinstance(data, tuple):
         return len(data) > LARGE_COUNT or sum(map(len, data)) > LARGE_BYTES
     return len(data) > LARGE_BYTES
-
-
-def _written_terms(request: InferRequest, waited_us: int) -> _Terms | None:
-    """The terms of a request, if it has any."""
-    outputs, tag, trace = request.outputs, request.sequence, request.trace
-    timeout_us, prompt = request.timeout_us, request.prompt
-    has_terms = outputs or tag or request.priority or timeout_us or trace or prompt
-    if not (has_terms or request.chosen or request.receipt):
-        return None
-    return _Terms(
-        tuple([_Output(each.name, each.classes) for each in outputs]),
-        None if tag is None else _Sequence(tag.correlation_id, tag.start, tag.end),
-        request.priority,
-        max(timeout_us - waited_us, 1) if timeout_us else 0,
-        None if trace is None else trace.headers.get("traceparent"),
-        None if prompt is None else (prompt.size_bytes, prompt.keys),
-        request.chosen,
-        dict(request.sticky) if request.sticky else None,
-        request.receipt is not None,
-    )
-
-
-def _read_terms(terms: _Terms, tenant: str) -> dict[str, Any]:
-    """The fields of a request with terms."""
-    outputs, tag, parent = terms.outputs, terms.sequence, terms.traceparent
-    if len(outputs) > MOST_OUTPUTS:
-        raise too_many_outputs(len(outputs))
-    return {
-        "outputs": tuple([RequestedOutput(each.name, each.classes) for each in outputs]),
-        "sequence": tag and SequenceTag(tag.correlation_id, tag.start, tag.end, tenant),
-        "priority": terms.priority,
-        "timeout_us": terms.timeout_us,
-        "trace": parent and TraceParent(parent),
-        "prompt": terms.prompt and RoutedPrompt(*terms.prompt),
-        "chosen": terms.chosen,
-        "sticky": terms.sticky,
-        "receipt": SentTimes() if terms.timed else None,
-    }
 
 
 def _read(found: _Tensor, large: Sequence[Buffer] | None) -> Tensor:

@@ -11,6 +11,7 @@ from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, SequenceTag
 from gateway.models.model import Model
+from gateway.models.sharing import most_of_all
 from gateway.observability.stream_tap import Tap
 from gateway.rollouts.blocks import RequestBlocks
 from gateway.rollouts.observation import Arm
@@ -188,7 +189,8 @@ def _has_room(model: Model) -> bool:
             model.waking.check()
         except InferenceError:
             return False  # there is no memory for it
-    return _is_able(model) and len(model.requests) < model.most_in_flight
+    most = most_of_all(model.fair, model.most_in_flight)
+    return _is_able(model) and len(model.requests) < most
 
 
 def _is_able(model: Model) -> bool:

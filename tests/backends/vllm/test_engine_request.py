@@ -14,7 +14,7 @@ from backends.vllm import engine_request
 from backends.vllm.engine_request import EngineRequest, is_timed, merged, salted, stamps_of
 from gateway.messages import EngineStamps, InferRequest
 from gateway.observability.receipt import Receipt
-from gateway.processes.inference_messages import TraceParent
+from gateway.processes.request_terms import TraceParent
 from tests.builders import settle, soon
 
 LIMIT_SECS = 0.05

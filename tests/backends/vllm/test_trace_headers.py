@@ -7,7 +7,7 @@ import pytest
 
 from backends.vllm.engine_request import EngineRequest, headers_of
 from gateway.messages import InferRequest
-from gateway.processes.inference_messages import TraceParent
+from gateway.processes.request_terms import TraceParent
 
 PARENT = TraceParent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 

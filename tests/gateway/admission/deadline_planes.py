@@ -12,8 +12,8 @@ from tests.builders import LoadedModels, text_response
 SECOND = 10**9
 
 
-def plane(model: Model, **settings: Any) -> DataPlane:
-    return DataPlane(LoadedModels(model), admission=AdmissionSettings(**settings))  # type: ignore[arg-type]
+def plane(*models: Model, **settings: Any) -> DataPlane:
+    return DataPlane(LoadedModels(*models), admission=AdmissionSettings(**settings))  # type: ignore[arg-type]
 
 
 def whole(at_ns: int) -> Deadline:
@@ -36,3 +36,13 @@ def values(dataplane: DataPlane) -> dict[str, float]:
         for sample in family.samples
         if family.name.startswith(("gateway_ad", "gateway_ref", "gateway_slo"))
     }
+
+
+def samples(dataplane: DataPlane) -> list[tuple[dict[str, str], float]]:
+    """The labels and values of `gateway_refused_total`."""
+    return [
+        (dict(each.labels), each.value)
+        for family in dataplane.families()
+        for each in family.samples
+        if family.name == "gateway_refused_total"
+    ]

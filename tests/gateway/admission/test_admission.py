@@ -24,6 +24,7 @@ from tests.builders import (
     text_request,
 )
 from tests.conftest import Serve
+from tests.gateway.admission.deadline_planes import samples
 from tests.gateway.admission.limited import TOKENS, Gateway, answer
 
 
@@ -207,12 +208,11 @@ async def test_a_flood_of_refusals_has_one_line_a_second_of_its_tenant(
 
 async def test_refusals_are_counted_by_model_and_reason(serve: Serve) -> None:
     gateway = Gateway(serve(ScriptedInstance()), a=TenantRules(max_in_flight=0))
+    assert samples(gateway.dataplane) == []
+    gateway.refused()
+    gateway.refused()
+    assert samples(gateway.dataplane) == [({"model": "text", "reason": "rate_limited"}, 2)]
     assert gateway.admission.families() == []
-    gateway.refused()
-    gateway.refused()
-    (family,) = [f for f in gateway.dataplane.families() if f.name == "gateway_refused_total"]
-    (sample,) = family.samples
-    assert (sample.labels, sample.value) == ({"model": "text", "reason": "rate_limited"}, 2)
     (described,) = gateway.admission.describe()
     assert described["refused"] == {"in_flight": 2}
     assert described["rules"]["max_in_flight"] == 0
@@ -237,6 +237,7 @@ async def test_requests_that_follow_in_parts_are_refused_before_the_first(serve:
     with pytest.raises(Refusal) as caught:
         gateway.admission.take_requests(Caller(tenant="a"), model, 4)
     assert caught.value.message == ("tenant 'a' may use 3 requests at once, the request needs 4")
+    assert samples(gateway.dataplane) == [({"model": "text", "reason": "rate_limited"}, 1)]
     assert not caught.value.advice.retries
     assert gateway.left(LimitKind.REQUESTS) == 3
     gateway.admission.take_requests(Caller(tenant="a"), model, 2)
@@ -320,8 +321,7 @@ async def test_a_full_model_refuses_as_overloaded_and_is_counted(serve: Serve) -
         assert gateway.left(LimitKind.TOKENS) == 6000 - 1 - FIRST_ANSWER
     assert refusal.refusal_reason is RefusalReason.OVERLOADED
     assert (refusal.advice.retry_after_secs, refusal.advice.retries) == (1, True)
-    (family, *_) = gateway.admission.families()
-    assert [(each.labels["reason"], each.value) for each in family.samples] == [("overloaded", 1)]
+    assert samples(gateway.dataplane) == [({"model": "text", "reason": "overloaded"}, 1)]
     assert chooser.refusals == [refusal.message]
     await settle()
 

@@ -164,9 +164,7 @@ def test_a_replica_without_room_is_left_out_until_a_load_has_some() -> None:
 
 def test_a_replica_that_refused_is_left_out_for_a_second() -> None:
     refusing = replica("a")
-    refusing.send(1, 10_000)
-    refusing.refuse(1, now=100.0)
-    assert refusing.ahead == 0
+    refusing.refuse(now=100.0)
     assert chosen(Demand(tokens=1), refusing, now=100.9) == set()
     assert chosen(Demand(tokens=1), refusing, now=101.0) == {"a"}
 

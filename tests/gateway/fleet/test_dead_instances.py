@@ -210,7 +210,7 @@ async def test_one_death_under_many_streams_quarantines_none_and_pauses_no_repli
         assert [texts(await read(each, 1)) for each in streams] == [["hello"]] * STREAMS
     assert died_there > 3
     assert sums(routed)["quarantined"] == 0
-    assert routed.router.connections[0].loads[KEY].refused_until < 0
+    assert routed.router.connections[0].loads[KEY].left_out_until < 0
 
 
 @pytest.mark.parametrize("second", [7, 8], ids=["same", "another"])
@@ -231,12 +231,12 @@ async def test_a_replica_whose_instances_die_again_and_again_is_left_out(
 ) -> None:
     first = await only_first(routed, replicas)
     for number in (7, 8, 9):
-        assert routed.router.connections[0].loads[KEY].refused_until < 0
+        assert routed.router.connections[0].loads[KEY].left_out_until < 0
         with routed.dataplane.infer(generation(str(number))) as stream:
             _, call = await taken(first)
             first.fail(call, dead(number))
             await failure(stream)
-    assert routed.router.connections[0].loads[KEY].refused_until > 0
+    assert routed.router.connections[0].loads[KEY].left_out_until > 0
 
 
 async def test_a_replica_that_has_no_instance_for_requests_has_not_failed(
@@ -248,7 +248,7 @@ async def test_a_replica_that_has_no_instance_for_requests_has_not_failed(
             _, call = await taken(first)
             first.fail(call, no_instance("model 'text' failed: given up"))
             await failure(stream)
-    assert routed.router.connections[0].loads[KEY].refused_until < 0
+    assert routed.router.connections[0].loads[KEY].left_out_until < 0
 
 
 async def test_a_replica_says_that_its_model_has_no_instance(

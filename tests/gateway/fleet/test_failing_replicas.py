@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admission.timed_request import exceeded, unreachable
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection, pauses
@@ -136,10 +137,10 @@ async def test_the_first_response_of_a_continuation_ends_the_pauses_of_its_repli
     with routed.dataplane.infer(generation("text")) as stream:
         assert await lose_after(stream, "b", replicas[1]) is replicas[1]
         _, call = await taken(replicas[0])
-        assert load.refused_until > 0
+        assert load.left_out_until > 0
         replicas[0].respond(call, text_response("c", tokens=1))
         await read(stream, 1)
-        assert load.refused_until < 0
+        assert load.left_out_until < 0
 
 
 async def test_a_replica_is_left_out_after_three_failures_and_one_request_tries_it_later(
@@ -147,14 +148,14 @@ async def test_a_replica_is_left_out_after_three_failures_and_one_request_tries_
 ) -> None:
     assert await failing(routed, replicas, STOPPED) is replicas[0]
     connected, _ = routed.router.connections
-    monkeypatch.setattr(connected.loads[KEY], "refused_until", 0.0)
+    monkeypatch.setattr(connected.loads[KEY], "left_out_until", 0.0)
     with ExitStack() as owner:
         for number in range(9):
             owner.enter_context(routed.dataplane.infer(generation(f"later {number}")))
         await until(lambda: sum(len(each.calls) for each in replicas) == 9)
         assert len(replicas[0].calls) == 1
         replicas[0].answer(replicas[0].calls.pop(), "well again")
-        await until(lambda: connected.loads[KEY].refused_until < 0)
+        await until(lambda: connected.loads[KEY].left_out_until < 0)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,10 @@ async def test_a_replica_is_left_out_after_three_failures_and_one_request_tries_
         RefusedError(Code.UNAVAILABLE, "it has no room"),
         InferenceError(Code.UNAVAILABLE, QUEUE_TIMEOUT),
         InferenceError(Code.INVALID_ARG, "no such parameter"),
+        unreachable(2.0, 1.0, "its first response"),
+        exceeded(3),
     ],
-    ids=["no-room", "timeout", "mistake"],
+    ids=["no-room", "timeout", "mistake", "unreachable", "exceeded"],
 )
 async def test_an_error_of_load_or_of_a_request_is_no_failure_of_its_replica(
     routed: Routed, replicas: list[FakeReplica], error: InferenceError
@@ -190,7 +193,7 @@ async def test_a_draining_replica_that_ends_its_requests_does_not_pause(
         for each in streams:
             with pytest.raises(InferenceError, match="the engine has stopped"):
                 await soon(each.batch())
-    assert routed.router.connections[0].loads[KEY].refused_until < 0
+    assert routed.router.connections[0].loads[KEY].left_out_until < 0
 
 
 async def test_a_replica_that_is_lost_three_times_is_left_out(

@@ -13,6 +13,7 @@ from gateway.fleet import relays
 from gateway.fleet.relays import RelayCall
 from gateway.fleet.routers import owner_of
 from gateway.processes.channel import Channel
+from tests.builders import soon
 from tests.conformance.models import REPEAT, identity
 from tests.gateway.fleet.fake_replica import until
 from tests.gateway.fleet.relaying import (
@@ -170,6 +171,23 @@ async def test_a_request_that_was_made_with_a_version_is_not_repeated_with_anoth
     found = [await asked(at, "x", key, "infer") for at in (first, second)]
     assert [each.json()["model_version"] for each in found] == ["1", "1"]
     assert found[1].headers["idempotency-replayed"] == "true"
+
+
+async def test_a_deadline_is_held_by_the_router_of_the_key(
+    routers: tuple[At, At], models: Path
+) -> None:
+    first, second = routers
+    headers = {"Idempotency-Key": key_of(first, second), "x-request-timeout-ms": "200"}
+    with held(models, "holding"):
+        posting = second.http.post(
+            "/v2/models/holding/generate", json={"INPUT": "x"}, headers=headers
+        )
+        answer = await soon(posting)
+        assert answer.status_code == 504
+        assert answer.json() == {"error": "deadline exceeded after 0 tokens"}
+        await until(lambda: not first.server.dataplane.in_flight)
+    assert first.server.dataplane.admission is not None
+    assert second.server.dataplane.admission is None
 
 
 async def test_a_large_request_is_executed_where_it_came_and_keeps_its_key_there(

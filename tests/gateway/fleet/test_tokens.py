@@ -1,5 +1,7 @@
 """Requests of models with tokens at a router: what they carry, where they go, and their moves."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from gateway.processes.inference_messages import write_response
 from gateway.stream import ResponseStream
 from tests.builders import DECOUPLED, TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
+from tests.gateway.admission.deadline_planes import SECOND, whole
 from tests.gateway.fleet.fake_replica import FakeReplica, offered, until
 from tests.gateway.fleet.routing import NO_SUMS, Routed, routing, sums
 
@@ -206,6 +209,20 @@ class TestMoves:
             moved.answer(new, "hello", Usage(750, 1))
             response = await soon(stream.only())
             assert response.outputs[0].elements() == (b"hello",)
+
+    async def test_a_moved_request_has_the_time_that_is_left_of_its_deadline(
+        self, routed: Routed, replicas: list[FakeReplica]
+    ) -> None:
+        due = time.perf_counter_ns() + 3600 * SECOND
+        request = text_request(LONG, deadline=whole(due))
+        stream, _, _ = await self.waiting(routed, replicas, request)
+        with stream:
+            await asyncio.sleep(0.3)
+            self.relieve(routed, replicas)
+            moved, new = await asked(stream, replicas[1])
+            found = moved.requests[new].deadline
+            assert found is not None
+            assert found.held_whole_ns == found.whole_ns < due + SECOND // 4
 
     async def test_a_moved_request_whose_replica_is_lost_is_repeated_once(
         self, routed: Routed, replicas: list[FakeReplica]

@@ -43,6 +43,18 @@ async def test_requests_wait_for_a_replica_and_are_sent_in_their_order(fleet: Fl
     assert 0 < found[f"gateway_fleet_expected_start_seconds{{{OF_TEXT}}}"] < 10
 
 
+async def test_a_request_that_its_only_replica_has_no_room_for_does_not_wait_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be sent, and refused, again and again, while others wait behind it."""
+    with fleet.infer("a") as first:
+        fleet.comes()
+        await until(lambda: bool(fleet.replica.calls))
+        monkeypatch.setattr(fleet.room, "takes", lambda waiter: True)
+        fleet.replica.fail(fleet.replica.calls.pop(), RetryLater("it is full"))
+        assert (await refused(first)).message == "it is full"
+
+
 async def test_a_lost_replica_that_comes_again_gets_the_requests_that_wait(fleet: Fleet) -> None:
     fleet.replica.offers = Offers(ReplicaState.READY, fleet.replica.offers.models)
     fleet.replica.lose()

@@ -1,6 +1,7 @@
 """Requests, responses and errors between processes are read as they were written."""
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.errors import (
     no_instance,
 )
 from gateway.messages import (
+    Deadline,
     EngineStamps,
     InferRequest,
     InferResponse,
@@ -38,13 +40,12 @@ from gateway.policy.caller import Caller, tenant_of
 from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
     LargeData,
-    SentTimes,
-    TraceParent,
     read_request,
     read_response,
     write_request,
     write_response,
 )
+from gateway.processes.request_terms import SentTimes, TraceParent
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import LoadedModels, ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve
@@ -162,6 +163,39 @@ def test_the_priority_of_a_request_is_sent() -> None:
 def test_a_timeout_is_sent_as_the_time_left(timeout_us: int, waited_us: int, left_us: int) -> None:
     asked = InferRequest(model="m", timeout_us=timeout_us)
     assert read_request(write_request(asked, int(waited_us))).timeout_us == left_us
+
+
+NOW_NS, THERE_NS, DAY_NS = 7 * 10**15, 5_000_000_000, 24 * 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("at_ns", "left_ns"),
+    [
+        (0, None),
+        (NOW_NS + 1_500_000_999, 1_500_000_000),
+        (NOW_NS + 999, 1000),
+        (NOW_NS - 1, 1000),
+        (1, 1000),
+        (NOW_NS + DAY_NS, DAY_NS),
+        (NOW_NS + 400 * DAY_NS, DAY_NS),
+    ],
+)
+def test_a_deadline_is_sent_as_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, at_ns: int, left_ns: int | None
+) -> None:
+    """Clocks of processes differ; a microsecond is the least that is left."""
+    asked = Deadline(at_ns, at_ns, at_ns, at_ns, 1_234_000, 5_000, asked=True)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: NOW_NS)
+    payload = write_request(InferRequest(model="m", deadline=asked))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: THERE_NS)
+    for received_ns in (0, 3_000_000_000):
+        due = 0 if left_ns is None else (received_ns or THERE_NS) + left_ns
+        found = read_request(payload, received_ns=received_ns).deadline
+        assert found == Deadline(due, due, due, due, 1_234_000, 5_000, asked=True)
+
+
+def test_a_request_without_a_deadline_has_none_elsewhere() -> None:
+    assert read_request(write_request(InferRequest(model="m", priority=1))).deadline is None
 
 
 PARENT = TraceParent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")

@@ -22,6 +22,8 @@ from gateway.tensor import Datatype, text_tensor
 encode = msgspec.msgpack.encode
 
 REQUEST = ["m", "2", "id", [], {}, "tenant"]
+TERMS = [[], None, 0, 0, None, None, False, None, False]
+"""Terms without a deadline."""
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -115,6 +117,8 @@ REQUESTS: list[tuple[bytes, str]] = [
     (encode([*REQUEST, [[], None, 0, 0, PARENT + "0"]]), "matching regex .*, got '00-0af"),
     (encode([*REQUEST, [[], None, 0, 0, PARENT + "\n"]]), "matching regex .*, got '00-0af"),
     (encode([*REQUEST, [[], None, 0, 0, PARENT.upper()]]), "matching regex .*, got '00-0AF"),
+    (encode([*REQUEST, [*TERMS, [-1]]]), "Expected `int` >= 0 .*, got -1"),
+    (encode([*REQUEST, [*TERMS, [86_400_000_001]]]), "<= 86400000000 .*, got 86400000001"),
 ]
 
 

@@ -20,12 +20,12 @@ from gateway.messages import (
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller
 from gateway.processes.inference_messages import (
-    TraceParent,
     read_request,
     read_response,
     write_request,
     write_response,
 )
+from gateway.processes.request_terms import TraceParent
 from gateway.tensor import SIZES, Datatype, Tensor, join_elements
 
 T = TypeVar("T")

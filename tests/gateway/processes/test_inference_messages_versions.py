@@ -7,6 +7,7 @@ import pytest
 
 from gateway.errors import AnsweredError, Code, InferenceError, RefusedError, died
 from gateway.messages import (
+    Deadline,
     InferRequest,
     InferResponse,
     Phases,
@@ -19,12 +20,12 @@ from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller
 from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
-    TraceParent,
     read_request,
     read_response,
     write_request,
     write_response,
 )
+from gateway.processes.request_terms import TraceParent
 from gateway.tensor import Datatype, Tensor, text_tensor
 
 
@@ -86,6 +87,7 @@ def test_the_first_release_reads_the_newest_request() -> None:
         trace=TraceParent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         caller=Caller(tenant="t"),
         prompt=RoutedPrompt(512, (b"12345678",)),
+        deadline=Deadline(1, 2, 3, 4, 5, 6, asked=True),
     )
     found = msgspec.msgpack.decode(write_request(asked), type=FirstRequest)
     assert found == FirstRequest("m", "2", "seven", FIRST_TENSORS, {"p": [1]}, "t")
@@ -100,6 +102,7 @@ def test_the_newest_release_reads_the_first_request() -> None:
     assert found.caller == Caller(tenant="t")
     assert found.trace is None
     assert found.prompt is None
+    assert found.deadline is None
 
 
 def test_the_first_release_reads_the_newest_response() -> None:

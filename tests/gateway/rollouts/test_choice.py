@@ -12,6 +12,7 @@ from gateway.dataplane import DataPlane
 from gateway.frontends.http.rollout_keys import keyed
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import Model
+from gateway.policy.tenants import TenantRules, Tenants
 from gateway.rollouts.choice import VersionChoice, digest_of, fraction
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.guardrails import read_guardrails
@@ -37,9 +38,17 @@ SEQUENCES = replace(
 class Pair:
     """Two versions of a model behind a data plane, whose label `stable` is on the first."""
 
-    def __init__(self, serve: Serve, config: ModelConfig = TEXT, *sources: KeyPlace) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        config: ModelConfig = TEXT,
+        *sources: KeyPlace,
+        tenants: Tenants | None = None,
+    ) -> None:
         self.instances = ScriptedInstance(), ScriptedInstance()
-        self.stable, self.candidate = (serve(each, config=config) for each in self.instances)
+        self.stable, self.candidate = (
+            serve(each, config=config, tenants=tenants) for each in self.instances
+        )
         self.candidate.version = "2"
         self.dataplane = DataPlane(LoadedModels(self.candidate, self.stable))  # type: ignore[arg-type]
         self.conversations = self.dataplane.conversations
@@ -192,6 +201,20 @@ async def test_stable_answers_for_a_full_candidate_and_the_candidate_gets_an_err
         assert pair.of(text_request()) == "1"
         assert evidence.ended[Arm.CANDIDATE] == 1
         (await pair.instances[1].begun()).finish("done")
+
+
+@pytest.mark.parametrize(("rules", "most"), [({"a": TenantRules()}, 2), ({}, 1)])
+async def test_a_candidate_that_tenants_share_is_full_with_the_most_of_all_tenants(
+    serve: Serve, rules: dict[str, TenantRules], most: int
+) -> None:
+    pair = Pair(serve, tenants=Tenants(rules))
+    pair.choice.weight, pair.candidate.most_in_flight = 100, 1
+    with ExitStack() as stack:
+        for _ in range(most):
+            assert pair.of(text_request()) == "2"
+            stack.enter_context(pair.candidate.submit(text_request()))
+        assert pair.of(text_request()) == "1"
+    await settle()
 
 
 async def test_a_full_stable_sends_nothing_to_the_candidate(serve: Serve) -> None:
