@@ -74,11 +74,10 @@ def _continues(model: Model, request: InferRequest) -> bool:
 class DataPlane:
     """Resolves the model of a request, checks the request and submits it.
 
-    `threads` decode and encode large messages; the caller that passes them closes them. So it is
-    with `audit`, which gets a line for each change of the server, and `access_log`, which notes
-    requests of clients. `state_directory` has the state of rollouts, `receipts` makes those of
-    requests. `fleet` is the server's part in a fleet, if it has one. `admission` decides about
-    requests; None without a key file, before the first deadline.
+    `threads` decode and encode large messages; the caller that passes them closes them, as `audit`,
+    which gets a line for each change, and `access_log`, which notes requests. `state_directory` has
+    the state of rollouts, `receipts` makes those of requests. `fleet` is the server's part in one.
+    `admission` decides about requests; None without a key file, before the first deadline.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a server, each by its name
@@ -187,6 +186,11 @@ class DataPlane:
         """The headers of a caller's limits, on every wire; none without limits."""
         return NO_PARAMETERS if self.admission is None else self.admission.limit_headers(caller)
 
+    def check_head(self, caller: Caller | None, model: Model | None = None) -> None:
+        """Refuse a request by its head, as the admission does; raises Refusal."""
+        if self.admission is not None and not self._exiting:
+            self.admission.check_head(caller, model)
+
     def numbered(self, name: RequestName, caller: Caller | None = None) -> RequestName:
         """The name with the number of a version that has been named by its label."""
         model, version = self.address(name.model, name.version, caller)
@@ -265,9 +269,9 @@ class DataPlane:
         found = families(self._control.residents) + rollout_families(self.rollouts)
         found += remote_families(self._control.remote.reading()) + self.tracer.families()
         found += admission_families(self.admission, self.models())
-        if self.gen_ai is not None:
-            found += self.gen_ai.families()
-        return found if self.fleet is None else found + self.fleet.families()
+        for part in (self.gen_ai, self.fleet):
+            found += [] if part is None else part.families()
+        return found
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Load or reload a model; after an InferenceError the old versions still serve."""
@@ -275,11 +279,7 @@ class DataPlane:
         await self._control.load(name, override)
 
     async def unload(
-        self,
-        name: str,
-        versions: frozenset[int] = frozenset(),
-        *,
-        unload_dependents: bool = False,
+        self, name: str, versions: frozenset[int] = frozenset(), *, unload_dependents: bool = False
     ) -> None:
         """Begin to unload a model, or only these versions: look-ups fail from now on.
 

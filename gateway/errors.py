@@ -115,6 +115,10 @@ class Refusal(RefusedError):
         self.refusal_reason = refusal_reason
         self.advice = advice
 
+    def again(self) -> "Refusal":
+        """See `InferenceError`."""
+        return Refusal(self.refusal_reason, self.message, self.advice)
+
     @property
     def of_caller(self) -> bool:
         """Whether a limit or a deadline of the caller is the reason, which says nothing of a model.

@@ -71,7 +71,8 @@ class Admission:
     """Decides about each request of a client just before its model gets it.
 
     `tenants` has the rules, `clock` the time in seconds. The accounts keep their state when rules
-    change. `settings` are those of requests with deadlines.
+    change. `settings` are those of requests with deadlines. `refusals`, by reason, are those of
+    requests whose model is not known; the others are in its statistics.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Admission:
         self._waits = Waits(settings or AdmissionSettings(), tenants)
         self._clock = clock
         self._jitter = jitter
+        self.refusals: Counter[str] = Counter()
         self._accounts: dict[str, _Account] = {}
         self._costs: WeakKeyDictionary[Model, ModelCosts] = WeakKeyDictionary()
 
@@ -124,9 +126,9 @@ class Admission:
     def note(self, request: InferRequest, model: Model, error: InferenceError) -> None:
         """Note a refusal of a request, by this admission or by its model, for its tenant."""
         if isinstance(error, Refusal):
-            self._note(self._account(tenant_of(request.caller)), model, error)
+            self._note(self._account(tenant_of(request.caller)), model.name, error)
 
-    def _note(self, account: _Account, model: Model, error: Refusal) -> None:
+    def _note(self, account: _Account, model: str, error: Refusal) -> None:
         reason = error.refusal_reason
         limit = error.advice.limit or reason
         account.refused[limit] += 1
@@ -142,21 +144,20 @@ class Admission:
         asked: Asked,
     ) -> dict[LimitKind, float]:
         """The units of a request within the limits of its tenant, which has taken one request."""
-        limits, now, in_flight = account.limits, self._clock(), account.limits.in_flight
-        prompts, requests = asked.prompts, limits.by_kind.get(LimitKind.REQUESTS)
+        by_kind, now, prompts = account.limits.by_kind, self._clock(), asked.prompts
+        requests = by_kind.get(LimitKind.REQUESTS)
         if requests is not None and not request.prepaid:
             self._check(account, LimitKind.REQUESTS, prompts, requests, now)
             account.buckets[LimitKind.REQUESTS].take(1, requests, now)
             prompts -= 1
-        if in_flight is not None and account.in_flight >= in_flight:
-            text = f"has {account.in_flight} requests in flight, the most of {in_flight}"
-            raise self._refusal(account, text, IN_FLIGHT, ROOM_SECS)
+        if account.is_full:
+            raise self._full(account)
         booked = {
             LimitKind.REQUESTS: 0 if request.prepaid else prompts,
             LimitKind.TOKENS: costs.tokens(asked, account.tenant, model.max_model_len),
             LimitKind.COMPUTE_MS: costs.compute_ms,
         }
-        for kind, limit in limits.by_kind.items():
+        for kind, limit in by_kind.items():
             if kind is not LimitKind.REQUESTS:
                 self._check(account, kind, booked[kind], limit, now)
         return booked
@@ -184,6 +185,11 @@ class Admission:
             )
         raise self._refusal(account, text, kind, wait_secs)
 
+    def _full(self, account: _Account) -> Refusal:
+        most = account.limits.in_flight
+        text = f"has {account.in_flight} requests in flight, the most of {most}"
+        return self._refusal(account, text, IN_FLIGHT, ROOM_SECS)
+
     def _refusal(self, account: _Account, text: str, limit: str, wait_secs: float) -> Refusal:
         may_succeed = math.isfinite(wait_secs)
         secs = min(wait_secs * self._jitter(), MOST_RETRY_SECS) if may_succeed else 0.0
@@ -195,13 +201,13 @@ class Admission:
         )
         return Refusal(RefusalReason.RATE_LIMITED, f"tenant '{account.tenant}' {text}", advice)
 
-    def _log(self, account: _Account, model: Model, limit: str) -> None:
+    def _log(self, account: _Account, model: str, limit: str) -> None:
         """Log one line a second of a tenant, with the number of refusals since the last one."""
         account.unlogged += 1
         now = self._clock()
         if now < account.logged_at + LOG_SECS:
             return
-        fields = {"tenant": account.tenant, "model": model.name, "limit": limit}
+        fields = {"tenant": account.tenant, "model": model, "limit": limit}
         log.warning("requests refused", extra={**fields, "count": account.unlogged})
         account.logged_at, account.unlogged = now, 0
 
@@ -238,6 +244,29 @@ class Admission:
 
     # For frontends.
 
+    def check_head(self, caller: Caller | None, model: Model | None) -> None:
+        """Refuse a request by its head, if its tenant has no request or no place left.
+
+        Raises Refusal, which is counted, and has cost what it costs in `admit`. `model` is None if
+        the body has its name.
+        """
+        account = self._limited(tenant_of(caller))
+        if account is None:
+            return
+        now, requests = self._clock(), account.limits.by_kind.get(LimitKind.REQUESTS)
+        try:
+            if requests is not None:
+                self._check(account, LimitKind.REQUESTS, 1, requests, now)
+            if account.is_full:
+                if requests is not None:
+                    account.buckets[LimitKind.REQUESTS].take(1, requests, now)
+                raise self._full(account)
+        except Refusal as error:
+            refusals = self.refusals if model is None else model.statistics.refusals
+            refusals[error.refusal_reason] += 1
+            self._note(account, "" if model is None else model.name, error)
+            raise
+
     def take_requests(self, caller: Caller | None, model: Model, count: int) -> None:
         """Take as many requests at once, which follow in parts and are `prepaid`; raises Refusal.
 
@@ -256,7 +285,7 @@ class Admission:
                 self._check(account, kind, booked[kind], limit, now)
         except Refusal as error:
             model.statistics.refuse(error)
-            self._note(account, model, error)
+            self._note(account, model.name, error)
             raise
         if LimitKind.REQUESTS in taken:
             account.buckets[LimitKind.REQUESTS].take(count, taken[LimitKind.REQUESTS], now)
@@ -321,6 +350,8 @@ class Admission:
 def admission_families(admission: Admission | None, models: Iterable[Model]) -> list[MetricReading]:
     """The metrics of refusals, none before the first one, and those of the admission, if any."""
     counts = Counter[tuple[str, str]]()
+    if admission is not None:
+        counts.update({("", reason): count for reason, count in admission.refusals.items()})
     for model in models:
         for reason, count in model.statistics.refusals.items():
             counts[model.name, reason] += count

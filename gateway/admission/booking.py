@@ -27,6 +27,12 @@ class TenantAccount:
         self.in_flight = 0
         self.replace(NO_RULES)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many requests in flight as it may."""
+        most = self.limits.in_flight
+        return most is not None and self.in_flight >= most
+
     def replace(self, rules: TenantRules) -> None:
         """Take rules that have changed."""
         self.rules, self.limits = rules, limits_of(rules)

@@ -62,11 +62,11 @@ class Receipt:
     __slots__ = (
         "_around",
         "_keep",
-        "_members",
         "_stalls",
         "asked",
         "batch",
         "begun_ns",
+        "members",
         "model",
         "record",
         "refusal",
@@ -74,6 +74,7 @@ class Receipt:
         "request_id",
         "sent_ns",
         "tenant",
+        "texts_ns",
         "told",
         "version",
         "whole_ns",
@@ -95,11 +96,11 @@ class Receipt:
         self.request_id = self.model = self.version = self.tenant = ""
         self.record: Record | None = None
         self.batch: Batch | None = None
-        self.refused_ns = 0
+        self.refused_ns = self.texts_ns = 0
         self.refusal: tuple[Code, str] | None = None
         self._keep = keep
         self._around: Any = None
-        self._members: list[Receipt] = []
+        self.members: list[Receipt] = []
         self._stalls = (0, 0)
 
     # As the tap of its request.
@@ -123,6 +124,15 @@ class Receipt:
         self.refused_ns = time.perf_counter_ns()
         self.refusal = error.code, cut(error.message)
 
+    def becomes(self, part: "Receipt", first: "Receipt") -> None:
+        """Take the outcome and the stamps of one of several requests, behind the first one."""
+        if part is not first and first.record is not None:
+            self.texts_ns = first.record.submitted_ns
+        self.request_id, self.model, self.version = part.request_id, part.model, part.version
+        self.tenant, self.record, self.batch = part.tenant, part.record, part.batch
+        self.refusal, self.refused_ns = part.refusal, part.refused_ns
+        self.members = part.members
+
     def executes(self, batch: Batch) -> None:
         """Note the batch in which an instance executes the request."""
         self.batch = batch
@@ -131,12 +141,12 @@ class Receipt:
 
     def member(self, request: InferRequest) -> "Receipt | None":
         """The receipt of a member's request; None beyond MOST_MEMBERS."""
-        if len(self._members) == MOST_MEMBERS:
+        if len(self.members) == MOST_MEMBERS:
             return None
         now = time.perf_counter_ns()
         member = Receipt(now, now, asked=False)
         member.model = request.model
-        self._members.append(member)
+        self.members.append(member)
         return member
 
     # For frontends.
@@ -186,7 +196,9 @@ class Receipt:
         """The ends of the parts."""
         found, record = [("recv", self.whole_ns)], self.record
         if record is not None:
-            found.append(("decode", record.submitted_ns))
+            found.append(("decode", self.texts_ns or record.submitted_ns))
+            if self.texts_ns:
+                found.append(("texts", record.submitted_ns))
             found += self._execution(record, record.ended_ns or end_ns)
         elif self.refusal is not None:
             found.append(("decode", self.refused_ns))
@@ -204,7 +216,7 @@ class Receipt:
             found.append(("batch", ended_ns))
         else:
             found.append(("batch", started_ns))
-            if self._members:
+            if self.members:
                 members_ns = sum([each.whole_time_ns for each in self.chain])
                 found += ("members", started_ns + members_ns), ("steps", ended_ns)
             else:
@@ -223,12 +235,12 @@ class Receipt:
 
         The last one ended last; before each stands the last one that ended before its start.
         """
-        ended = [each for each in self._members if each.record and each.record.ended_ns]
-        ended.sort(key=_ended_ns, reverse=True)
+        ended = [each for each in self.members if each.record and each.record.ended_ns]
+        ended.sort(key=ended_ns, reverse=True)
         found: list[Receipt] = []
         before_ns = time.perf_counter_ns()
         for each in ended:
-            if _ended_ns(each) <= before_ns:
+            if ended_ns(each) <= before_ns:
                 found.append(each)
                 before_ns = each.begun_ns
         found.reverse()
@@ -244,7 +256,7 @@ class Receipt:
                 "longest": each in chain,
                 **in_ms(each.parts_of_execution()),
             }
-            for each in self._members
+            for each in self.members
         ]
 
     def parts_of_execution(self) -> list[Part]:
@@ -264,7 +276,7 @@ class Receipt:
             found["preemptions"] = record.engine.preemptions
         if self.remote:
             found["remote"] = True
-        if self._members:
+        if self.members:
             found["calls"] = self.calls()
         return found
 
@@ -309,7 +321,8 @@ def _ms(ns: int) -> float:
     return round(ns / US) / MS
 
 
-def _ended_ns(receipt: Receipt) -> int:
+def ended_ns(receipt: Receipt) -> int:
+    """The time at which the answer of the model was complete; 0 before."""
     return 0 if receipt.record is None else receipt.record.ended_ns
 
 

@@ -20,6 +20,7 @@ SHOWN_TENANTS = 8
 WAITS: Mapping[str, str] = {
     "recv": "for the rest of its body: the client, or the network, was slow",
     "decode": "for the decoding of its body",
+    "texts": "for the texts before it: at most 256 of a request are in flight",
     "queue": "for its turn among tenants: the limit is the share of its tenant",
     "batch": "for an instance: the limit is the number of instances, or the delay of a batch",
     "cache": "for the response cache",

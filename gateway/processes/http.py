@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import exiting
+from gateway.frontends.http.connection_parts import has_late_body
 from gateway.frontends.http.errors import plain_error
 from gateway.frontends.http.request_scope import (
     JOINED_BYTES,
@@ -153,9 +154,6 @@ class HttpCall(ChannelCall):
 
 UNAVAILABLE = 503
 
-EARLY_BYTES = 64 << 10
-"""Content length above which the server gets the request before its body."""
-
 EMPTY_PIECE: Message = {"type": "http.request", "body": b"", "more_body": True}
 
 
@@ -166,7 +164,7 @@ class HttpRelay:
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_early = _is_decided_early(scope)
+        is_early = has_late_body(dict(scope["headers"]))
         first = EMPTY_PIECE if is_early else await receive()
         if first["type"] != "http.request":
             return  # the client disconnected before the request body was complete
@@ -227,13 +225,6 @@ class _Answer:
             await self.put({"type": "http.response.body", "body": b"", "more_body": False})
         # After ABORT the answer is incomplete, so the listener drops the client.
         return True
-
-
-def _is_decided_early(scope: Scope) -> bool:
-    """Whether the server should get a request before its body (large, or `Expect`)."""
-    headers = dict(scope["headers"])
-    length: bytes = headers.get(b"content-length", b"0")
-    return b"expect" in headers or (length.isdigit() and int(length) > EARLY_BYTES)
 
 
 async def _send_body(receive: Receive, call: RelayedCall, *, is_early: bool) -> None:

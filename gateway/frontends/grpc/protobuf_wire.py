@@ -61,6 +61,21 @@ class LargeMessage(NamedTuple):
     contents: Mapping[int, memoryview]
 
 
+def parse_head(data: bytes) -> pb.ModelInferRequest | None:
+    """A ModelInferRequest without its inputs, None if the rest is large; raises DecodeError."""
+    kept: list[memoryview] = []
+    try:
+        for index, (tag, field, _) in enumerate(_fields(data)):
+            if index > MAX_FIELDS:
+                return None
+            if tag not in (INPUT, RAW_INPUT):
+                kept.append(field)
+    except IndexError:
+        return None
+    head = b"".join(kept)
+    return pb.ModelInferRequest.FromString(head) if len(head) <= SMALL_BYTES else None
+
+
 def takes_long(data: bytes) -> bool:
     """Whether parsing a message would block the event loop; raw contents do not count."""
     split = _split(data)

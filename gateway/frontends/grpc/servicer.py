@@ -9,6 +9,7 @@ from gateway.admission.deadlines import TEXT_TIMES
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
+from gateway.frontends.grpc.head import refused_head
 from gateway.frontends.grpc.message_memo import InferMessage
 from gateway.frontends.grpc.parameters import HeaderForwarding, wishes_of
 from gateway.frontends.grpc.protobuf_wire import Message, parse_request
@@ -91,6 +92,10 @@ class Servicer:
         return InferMessage(data, None, *await self._prepare(data, call))
 
     async def _prepare(self, data: bytes, call: RpcCall, *, streams: bool = False) -> Message:
+        if self._dataplane.admission is not None:
+            refused = refused_head(self._dataplane, data, call.caller, streams=streams)
+            if refused is not None:
+                return refused
         return await self._large.prepare(data, self._decoder(call, streams=streams))
 
     def stop_reading(self) -> None:

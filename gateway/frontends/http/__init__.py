@@ -4,7 +4,7 @@ Read in this order:
 `app` (all routes), `listener` (the port), `connection` (HTTP/1.1 with bounds and time limits),
 `connection_parts`;
 `request_scope` (extensions of ASGI, paths and headers, traces), `body` (limits and compression),
-`errors`;
+`errors`, `head` (refusals before the body);
 `infer` (the route), `infer_request` (decoding), `infer_inputs`, `infer_response` (encoding);
 `generate` (the routes), `generate_codec`, `sse` (streams of events);
 `json_object` (parsing), `large_json`, `json_layout` (large texts in parts), `json_tensors`;

@@ -100,6 +100,12 @@ def awaits_body(cycle: RequestResponseCycle) -> bool:
     return length is not None and content_length(length) <= HIGH_WATER_LIMIT
 
 
+def has_late_body(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the body of a request with this head is not awaited: a long one, or a stream."""
+    is_stream = b"transfer-encoding" in headers or b"expect" in headers
+    return is_stream or content_length(headers.get(LENGTH, b"0")) > HIGH_WATER_LIMIT
+
+
 def refusal(status: HTTPStatus, message: str) -> bytes:
     """The last response of a connection, to bytes that are no request."""
     body = error_body(message)

@@ -1,11 +1,15 @@
 """HTTP statuses, bodies and log lines of errors, in the forms of v2 and of OpenAI."""
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gateway.errors import Code, InferenceError, Refusal, RefusalReason, unexpected
 from gateway.observability.escaping import escaped
@@ -19,6 +23,10 @@ JSON = "application/json"
 RETRY_AFTER_SECS = "1"
 SHOULD_RETRY = "X-Should-Retry"
 """The header of each Refusal by which OpenAI's clients retry, or do not."""
+CLOSING: Mapping[str, str] = MappingProxyType({"Connection": "close"})
+"""The header of an answer behind which the connection closes."""
+LINGER_SECS = 5.0
+"""The time in which the rest of a refused body is dropped."""
 MAX_LOGGED = 2000
 """Characters of a reason that are logged; a reason may repeat a client's input."""
 
@@ -152,7 +160,31 @@ def status_of(error: InferenceError, statuses: Mapping[Code, int]) -> int:
 
 def plain_error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error of HTTP's own, such as 404 for a path without a route."""
-    return Response(error_body(message), status, headers, media_type=JSON)
+    return json_answer(error_body(message), status, headers or {})
+
+
+def json_answer(body: bytes, status: int, headers: Mapping[str, str]) -> Response:
+    """The response with the JSON of an error."""
+    kind = ClosingResponse if CLOSING.keys() <= headers.keys() else Response
+    return kind(body, status, headers, media_type=JSON)
+
+
+class ClosingResponse(Response):
+    """A response to a request whose body is not read, and the last one of its connection.
+
+    The client has all of it before the connection closes: the rest of its body is dropped for
+    LINGER_SECS at most. A reset by unread bytes could take the response away (RFC 9112, 9.6).
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, headers = self.status_code, self.raw_headers
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECS):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
 
 
 def openai_error_body(status: int, message: str, param: str | None = None) -> bytes:

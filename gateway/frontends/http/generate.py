@@ -23,6 +23,7 @@ from gateway.frontends.http.generate_codec import (
     decode_generate,
     refuse_repeated_inputs,
 )
+from gateway.frontends.http.head import check_head
 from gateway.frontends.http.json_object import parse_generate
 from gateway.frontends.http.json_tensors import is_large
 from gateway.frontends.http.request_scope import (
@@ -214,6 +215,8 @@ class GenerateRoutes:
         caller = caller_in(request.scope)
         model = self._dataplane.model(name, version, caller)
         _refuse_encoding(request)
+        if self._dataplane.admission is not None:
+            check_head(self._dataplane, request.scope, model)
         body = await read_body(request, self._settings.max_input_size)
         whole_ns = time.perf_counter_ns()
         read = partial(_call, request.scope, model, version, (received_ns, whole_ns))

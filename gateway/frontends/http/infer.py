@@ -28,6 +28,7 @@ from gateway.frontends.http.body import (
 from gateway.frontends.http.connection_parts import LENGTH
 from gateway.frontends.http.errors import JSON, failed, plain_error
 from gateway.frontends.http.guard import HttpAccess, answer_later, refuse, refused_response
+from gateway.frontends.http.head import KEY_HEADER, check_head
 from gateway.frontends.http.infer_call import InferCall, InferHead
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target, decoupled
 from gateway.frontends.http.infer_response import (
@@ -39,7 +40,6 @@ from gateway.frontends.http.infer_response import (
 )
 from gateway.frontends.http.request_scope import (
     CALLER,
-    IDEMPOTENCY_KEY,
     KNOWN_HEAD,
     ORIGIN,
     REPLAYED,
@@ -74,7 +74,6 @@ from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-KEY_HEADER = IDEMPOTENCY_KEY.encode()
 WITH_TASK = frozenset(
     {b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER, ORIGIN}
 )
@@ -241,6 +240,8 @@ class InferRoute:
         encoding = call.head.headers.get(b"content-encoding", b"").decode("latin-1")
         if encoding not in WINDOW_BITS and encoding not in ("", IDENTITY):
             return unknown_encoding()
+        if self._dataplane.admission is not None:
+            check_head(self._dataplane, call.scope, model)
         body = await read_infer_body(
             call.receive, call.head.headers, encoding, self._limit, self._threads
         )

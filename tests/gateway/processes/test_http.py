@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from gateway.frontends.http.request_scope import (
     HEADER_NAMES,
@@ -12,7 +13,6 @@ from gateway.frontends.http.request_scope import (
     SEND_WHOLE,
 )
 from gateway.processes.channel import WINDOW_BYTES
-from gateway.processes.http import EARLY_BYTES
 from tests.builders import settle, soon
 from tests.gateway.processes.http_clients import Client, begin, body_of, echo, finish, request_scope
 from tests.gateway.processes.links import FITTING, PIECE, TEXT, linked
@@ -96,20 +96,30 @@ async def test_an_answer_to_head_has_no_body() -> None:
 @pytest.mark.parametrize("pieces", [[b"", b""], [b"a", b"b", b""], [b"x" * 50_000] * 60])
 @pytest.mark.parametrize("announces", [True, False])
 async def test_a_body_in_pieces_arrives_complete(pieces: list[bytes], announces: bool) -> None:
-    headers = [(b"content-length", b"%d" % (EARLY_BYTES + 1))] if announces else []
+    headers = [(b"content-length", b"%d" % (HIGH_WATER_LIMIT + 1))] if announces else []
     async with linked(echo) as link:
         client = Client(link.app, *pieces, headers=headers)
         assert await client.answer() == b"".join(pieces)
 
 
-async def test_the_application_starts_before_a_large_body_arrives() -> None:
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"content-length", b"%d" % (HIGH_WATER_LIMIT + 1)),
+        (b"transfer-encoding", b"chunked"),
+        (b"expect", b"100-continue"),
+    ],
+)
+async def test_the_application_starts_before_a_late_body_arrives(
+    header: tuple[bytes, bytes],
+) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await begin(send)
         await scope["state"][SEND_PIECE](b"go on")
         await finish(send, await body_of(receive))
 
     async with linked(app) as link:
-        client = Client(link.app, headers=[(b"content-length", b"%d" % (EARLY_BYTES + 1))])
+        client = Client(link.app, headers=[header])
         assert await client.piece() == b"go on"
         client.upload(b"body", more=False)
         assert await client.answer() == b"body"

@@ -16,9 +16,11 @@ from gateway.frontends.http.errors import (
     RETRY_AFTER_SECS,
     SHOULD_RETRY,
     error_headers,
+    json_answer,
     log_refusal,
     openai_form,
 )
+from gateway.frontends.http.head import check_head
 from gateway.frontends.http.openai.embeddings import EmbeddingAnswers
 from gateway.frontends.http.openai.request import (
     STREAMING,
@@ -237,6 +239,8 @@ class OpenAiAnswers:
         """Answer one request; InferenceError if it fails before any part of the answer."""
         if endpoint in STREAMING and request.headers.get(LAST_EVENT_ID):
             return await self._resume(request, endpoint)
+        if self._dataplane.admission is not None:
+            check_head(self._dataplane, request.scope)
         call = await read_request(
             request, endpoint, self._settings.max_input_size, self._dataplane.threads
         )
@@ -354,4 +358,4 @@ def _refused(path: str, headers: Mapping[str, str], error: InferenceError) -> Re
 def _error(headers: Mapping[str, str], status: int, body: bytes) -> Response:
     is_late = status == SERVICE_UNAVAILABLE and SHOULD_RETRY not in headers
     late = {"Retry-After": RETRY_AFTER_SECS} if is_late else {}
-    return Response(body, status, {**late, **headers}, media_type=JSON)
+    return json_answer(body, status, {**late, **headers})

@@ -28,8 +28,10 @@ from gateway.frontends.http.openai.request import (
 )
 from gateway.frontends.http.request_scope import OnDisconnect, begin_trace, caller_in
 from gateway.frontends.http.rollout_keys import keyed
+from gateway.frontends.http.timing import WISH, begin_receipt, timed
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
+from gateway.observability.receipt import Receipt, ended_ns, receipt_of
 from gateway.stream import ResponseStream
 from gateway.text_encoder import TextEncoder, Vector, encoder_of
 
@@ -183,26 +185,77 @@ class EmbeddingAnswers:
         ]
         wishes = read_wishes(request.scope["headers"])
         deadline = deadline_of(wishes, call.received_ns)
-
-        admission = self._dataplane.admission
-        if admission is not None:
-            admission.take_requests(caller, model, len(requests))
-        prepaid = admission is not None
+        receipt = self._receipt(request, call, requests[0])
+        texts = None if receipt is None else TextReceipts(receipt)
+        prepaid = self._take(requests, model)
 
         def submit(each: InferRequest) -> ResponseStream:
-            if prepaid or deadline is not None:
-                each = replace(each, deadline=deadline, prepaid=prepaid)
+            if prepaid or deadline is not None or texts is not None:
+                one = None if texts is None else texts.begin()
+                each = replace(each, deadline=deadline, prepaid=prepaid, receipt=one)
             trace = begin_trace(request.scope, self._dataplane.tracer, each, call.whole_ns)
             if model.chooser is not None:
                 each = keyed(each, model.chooser, request.scope, call.members)
             return self._dataplane.infer(each, model, trace)
 
-        window = RequestWindow(submit, requests, AT_ONCE)
-        with window, OnDisconnect(request.scope, window.cancel):
-            answered = await _read(window, _Items(encoder, asked))
-        body = answered.whole(found, call.model or model.name)
+        window, items = RequestWindow(submit, requests, AT_ONCE), _Items(encoder, asked)
+        try:
+            with window, OnDisconnect(request.scope, window.cancel):
+                await _read(window, items)
+        finally:
+            if texts is not None:
+                texts.end(items.count)
+        body = items.whole(found, call.model or model.name)
         headers = {**request_id_header(request), **self._dataplane.limits(caller)}
-        return Response(body, headers=headers, media_type=JSON)
+        answer = Response(body, headers=headers, media_type=JSON)
+        return answer if receipt is None else timed(answer, receipt)
+
+    def _receipt(
+        self, request: Request, call: OpenAiRequest, first: InferRequest
+    ) -> Receipt | None:
+        """The receipt of the answer, if its client asks for one; `first` is the first text."""
+        receipts, wished = self._dataplane.receipts, call.wants_timing
+        if wished or receipts.every or WISH in request.scope["headers"]:
+            begin_receipt(request.scope, receipts, first, call.whole_ns, wished=wished)
+        return receipt_of(first)
+
+    def _take(self, requests: Sequence[InferRequest], model: Model) -> bool:
+        """Whether the limits of a tenant have counted all texts; raises Refusal."""
+        admission, first = self._dataplane.admission, requests[0]
+        if admission is None:
+            return False
+        try:
+            admission.take_requests(first.caller, model, len(requests))
+        except Refusal as error:
+            if first.receipt is not None:
+                first.receipt.refused(first, error)
+            raise
+        return True
+
+
+class TextReceipts:
+    """The receipts of the texts of one answer, which has that of one of them.
+
+    That is the text that failed, or else the one that ended last.
+    """
+
+    def __init__(self, whole: Receipt) -> None:
+        self._whole = whole
+        self._texts: list[Receipt] = []
+
+    def begin(self) -> Receipt:
+        """The receipt of the next text, or of the last one if that was not accepted."""
+        if self._texts and self._texts[-1].record is None:
+            self._texts.pop()
+        self._texts.append(Receipt(self._whole.begun_ns, self._whole.whole_ns, asked=False))
+        return self._texts[-1]
+
+    def end(self, answered: int) -> None:
+        """End the receipt of the answer, which has that number of embeddings."""
+        if answered < len(self._texts):
+            self._whole.becomes(self._texts[answered], self._texts[0])
+        elif self._texts:
+            self._whole.becomes(max(self._texts, key=ended_ns), self._texts[0])
 
 
 class _Items:
@@ -237,7 +290,7 @@ class _Items:
         return b'%b,"data":[%b]}' % (orjson.dumps(members)[:-1], b",".join(self._written))
 
 
-async def _read(window: RequestWindow, items: _Items) -> _Items:
+async def _read(window: RequestWindow, items: _Items) -> None:
     try:
         while (response := await window.take()) is not None:
             items.add(response)
@@ -246,7 +299,6 @@ async def _read(window: RequestWindow, items: _Items) -> _Items:
             raise
         message = f"text {items.count} of `input`: {error.message}"
         raise InferenceError(error.code, message) from error
-    return items
 
 
 def shorten(vector: Vector, dimensions: int) -> Vector:

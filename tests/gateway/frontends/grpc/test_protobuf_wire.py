@@ -12,6 +12,8 @@ from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import (
     LARGE_BYTES,
     MAX_FIELDS,
+    SMALL_BYTES,
+    parse_head,
     parse_large,
     parse_request,
     read_contents,
@@ -67,6 +69,30 @@ def test_an_unknown_field_does_no_harm() -> None:
     message, found = parse_request(data)
     assert message.model_name == "m"
     assert list(found) == [bytes(LARGE_BYTES)]
+
+
+@pytest.mark.parametrize("raw", [[], RAW, [bytes(2**20)] * 3])
+def test_the_head_of_a_message_is_all_but_its_inputs(raw: list[bytes]) -> None:
+    whole = request(raw)
+    head = parse_head(whole.SerializeToString())
+    del whole.raw_input_contents[:]
+    del whole.inputs[:]
+    assert head == whole
+
+
+def test_inputs_that_are_none_do_no_harm_to_the_head() -> None:
+    head = parse_head(request([]).SerializeToString() + b"\x2a\x03\xff\xff\xff")
+    assert head == request([])
+
+
+def test_a_head_that_takes_long_is_not_parsed() -> None:
+    whole = request([bytes(LARGE_BYTES)])
+    whole.parameters["long"].string_param = "x" * SMALL_BYTES
+    assert parse_head(whole.SerializeToString()) is None
+    many = request([bytes(LARGE_BYTES)], outputs=MAX_FIELDS)
+    assert parse_head(many.SerializeToString()) is None
+    assert parse_head(request(RAW).SerializeToString()[:-1]) is None
+    assert parse_head(b"\x08\x01") is None
 
 
 @pytest.mark.parametrize("size", [3, LARGE_BYTES])

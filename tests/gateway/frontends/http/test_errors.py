@@ -1,10 +1,12 @@
 """Statuses and bodies of error codes."""
 
+import asyncio
 import json
 import re
 
 import pytest
 from starlette.requests import Request
+from starlette.types import Message
 
 from gateway.errors import (
     Code,
@@ -14,7 +16,9 @@ from gateway.errors import (
     RetryAdvice,
     RetryLater,
 )
+from gateway.frontends.http import errors
 from gateway.frontends.http.errors import (
+    CLOSING,
     MAX_LOGGED,
     MAX_MESSAGE,
     OPENAI_REFUSALS,
@@ -27,6 +31,7 @@ from gateway.frontends.http.errors import (
 )
 from gateway.frontends.http.openai.answers import openai_refused
 from gateway.frontends.http.sse import refused_stream
+from tests.builders import soon
 
 
 def test_the_time_of_a_retry_is_that_of_the_error() -> None:
@@ -149,6 +154,54 @@ def test_a_long_message_is_sent_without_its_middle() -> None:
 def test_a_plain_error_has_the_status_it_is_given() -> None:
     response = plain_error(405, "Method Not Allowed")
     assert (response.status_code, response.body) == (405, b'{"error":"Method Not Allowed"}')
+
+
+PIECE: Message = {"type": "http.request", "body": b"x", "more_body": True}
+END: Message = {"type": "http.request", "body": b"x", "more_body": False}
+GONE: Message = {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize("messages", [[END], [PIECE, PIECE, END], [PIECE, GONE], [GONE]])
+async def test_the_last_answer_of_a_connection_comes_before_the_body_and_its_end_behind(
+    messages: list[Message],
+) -> None:
+    sent, left = list[Message](), iter(messages)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
+        assert (sent[1]["body"], sent[1]["more_body"]) == (b'{"error":"no"}', True)
+        return next(left)
+
+    response = plain_error(429, "no", dict(CLOSING))
+    await soon(response({"type": "http"}, receive, send))
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert sent[2:] == [{"type": "http.response.body", "body": b""}]
+    assert list(left) == []
+
+
+async def test_a_body_without_an_end_is_dropped_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "LINGER_SECS", 0.01)
+    sent = list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def endless() -> Message:
+        await asyncio.sleep(0)
+        return PIECE
+
+    async def silent() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    for receive in (endless, silent):
+        sent.clear()
+        await soon(plain_error(429, "no", dict(CLOSING))({"type": "http"}, receive, send))
+        assert len(sent) == 3
 
 
 def test_a_client_cannot_fill_the_log_with_its_input(
