@@ -6,12 +6,13 @@ FILE.tables, and the stack of every thread to FILE.threads. SIGUSR2 collects gar
 """
 
 import asyncio
-import faulthandler
 import gc
 import inspect
 import json
 import signal
 import sys
+import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -36,18 +37,17 @@ SEEN = 3
 
 def install(path: Path) -> None:
     """Write a dump at SIGUSR1; the file appears whole, after that of the tables."""
-    threads = path.with_name(f"{path.name}.threads").open("w")
     gc.freeze = lambda: None  # type: ignore[assignment] # frozen objects are in no list
 
     def dump(*_: object) -> None:
         path.with_name(f"{path.name}.tables").write_text(json.dumps(tables()))
+        path.with_name(f"{path.name}.threads").write_text(_stacks())
         partial = path.with_name(f"{path.name}.partial")
         partial.write_text(_tasks())
         partial.rename(path)
 
     signal.signal(signal.SIGUSR1, dump)
     signal.signal(signal.SIGUSR2, lambda *_: gc.collect())
-    faulthandler.register(signal.SIGUSR1, threads, all_threads=True, chain=True)
 
 
 def tables() -> Mapping[str, int]:
@@ -99,6 +99,19 @@ def _tables_of(each: object) -> Iterator[str]:
     for name in (*getattr(each, "__dict__", ()), *_slots(type(each))):
         if isinstance(getattr(each, name, None), TABLES):
             yield name
+
+
+def _stacks() -> str:
+    """The stack of each thread.
+
+    That of `faulthandler` reads frames of other threads while they run, and may crash.
+    """
+    names = {each.ident: each.name for each in threading.enumerate()}
+    found = [
+        f"{names.get(thread, thread)}\n{''.join(traceback.format_stack(frame))}"
+        for thread, frame in sys._current_frames().items()  # noqa: SLF001 - the only way
+    ]
+    return "\n".join(found)
 
 
 def _tasks() -> str:

@@ -134,6 +134,15 @@ class SoakServer:
         """The text of its log until now."""
         return (self.folder / "log").read_text(errors="replace")
 
+    @property
+    def death(self) -> str:
+        """The end of its process in words, with the last lines of its log; empty while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        tail = "\n".join(self.log.splitlines()[-TAIL:])
+        return f"the server ended with {status}\n{tail}"
+
     def errors(self) -> Sequence[str]:
         """The lines of its log, and of those of its replicas, with an error no act explains."""
         killed, lines = [FRONTEND_KILLED], self.log.splitlines()
@@ -274,10 +283,10 @@ def _end(server: SoakServer) -> None:
 def _wait(server: SoakServer, ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_SECS
     while not ready():
-        tail = "\n".join(server.log.splitlines()[-TAIL:])
-        if server.process.poll() is not None:
-            raise ServerFailed(f"the server ended with {server.process.returncode}\n{tail}")
+        if death := server.death:
+            raise ServerFailed(death)
         if time.monotonic() > deadline:
+            tail = "\n".join(server.log.splitlines()[-TAIL:])
             raise ServerFailed(f"the server is not ready after {START_SECS:g} s\n{tail}")
         time.sleep(POLL_SECS)
 

@@ -6,10 +6,12 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -125,10 +127,13 @@ async def _run(server: SoakServer, report: Report, progress: OnStage) -> Census:
         reading = asyncio.create_task(_read(server, report))
         try:
             storm = Storm(server, report.tally, report.options.seed)
-            await storm.run(report.options.secs)
+            await while_alive(server, storm.run(report.options.secs))
         finally:
             shown.cancel()
             report.wrong += await _ended(reading)
+    if death := server.death:
+        report.wrong.append(death)
+        return before
     if report.options.secs >= READINGS * LEAST_READ_SECS:
         report.wrong += few(report.readings)
     report.probes = probes[0]
@@ -146,6 +151,16 @@ async def _run(server: SoakServer, report: Report, progress: OnStage) -> Census:
     progress("stopping", report.tally)
     report.hung += await _stop(server, report.options.seed)
     return before
+
+
+async def while_alive(server: SoakServer, storm: Coroutine[Any, Any, None]) -> None:
+    """Run the storm, until the server ends at the latest."""
+    running = asyncio.create_task(storm)
+    while not (running.done() or server.death):
+        await asyncio.wait([running], timeout=POLL_SECS)
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 async def _stop(server: SoakServer, seed: int) -> Sequence[str]:

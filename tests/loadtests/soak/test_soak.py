@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, PropertyMock
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -25,9 +25,9 @@ from loadtests.soak.probe import Probes, Sample
 from loadtests.soak.replicas import Replicas
 from loadtests.soak.requests import LOSS_SECS, Question, Refused, Route, Tally, Wrong, explained
 from loadtests.soak.server import Census, SoakServer
-from loadtests.soak.soak import Options, Report, accounts
+from loadtests.soak.soak import Options, Report, accounts, while_alive
 from loadtests.soak.storm import Disturbances
-from tests.serving import ROOT, wait_until
+from tests.serving import ROOT, WAIT_SECS, wait_until
 
 ERROR = "E1129 12:00:01.000000 1 server.py:1] instance died model=killed "
 REPLICA = f"""#!/bin/sh
@@ -271,3 +271,29 @@ def test_the_key_of_the_guest_comes_and_goes(tmp_path: Path) -> None:
     assert ApiKeys(keys.file).find(guest, 0.0) is not None
     keys.write(with_guest=False)
     assert ApiKeys(keys.file).find(guest, 0.0) is None
+
+
+async def test_a_storm_ends_with_its_server() -> None:
+    deaths = iter(["", "", "the server ended with -11"])
+    server = Mock(spec=SoakServer)
+    type(server).death = PropertyMock(side_effect=lambda: next(deaths))
+    storm = Mock()
+
+    async def blow() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            storm.ended()
+
+    await asyncio.wait_for(while_alive(server, blow()), WAIT_SECS)
+    storm.ended.assert_called_once()
+
+
+def test_the_end_of_a_server_has_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("first\nlast\n")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        server = SoakServer(tmp_path, process, Keys(tmp_path))
+        assert server.death == ""
+        process.kill()
+        process.wait()
+        assert server.death == "the server ended with -9\nfirst\nlast"
