@@ -15,7 +15,7 @@ from gateway.errors import InferenceError, Refusal, exiting, no_longer_valid
 from gateway.messages import NO_PARAMETERS, WATCHED, InferRequest, InferResponse
 from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.models.index import IndexRow
-from gateway.models.labels import labels_of, set_labels
+from gateway.models.labels import labels_of
 from gateway.models.model import Model, VersionChooser
 from gateway.models.model_folder import Override
 from gateway.models.repository_control import RepositoryControl
@@ -244,8 +244,7 @@ class DataPlane:
     def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
         """Name loaded versions of a model; None removes a label. Raises InferenceError."""
         self._refuse_if_exiting()
-        set_labels(self._registry.only(name), changes)
-        self._registry.notify()
+        self.rollouts.set_labels(name, changes)
 
     def models(self) -> Iterator[Model]:
         """Every loaded version."""

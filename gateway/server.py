@@ -49,7 +49,7 @@ from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.opening import open_places
 from gateway.storage.store import KEPT
-from gateway.threads import closed, request_threads
+from gateway.threads import closed, last_of_process, request_threads
 
 log = logging.getLogger("sluice.server")
 
@@ -258,7 +258,7 @@ async def serve(
         on_ready(ports, list(server.dataplane.models()))
 
     sys.setswitchinterval(SWITCH_SECS)
-    with LoopWatch():
+    with last_of_process(), LoopWatch():
         await server.run(ready)
 
 

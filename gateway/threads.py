@@ -1,10 +1,12 @@
 """Threads for work that blocks."""
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -26,7 +28,12 @@ Runtimes share packages with import cycles, and concurrent imports of these can 
 modules.
 """
 
+THREADS_SECS = 5.0
+"""Time for threads to end at the end of a process."""
+
 T = TypeVar("T")
+
+log = logging.getLogger("sluice.server")
 
 
 class Threads:
@@ -115,6 +122,30 @@ async def closed(close: Callable[[], None]) -> None:
         close()
     else:
         await call
+
+
+@contextmanager
+def last_of_process(secs: float = THREADS_SECS) -> Iterator[None]:
+    """The process ends within this time after the block, although threads block.
+
+    The exit of a process waits for its threads, and one whose disk hangs would never end. The exit
+    status is 1 if the block raises.
+    """
+    status = 1
+    try:
+        yield
+        status = 0
+    finally:
+        timer = threading.Timer(secs, _end_process, [status])
+        timer.daemon = True
+        timer.start()
+
+
+def _end_process(status: int) -> None:
+    others = (each for each in threading.enumerate() if each is not threading.main_thread())
+    names = sorted(each.name for each in others if not each.daemon)
+    log.warning("threads abandoned", extra={"threads": ",".join(names)})
+    os._exit(status)
 
 
 def _discard(call: Future[T], discard: Callable[[T], object]) -> None:

@@ -63,6 +63,7 @@ class Serving:
         self._listening = threading.Event()
         self._ready = threading.Event()
         self._is_over = False
+        self._state = TemporaryDirectory(prefix="state-")
         self.process = start(
             [
                 *(*command, f"--model-repository={repository}"),
@@ -72,7 +73,7 @@ class Serving:
                 *EVERY_SERVER,
                 *flags,
             ],
-            {**os.environ, **(environment or {})},
+            {**os.environ, "XDG_STATE_HOME": self._state.name, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -159,6 +160,7 @@ class Serving:
             self.process.kill()
             status = self.process.wait()
         self._reader.join(STOP_SECS)
+        self._state.cleanup()
         stalls = [line for line in self.log if "instance stalled" in line]
         assert self._may_stall or not stalls, stalls
         return status

@@ -261,8 +261,8 @@ def _add_process_flags(parser: argparse.ArgumentParser) -> None:
         "--state-directory",
         type=Path,
         metavar="FOLDER",
-        help="folder of the state of rollouts, which one server at a time has (default: sluice in "
-        "$XDG_STATE_HOME, or in ~/.local/state)",
+        help="folder of the state of rollouts and of labels, which one server at a time has "
+        "(default: sluice in $XDG_STATE_HOME, or in ~/.local/state)",
     )
     group.add_argument(
         "--max-connections-per-address",

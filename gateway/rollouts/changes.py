@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from gateway.errors import Code, InferenceError
-from gateway.rollouts.plan import RolloutPlan
+from gateway.rollouts.plan import RolloutPlan, explained, members_of
 from gateway.rollouts.rollout import Rollout
 
 PLAN_MEMBERS = frozenset(RolloutPlan.__struct_fields__) - {"start", "labels"}
@@ -111,4 +111,6 @@ def _read(members: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(members, kind)
     except msgspec.ValidationError as error:
-        raise InferenceError(Code.INVALID_ARG, f"request: {error}") from None
+        more = sorted(PLAN_MEMBERS) if kind is RolloutBeginning else ()
+        text = explained(error, [*members_of(kind), *more])
+        raise InferenceError(Code.INVALID_ARG, f"request: {text}") from None

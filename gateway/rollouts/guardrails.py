@@ -244,11 +244,12 @@ PROOF_BOUNDS = (1.1, 1000.0)
 def _members(given: object, where: str, known: set[str]) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise refused(where, given, "an object")
+    expected = f"one of {', '.join(sorted(known))}" if known else "none without guardrails"
     for member in given:
         if member not in known:
             raise InferenceError(
                 Code.INVALID_ARG,
-                f"{where}.{member} is no member; expected one of {', '.join(sorted(known))}",
+                f"{where}.{member} is no member; expected {expected}",
             )
     return given
 

@@ -1,7 +1,8 @@
 """The rollouts of one model: what its loads may load, and its open rollout."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from gateway.rollouts.rollout import SERVER, Rollout, RolloutState, Transition
 from gateway.rollouts.shadow import Shadow
 from gateway.rollouts.state import RolloutRecord, digest
 from gateway.threads import Threads
+
+log = logging.getLogger("sluice.rollouts")
 
 
 class PlanFile(NamedTuple):
@@ -63,6 +66,7 @@ class ModelRollouts(RolloutLedger):
         self._evidence_of = -1
         self._stamps: Mapping[int, str] = {}
         self._is_over = False
+        self._labelled: KnownModel | None = None
 
     # Loads.
 
@@ -72,6 +76,7 @@ class ModelRollouts(RolloutLedger):
         A new highest version begins a rollout, and with it both versions are held.
         """
         self.plan = found.plan
+        self._restore_labels(source.entry.available)
         stamps = {number: digest(source.snapshot, number) for number in source.entry.available}
         self._refusals = self.record.refuse(stamps, is_start=not self.known.models)
         source = replace(source, refused=frozenset(self._refusals))
@@ -99,7 +104,7 @@ class ModelRollouts(RolloutLedger):
         self, stable: int, candidate: int, plan: RolloutPlan, stamps: Mapping[int, str]
     ) -> Rollout:
         """See `RolloutLedger`."""
-        self._evidence_of = -1
+        self._evidence_of, self._ticked = -1, None
         return super().begin(stable, candidate, plan, stamps)
 
     def stable_of(self, source: LoadSource) -> int:
@@ -196,6 +201,12 @@ class ModelRollouts(RolloutLedger):
         elif choice is not None and rollout.evidence_of != self._evidence_of:
             self._observe(rollout, choice)
 
+    def keep_labels(self, changes: Mapping[str, int | None]) -> None:
+        """Keep labels that a client has set; None removes one."""
+        kept = {**self.record.labels, **changes}
+        self.record.labels = {label: number for label, number in kept.items() if number is not None}
+        self.dirty = True
+
     def end_observation(self) -> None:
         """Keep the evidence of now, and judge no more requests."""
         self._is_over = True
@@ -206,6 +217,20 @@ class ModelRollouts(RolloutLedger):
             self.choice.observe(None)
 
     # Parts.
+
+    def _restore_labels(self, available: Collection[int]) -> None:
+        """Set the labels on disk at the first load; drop those of versions that are gone."""
+        if self._labelled is self.known:
+            return
+        self._labelled = self.known
+        for label, number in tuple(self.record.labels.items()):
+            if number in available:
+                self.known.labels[label] = number
+            else:
+                del self.record.labels[label]
+                self.dirty = True
+                about = {"model": self.record.model, "label": label, "version": number}
+                log.warning("label dropped, its version is gone", extra=about)
 
     def _repair(self, source: LoadSource, stamps: Mapping[int, str]) -> None:
         """After a damaged record the second highest version is stable, and a person decides."""

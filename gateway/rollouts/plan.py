@@ -84,6 +84,11 @@ DEFAULT_STEPS = (
 )
 
 
+BAD_CHOICE = re.compile(r"Invalid enum value .* at `\$\.(\w+)`")
+CHOICES = {"start": PlanStart, "on_breach": Reaction, "on_silence": Reaction}
+"""The values of members that have a few."""
+
+
 class RolloutPlan(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The members of `rollout.json`; `labels` are names of versions, set at each load.
 
@@ -149,11 +154,26 @@ def read_step(text: str) -> Mapping[str, Any]:
     return {"weight": share, "for": lasts or "0s"}
 
 
+def members_of(kind: type[msgspec.Struct]) -> Sequence[str]:
+    """The names of the members of an object, as they are written."""
+    return [each.encode_name for each in msgspec.structs.fields(kind)]
+
+
+def explained(error: msgspec.ValidationError, members: Iterable[str]) -> str:
+    """The text of an error, with what is expected of a member; `members` are those of the whole."""
+    text = str(error)
+    if "unknown field" in text:
+        expected = members_of(PlanStep) if "$.steps[" in text else members
+        return f"{text}, expected one of {', '.join(expected)}"
+    choice = BAD_CHOICE.search(text)
+    return text if choice is None else f"{text}, expected {' or '.join(CHOICES[choice[1]])}"
+
+
 def _read(members: Any, where: str) -> RolloutPlan:
     try:
         plan = msgspec.convert(members, RolloutPlan)
     except msgspec.ValidationError as error:
-        raise _invalid(where, str(error)) from None
+        raise _invalid(where, explained(error, members_of(RolloutPlan))) from None
     _check_steps(plan.steps, f"{where}: steps")
     read_duration(plan.max_wait, f"{where}: max_wait")
     for number, key in enumerate(plan.key):

@@ -5,13 +5,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from gateway.conversations.conversations import Conversations
 from gateway.errors import Code, InferenceError, exiting
+from gateway.models.labels import set_labels
 from gateway.models.model import Model
-from gateway.models.model_folder import PLAN_FILE
+from gateway.models.model_folder import PLAN_FILE, by_version
 from gateway.models.registry import KnownModel
 from gateway.models.repository import LoadSource, ModelEntry, ModelId
 from gateway.models.repository_control import RepositoryControl
@@ -30,6 +32,8 @@ from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
 from gateway.threads import Threads
 
 TICK_SECS = 1.0
+FILE_THREADS = 4
+"""Threads that read plans and states of folders: a disk that hangs holds no others."""
 
 log = logging.getLogger("sluice.rollouts")
 
@@ -87,7 +91,8 @@ class Rollouts(VersionGate, ChangeableRollouts):
         self._is_draining = False
         self._wake = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
-        self._saver = RolloutSaver(self._models, state, threads)
+        self._saver = RolloutSaver(self._models, state)
+        self._files = Threads("rollouts", FILE_THREADS)
 
     # VersionGate.
 
@@ -142,7 +147,7 @@ class Rollouts(VersionGate, ChangeableRollouts):
         found = await self._plan_file(of_model, known.source.entry)
         if refusal := found.refusal or of_model.unreadable:
             raise InferenceError(Code.UNAVAILABLE, refusal)
-        await self._threads.run(self._state.require)
+        await self._saver.require()
         own = {**(members or {}), "start": PlanStart.AUTOMATIC}
         plan = changed_plan(found.plan or RolloutPlan(), own, "request")
         stable = of_model.stable_of(known.source)
@@ -154,9 +159,9 @@ class Rollouts(VersionGate, ChangeableRollouts):
         is_fixed = known.source.overridden or known.source.upload is not None
         snapshot = known.source.snapshot
         if not is_fixed:
-            snapshot = await self._threads.run(self._control.snapshot, known.id)
-        if f"{version}/" not in snapshot:
-            raise InferenceError(Code.NOT_FOUND, f"model '{name}' has no version {version}")
+            snapshot = await self._files.run(self._control.snapshot, known.id)
+        found_on_disk = sorted(each for each in by_version(snapshot) if each is not None)
+        replace(known.source.entry, available=tuple(found_on_disk)).require([version])
         of_model.record.bad.pop(version, None)
         of_model.record.unloadable.pop(version, None)
         stamps = {each: digest(snapshot, each) for each in (stable, version)}
@@ -171,6 +176,16 @@ class Rollouts(VersionGate, ChangeableRollouts):
                 left.abort(SERVER, error.message)
                 of_model.changed()
             raise
+
+    def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
+        """Name loaded versions of a model; None removes a label. The state directory keeps them."""
+        known = self._control.registry.only(name)
+        set_labels(known, changes)
+        of_model = self._models.get(known.id)
+        if of_model is not None and self._state.has_place:
+            of_model.keep_labels(changes)
+            self._saver.wake()
+        self._control.registry.notify()
 
     def describe(self, name: str) -> dict[str, Any]:
         """The state of a model's latest rollout, as members of JSON."""
@@ -217,8 +232,8 @@ class Rollouts(VersionGate, ChangeableRollouts):
                     self.tick()
         finally:
             self._tasks = None
-            self._saver.save_last()
-            self._state.close()
+            self._files.close()
+            await self._saver.close()
 
     def tick(self) -> None:
         """Judge and advance all rollouts."""
@@ -263,26 +278,18 @@ class Rollouts(VersionGate, ChangeableRollouts):
         if found is not None:
             found.known = known
             return found
-        name, damaged, unreadable = str(known.id), False, ""
-        try:
-            record = await self._threads.run(self._state.read, name)
-        except ValueError as error:
-            log.error("rollout state damaged", extra={"model": name, "reason": str(error)})
-            record, damaged = None, True
-        except InferenceError as error:
-            log.error("rollout state not read", extra={"model": name, "reason": error.message})
-            record, unreadable = None, error.message
-        record = record or RolloutRecord(model=name)
+        name = str(known.id)
+        read = await self._saver.read(name)
         parts = self._conversations, self._threads, self._noted, self._over
-        made = ModelRollouts(known, record, *parts)
-        made.damaged, made.unreadable = damaged, unreadable
+        made = ModelRollouts(known, read.record or RolloutRecord(model=name), *parts)
+        made.damaged, made.unreadable = read.damaged, read.unreadable
         self._models[known.id] = made
         return made
 
     async def _plan_file(self, of_model: ModelRollouts, entry: ModelEntry) -> PlanFile:
         """The plan in a model's folder; with one the state directory is taken."""
         try:
-            text = await self._threads.run(entry.text, PLAN_FILE)
+            text = await self._files.run(entry.text, PLAN_FILE)
             if not text:
                 return PlanFile()
             plan = read_plan(text)
@@ -290,8 +297,10 @@ class Rollouts(VersionGate, ChangeableRollouts):
                 return PlanFile(plan, of_model.unreadable)
             if not self._state.has_place:
                 return PlanFile(plan, "this server keeps no state of rollouts")
-            await self._threads.run(self._state.require)
+            await self._saver.require()
         except InferenceError as error:
+            if self._is_draining:
+                raise
             log.error("rollouts refused", extra={"model": entry.name, "reason": error.message})
             return PlanFile(RolloutPlan(), error.message)
         return PlanFile(plan)

@@ -1,40 +1,71 @@
-"""The writes of the state of rollouts, apart from their judgement."""
+"""The state of rollouts on disk: its reads and writes, apart from their judgement."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 from gateway.errors import InferenceError
 from gateway.models.repository import ModelId
 from gateway.rollouts.model_rollouts import ModelRollouts
-from gateway.rollouts.state import StateDirectory
+from gateway.rollouts.state import DamagedRecord, RolloutRecord, StateDirectory, unusable
 from gateway.threads import Threads
 
 SAVE_SECS = 10.0
 """Time between two writes of a rollout without transitions, and until a failed one is retried."""
+ANSWER_SECS = 10.0
+"""Longest time for which a load waits for the disk."""
+LAST_SECS = 2.0
+"""Longest time for which the exit waits for the disk."""
 
 log = logging.getLogger("sluice.rollouts")
 
+T = TypeVar("T")
+
+
+class FoundRecord(NamedTuple):
+    """The record of a model, whether one of a rollout was damaged, or why it cannot be read."""
+
+    record: RolloutRecord | None
+    damaged: bool = False
+    unreadable: str = ""
+
 
 class RolloutSaver:
-    """Writes the records of `models`; one task runs `run`, and nothing waits for it.
+    """Reads and writes the records of `models`; one task runs `run`, and nothing waits for it.
 
-    A record that cannot be written stays dirty until it is.
+    A record that cannot be written stays dirty until it is. A disk that hangs holds only the
+    threads of its own.
     """
 
-    def __init__(
-        self, models: Mapping[ModelId, ModelRollouts], state: StateDirectory, threads: Threads
-    ) -> None:
+    def __init__(self, models: Mapping[ModelId, ModelRollouts], state: StateDirectory) -> None:
         self._models = models
         self._state = state
-        self._threads = threads
+        self._reads = Threads("state-reads", 1)
+        self._writes = Threads("state-writes", 1)
         self._wake = asyncio.Event()
         self._is_failing = False
 
     def wake(self) -> None:
         """Write dirty records soon."""
         self._wake.set()
+
+    async def read(self, name: str) -> FoundRecord:
+        """The record of a model; a damaged one was moved aside."""
+        try:
+            return FoundRecord(await _answered(self._reads, self._state.read, name))
+        except DamagedRecord as error:
+            log.error("rollout state damaged", extra={"model": name, "reason": str(error)})
+            return FoundRecord(None, damaged=error.had_rollout)
+        except InferenceError as error:
+            log.error("rollout state not read", extra={"model": name, "reason": error.message})
+            return FoundRecord(None, unreadable=error.message)
+
+    async def require(self) -> None:
+        """Take the folder for this server; raises as `StateDirectory.require`."""
+        if not self._state.is_taken:
+            await _answered(self._writes, self._state.require)
 
     async def run(self) -> None:
         """Write dirty records at once, and those of open rollouts each `SAVE_SECS`."""
@@ -61,26 +92,61 @@ class RolloutSaver:
             if is_due and not of_model.unreadable:
                 record, order = of_model.encoded(), of_model.encodings
                 try:
-                    await self._threads.run(self._state.write, str(model), record, order)
+                    await _answered(self._writes, self._state.write, str(model), record, order)
                 except InferenceError as error:
-                    failed = True
-                    self._note_failure(of_model, error)
+                    of_model.dirty = failed = True
+                    self._note_failure(error)
                 except asyncio.CancelledError:
                     of_model.dirty = True  # the thread may not have begun
                     raise
         self._is_failing = failed
 
-    def save_last(self) -> None:
-        """Write all that is dirty or open; blocks."""
-        for model, of_model in self._models.items():
-            if (of_model.dirty or of_model.open is not None) and not of_model.unreadable:
-                try:
-                    self._state.write(str(model), of_model.encoded(), of_model.encodings)
-                except InferenceError as error:
-                    self._note_failure(of_model, error)
+    async def close(self) -> None:
+        """Write all that is dirty or open; then another server may have the folder.
 
-    def _note_failure(self, of_model: ModelRollouts, error: InferenceError) -> None:
-        of_model.dirty = True
+        A disk that hangs is waited for at most `LAST_SECS`.
+        """
+        last = [
+            (str(model), of_model.encoded(), of_model.encodings)
+            for model, of_model in self._models.items()
+            if (of_model.dirty or of_model.open is not None) and not of_model.unreadable
+        ]
+        try:
+            if last:
+                writing = self._writes.start(self._write_all, last)
+                await asyncio.wait([writing], timeout=LAST_SECS)
+                error = writing.result() if writing.done() else _late(LAST_SECS)
+                if error is not None:
+                    self._note_failure(error)
+        finally:
+            self._reads.close()
+            self._writes.close()
+            self._state.close()
+
+    def _write_all(self, records: Iterable[tuple[str, bytes, int]]) -> InferenceError | None:
+        """Write records; returns the last error. It blocks."""
+        found = None
+        for record in records:
+            try:
+                self._state.write(*record)
+            except InferenceError as error:
+                found = error
+        return found
+
+    def _note_failure(self, error: InferenceError) -> None:
         if not self._is_failing:
             self._is_failing = True
             log.error("rollout state not written", extra={"reason": error.message})
+
+
+async def _answered(threads: Threads, function: Callable[..., T], *args: object) -> T:
+    """The result of a call in a thread; UNAVAILABLE if the disk has not answered in time."""
+    try:
+        async with asyncio.timeout(ANSWER_SECS):
+            return await threads.run(function, *args)
+    except TimeoutError:
+        raise _late(ANSWER_SECS) from None
+
+
+def _late(secs: float) -> InferenceError:
+    return unusable(f"the state directory has not answered for {secs:g} s")

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import field
 
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, exiting
 from gateway.models.model_folder import Snapshot
 from gateway.rollouts.rollout import Rollout, Transition
 
@@ -22,6 +23,8 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 DAMAGED = ".damaged"
 LONGEST_NAME = 200
 """Longest quoted name of a model that is the name of its file (characters)."""
+NO_ROLLOUT = b'"stable":0,"rollout":null'
+"""A part of each record that has labels only, near its begin."""
 MOST_TRANSITIONS = 1000
 """Transitions of ended rollouts that a record keeps."""
 
@@ -33,7 +36,8 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
     Triton's rule. `stamps` are digests of the versions' files. `bad` are versions that were rolled
     back, `unloadable` those that did not load, by the digest of their files. `passed_over` are
     those above `stable` on disk since it became so. `evidence` is that of
-    the open rollout. `history` has the transitions of ended rollouts, oldest first.
+    the open rollout. `history` has the transitions of ended rollouts, oldest first. `labels` are
+    those that clients have set.
     """
 
     format: int = FORMAT
@@ -47,6 +51,7 @@ class RolloutRecord(msgspec.Struct, kw_only=True):
     passed_over: dict[int, str] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     history: list[Transition] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
 
     def refuse(self, stamps: Mapping[int, str], *, is_start: bool) -> dict[int, str]:
         """The reasons against versions that were rolled back; at the start, that did not load."""
@@ -69,6 +74,14 @@ def digest(snapshot: Snapshot, version: int) -> str:
     prefix = f"{version}/"
     files = sorted((name, stamp) for name, stamp in snapshot.items() if name.startswith(prefix))
     return blake2b(repr(files).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+class DamagedRecord(ValueError):
+    """A record that cannot be decoded; one of labels alone had no rollout (`had_rollout`)."""
+
+    def __init__(self, reason: str, *, had_rollout: bool) -> None:
+        super().__init__(reason)
+        self.had_rollout = had_rollout
 
 
 class StateDirectory:
@@ -95,54 +108,79 @@ class StateDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Let another server have the folder; nothing is written any more."""
-        with self._mutex:
-            self._closed = True
-            self._release()
+    @property
+    def is_taken(self) -> bool:
+        """Whether this server has the folder."""
+        return self._lock is not None
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+    def close(self) -> None:
+        """Let another server have the folder; nothing is written any more. It does not block.
+
+        A write under way keeps the folder until it ends.
+        """
+        self._closed = True
+        if self._mutex.acquire(blocking=False):
+            try:
+                lock, self._lock = self._lock, None
+                if lock is not None:
+                    lock.release()
+            finally:
+                self._mutex.release()
 
     def require(self) -> None:
         """Take the folder for this server; UNAVAILABLE if another has it, or it takes no files."""
-        with self._mutex:
+        with self._used():
             self._take()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """The folder, for one thread at a time; one that was closed meanwhile is released."""
+        try:
+            with self._mutex:
+                yield
+        finally:
+            if self._closed:
+                self.close()
 
     def _take(self) -> None:
         if self._lock is not None:
             return
+        if self._closed:
+            raise exiting()
         folder = self._folder
         try:
             folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            self._lock = _taken(folder)
+            lock = _taken(folder)
+        except OSError as error:
+            raise _full(error) from None
+        try:
             _write(folder / ".pid", str(os.getpid()).encode())
         except OSError as error:
-            self._release()
-            raise _unusable(f"the state directory takes no files: {error.strerror}") from None
+            lock.release()
+            raise _full(error) from None
+        self._lock = lock
 
     def read(self, model: str) -> RolloutRecord | None:
         """The record of a model, if there is one.
 
-        Raises ValueError for a damaged file, after it was moved aside, and UNAVAILABLE.
+        Raises DamagedRecord, after the file was moved aside, and UNAVAILABLE.
         """
         if self._path is None:
             return None
         path = self._file(model)
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=RolloutRecord)
+            content = path.read_bytes()
+            found = msgspec.json.decode(content, type=RolloutRecord)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _unusable(f"the state of '{model}' cannot be read: {error.strerror}") from None
+            raise unusable(f"the state of '{model}' cannot be read: {error.strerror}") from None
         except msgspec.DecodeError as error:
             self.require()
             path.replace(path.with_name(path.name + DAMAGED))
-            raise ValueError(str(error)) from None
+            raise DamagedRecord(str(error), had_rollout=NO_ROLLOUT not in content) from None
         if found.format != FORMAT or found.model != model:
-            raise _unusable(f"the state of '{model}' has format {found.format}, expected {FORMAT}")
+            raise unusable(f"the state of '{model}' has format {found.format}, expected {FORMAT}")
         return found
 
     def write(self, model: str, record: bytes, order: int = 0) -> None:
@@ -150,21 +188,20 @@ class StateDirectory:
 
         A record whose `order` is below that of the last one is late, and dropped.
         """
-        with self._mutex:
+        with self._used():
             if self._closed or order < self._written.get(model, 0):
                 return
             self._take()
             try:
                 _write(self._file(model), record)
             except OSError as error:
-                text = f"the state directory takes no files: {error.strerror}"
-                raise _unusable(text) from None
+                raise _full(error) from None
             self._written[model] = order
 
     @property
     def _folder(self) -> Path:
         if self._path is None:
-            raise _unusable("there is no state directory")
+            raise unusable("there is no state directory")
         return self._path / FOLDER
 
     def _file(self, model: str) -> Path:
@@ -182,7 +219,7 @@ def _taken(folder: Path) -> Any:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise _unusable(f"process {_owner(folder)} has the state directory") from None
+        raise unusable(f"process {_owner(folder)} has the state directory") from None
     return lock
 
 
@@ -213,5 +250,10 @@ def _write(path: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def _unusable(reason: str) -> InferenceError:
+def _full(error: OSError) -> InferenceError:
+    return unusable(f"the state directory takes no files: {error.strerror}")
+
+
+def unusable(reason: str) -> InferenceError:
+    """The error of a state directory that cannot be used."""
     return InferenceError(Code.UNAVAILABLE, f"{reason} (--state-directory)")

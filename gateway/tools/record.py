@@ -37,7 +37,8 @@ def run(parsed: argparse.Namespace, environment: Mapping[str, str], console: Con
             for line in ManagementClient(parsed.url, environment).lines(path, body):
                 recording.take(line)
     finally:
-        recording.show()
+        if recording.begun:
+            recording.show()
     if not recording.written:
         raise InferenceError(Code.UNAVAILABLE, f"no request of '{parsed.model}' was recorded")
 
@@ -88,6 +89,7 @@ class _Recording:
             console=console,
         )
         self.written = 0
+        self.begun = False
         self._folder = folder
         self._console = console
         self._task = self.bar.add_task("", total=wanted, dropped=0)
@@ -96,6 +98,7 @@ class _Recording:
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take a line of the server."""
+        self.begun = True
         if "golden" in line:
             written = self._folder.add(line["golden"], line["arrays"])
             self.written += 1

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +10,15 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from gateway.errors import InferenceError
 from gateway.flags.remote import cache_roots
 from gateway.flags.remote import repository as remote_repository
 from gateway.models.fetching import fetch as fetch_version
 from gateway.models.repository import ModelId, ModelRepository
-from gateway.settings import ENVIRONMENT, MODEL_NAME
+from gateway.observability.log import formatter
+from gateway.settings import ENVIRONMENT, MODEL_NAME, LogSettings
 from gateway.storage.mirror.blobs import GIB
 from gateway.storage.mirror.cache import CachedTree, RemoteCache
 from gateway.storage.mirror.downloads import DownloadProgress, Report, rarely
@@ -29,6 +31,24 @@ def fetch(parsed: argparse.Namespace, console: Console) -> None:
 
     A model that fails does not stop the others; StoreError at the end names all failures.
     """
+    with _warnings_shown():
+        _fetch_all(parsed, console)
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Warnings of the server's parts are lines on stderr, as a server writes them."""
+    handler, logger = logging.StreamHandler(), logging.getLogger("sluice")
+    handler.setFormatter(formatter(LogSettings()))
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _fetch_all(parsed: argparse.Namespace, console: Console) -> None:
     address, *names = parsed.names
     repository = ModelRepository(
         open_places([remote_repository(address, parsed, ENVIRONMENT)], ENVIRONMENT),
@@ -68,7 +88,7 @@ def look_after(parsed: argparse.Namespace, console: Console) -> bool:
 
 def table(trees: list[CachedTree]) -> Table:
     """The models of a cache for a terminal."""
-    shown = Table("model", "GiB", "last use", "state")
+    shown = Table(Column("model", overflow="fold"), "GiB", "last use", "state")
     for each in trees:
         state = "in use" if each.in_use else "whole" if each.whole else "partial"
         at = datetime.fromtimestamp(each.used_at, UTC).isoformat(" ", "minutes")

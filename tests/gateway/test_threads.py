@@ -1,6 +1,8 @@
 """Threads for work that would block the event loop."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import weakref
 from queue import SimpleQueue
@@ -115,3 +117,25 @@ async def test_a_call_apart_continues_without_its_caller_and_its_result_is_disca
         await soon(calling)
     gate.set()
     assert await asyncio.to_thread(discarded.get, timeout=WAIT_SECS) == "result"
+
+
+HANGS = """
+import logging, sys, threading
+from gateway.threads import last_of_process
+logging.basicConfig(format="%(message)s %(threads)s")
+with last_of_process(0.1):
+    threading.Thread(target=threading.Event().wait, name="disk").start()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("pass", 0), ("sys.exit(1)", 1)])
+def test_a_process_ends_although_a_thread_hangs(end: str, status: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGS.format(end=end)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (status, "threads abandoned disk\n")

@@ -181,7 +181,8 @@ def _input(given: StrictObject, declared: Mapping[str, Datatype], data: GoldenDa
     name = given.text("name")
     datatype = given.text("datatype", declared.get(name, ""))
     if datatype not in [*Datatype]:
-        given.refuse("datatype", datatype, "a datatype such as FP32")
+        inputs = "" if name in declared else f": the model's inputs are {', '.join(declared)}"
+        given.refuse("datatype", datatype, f"a datatype such as FP32{inputs}")
     path = given.path("data")
     tensor = data.tensor(path, given.take("data"), name, Datatype(datatype))
     shape = given.take("shape", list(tensor.shape))

@@ -179,8 +179,9 @@ class Mirror:
 
     def _models_of(self, listing: RemoteListing) -> RemoteModels:
         models, refused = models_of(listing, one=self._is_one_model)
-        for key in refused:
-            log.warning("object ignored: its key is no path", extra={"key": ascii(key)})
+        if refused:
+            about = {"address": self.address, "first": ascii(refused[0]), "count": len(refused)}
+            log.warning("objects ignored, their keys are no paths of files", extra=about)
         return models
 
     # Models.

@@ -50,7 +50,8 @@ def parse_address(text: str) -> Address:
     endpoint, parts = _parts(scheme, rest)
     if not parts or not parts[0]:
         missing = "Invalid azure storage path" if scheme == "as" else "No bucket name found in path"
-        raise AddressError(f"{missing}: {text}")
+        place = "ACCOUNT/CONTAINER" if scheme == "as" else "BUCKET"
+        raise AddressError(f"{missing}: {text}; expected {scheme}://{place}[/PREFIX]")
     if {".", ".."} & set(parts):
         raise AddressError(f"'{text}' has '.' or '..' between slashes, expected names of folders")
     return Address(scheme, endpoint, parts[0], "/".join(parts[1:]), text)

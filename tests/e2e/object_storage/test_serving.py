@@ -1,6 +1,7 @@
 """Servers of models in three clouds: first and second start, poll, faults, and the commands."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,6 +107,17 @@ async def test_a_storage_that_refuses_is_the_error_of_the_start(
             pass
 
 
+def test_a_fetch_writes_warnings_as_a_server_does(
+    s3_bucket: Bucket, use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = use(s3_bucket)
+    s3_bucket.put(f"models/repeat/{'x' * 256}", b"by mistake")
+    main(["fetch", "--repository-settle-secs=0", address])
+    found = capsys.readouterr().err
+    assert "objects ignored, their keys are no paths of files address=" in found
+    assert f"first='repeat/{'x' * 256}' count=1" in found
+
+
 def test_a_cache_is_filled_listed_verified_and_cleaned(
     s3_bucket: Bucket, use: Use, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +130,9 @@ def test_a_cache_is_filled_listed_verified_and_cleaned(
         main(["fetch", "--repository-settle-secs=0", address, "unknown"])
     assert "model 'unknown' is not in any repository" in capsys.readouterr().err
     main(["cache", "list"])
-    assert "whole" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "whole" in shown
+    assert "".join(re.findall(r"(?m)^│ (\S+)", shown)) == f"{address}/repeat"
     main(["cache", "verify"])
     assert capsys.readouterr().out == "0 damaged files\n"
     (Path(folder) / "a+b c.bin").chmod(0o600)

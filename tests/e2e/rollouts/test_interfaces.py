@@ -25,6 +25,11 @@ version_policy { specific { versions: [1] } }
 """
 pytestmark = pytest.mark.own_models("rollouts of the server")
 BOTH = pytest.mark.runs_on("grpcio", "frontends")
+UNKNOWN = "request: Object contains unknown field"
+OF_START = (
+    "expected one of reason, version, again, alpha, guardrails, interrupt, key, max_wait, "
+    "on_breach, on_silence, prove, shadow_in_flight, shadow_side_effects, steps"
+)
 LONG = [{"weight": 10, "for": "1h"}, {"weight": 100, "for": "1h"}]
 
 
@@ -137,7 +142,7 @@ def test_a_rollout_is_changed_and_shown_over_http(rolling: Serving) -> None:
 @pytest.mark.parametrize(
     ("action", "members", "text"),
     [
-        ("start", {"version": 2, "stepz": []}, "request: Object contains unknown field `stepz`"),
+        ("start", {"version": 2, "stepz": []}, f"{UNKNOWN} `stepz`, {OF_START}"),
         ("start", {"steps": LONG}, "request: Object missing required field `version`"),
         ("start", {"version": "2"}, "request: Expected `int`, got `str` - at `$.version`"),
         ("start", {"version": 1}, "version 1 of model 'm' is stable already"),
@@ -151,12 +156,8 @@ def test_a_rollout_is_changed_and_shown_over_http(rolling: Serving) -> None:
             {"version": 2, "steps": [{"weight": 50}, {"weight": 10}]},
             "request: steps[1].weight is 10.0, expected 50 or more: none falls",
         ),
-        (
-            "start",
-            {"version": 2, "start": "manual"},
-            "request: Object contains unknown field `start`",
-        ),
-        ("pause", {"version": 2}, "request: Object contains unknown field `version`"),
+        ("start", {"version": 2, "start": "manual"}, f"{UNKNOWN} `start`, {OF_START}"),
+        ("pause", {"version": 2}, f"{UNKNOWN} `version`, expected one of reason"),
         ("weight", {}, "request: Object missing required field `weight`"),
     ],
 )
@@ -169,7 +170,10 @@ def test_a_change_with_wrong_members_is_refused_with_the_reason(
 
 def test_an_unknown_version_or_model_is_not_found(server: Serving) -> None:
     found = post(server, "start", version=7)
-    assert (found.status_code, found.json()["error"]) == (404, "model 'm' has no version 7")
+    assert (found.status_code, found.json()["error"]) == (
+        404,
+        "model 'm' has no version 7, it has 1, 2",
+    )
     found = httpx.get(f"{server.http}/v2/models/absent/rollout", timeout=WAIT_SECS)
     assert (found.status_code, found.json()["error"]) == (404, "model 'absent' is not loaded")
 
@@ -254,12 +258,12 @@ def test_a_rollout_is_changed_and_shown_over_grpc(server: Serving) -> None:
                 model_name="m", action="start", members=struct(version=2, stepz=1)
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
-            "request: Object contains unknown field `stepz`",
+            f"{UNKNOWN} `stepz`, {OF_START}",
         ),
         (
             pb.ChangeRolloutRequest(model_name="m", action="start", members=struct(version=7)),
             grpc.StatusCode.NOT_FOUND,
-            "model 'm' has no version 7",
+            "model 'm' has no version 7, it has 1, 2",
         ),
     ],
     ids=["action", "member", "version"],

@@ -1,6 +1,7 @@
-"""A server that is killed in the middle of a rollout, and the one after it."""
+"""A server that is killed in the middle of a rollout, or whose disk hangs at its exit."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,20 @@ def test_a_killed_server_continues_its_rollout_at_the_weight_it_had(tmp_path: Pa
 
 def read(file: Path) -> str:
     return file.read_text() if file.exists() else ""
+
+
+def test_a_server_whose_disk_hangs_answers_and_ends(tmp_path: Path) -> None:
+    repository, records = tmp_path / "models", tmp_path / "state" / "rollouts"
+    (repository / "m" / "1").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").write_text(CONFIG)
+    records.mkdir(parents=True)
+    os.mkfifo(records / "m.json.new")  # without a reader, its writer waits for ever
+    with serving(repository, f"--state-directory={tmp_path / 'state'}") as server:
+        url = f"{server.http}/v2/repository/models/m/labels"
+        assert httpx.post(url, json={"labels": {"champion": 1}}, timeout=20).is_success
+        wait_until(lambda: (records / ".pid").exists(), "the write has begun")
+        assert versions(server, by_header) == ["1"] * len(USERS)
+        server.begin_stop()
+        assert server.wait_ended(20) == 0
+    assert "the state directory has not answered for 2 s (--state-directory)" in server.text
+    assert "threads abandoned" in server.text

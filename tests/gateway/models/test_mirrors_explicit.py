@@ -11,6 +11,7 @@ from gateway.errors import InferenceError
 from gateway.models import fetching
 from gateway.models.repository import LoadSource, ModelId, ModelRepository
 from gateway.observability.remote_metrics import remote_families
+from gateway.storage.mirror.blobs import PartialBlob
 from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.remote.objects import Patience, RemoteListing, RemoteObject
 from tests.builders import soon
@@ -115,6 +116,33 @@ async def test_a_download_shows_its_progress_and_an_unload_ends_it(
         load.cancel()
     assert versions(control.registry, "m") == []
     assert versions(control.registry, "n") == ["1"]
+
+
+async def test_a_disk_that_hangs_holds_neither_other_loads_nor_an_unload(
+    store: MemoryStore, mirror_of: Open, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = await start(mirror_of(store), **EXPLICIT)
+    reached, held, seal = threading.Event(), threading.Event(), PartialBlob.seal
+
+    def hang(partial: PartialBlob) -> str:
+        if partial.blob.object.key == "m/3/weights":
+            reached.set()
+            held.wait(SOON_SECS)
+        return seal(partial)
+
+    monkeypatch.setattr(PartialBlob, "seal", hang)
+    load = asyncio.create_task(control.load("m"))
+    try:
+        assert await asyncio.to_thread(reached.wait, SOON_SECS)
+        await soon(control.load("n"))
+        await soon(control.unload("m"))
+        with pytest.raises(InferenceError, match="it was unloaded while it was being loaded"):
+            await soon(load)
+        assert not held.is_set()
+    finally:
+        held.set()
+        load.cancel()
+    assert (versions(control.registry, "m"), versions(control.registry, "n")) == ([], ["1"])
 
 
 async def test_a_cancelled_load_stops_its_download(

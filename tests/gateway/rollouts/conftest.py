@@ -24,8 +24,9 @@ async def starting(
     write(tmp_path / "models", "m", 1)
     running: list[RolloutServer] = []
 
-    async def start(state: str = "state", **options: Any) -> RolloutServer:
-        running.append(RolloutServer(tmp_path / "models", tmp_path / state, backend, **options))
+    async def start(state: str | None = "state", **options: Any) -> RolloutServer:
+        place = None if state is None else tmp_path / state
+        running.append(RolloutServer(tmp_path / "models", place, backend, **options))
         await running[-1].start()
         return running[-1]
 

@@ -106,9 +106,10 @@ class RolloutServer:
         repository = ModelRepository((mirror or folder,))
         self.control = RepositoryControl(repository, settings, Backends(backend))
         self.dataplane = DataPlane(self.control)
+        self.threads = request_threads()
         self.rollouts = self.dataplane.rollouts = Rollouts(
             *(self.control, self.dataplane.conversations, StateDirectory(state)),
-            *(request_threads(), audit, lambda: self.now),
+            *(self.threads, audit, lambda: self.now),
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -4,8 +4,9 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -13,6 +14,7 @@ from gateway.errors import InferenceError, exiting
 from gateway.messages import SequenceTag
 from gateway.rollouts import saving, state
 from gateway.settings import ControlMode
+from gateway.threads import MOST_REQUEST_THREADS
 from tests.builders import read_all, settle, soon, text_request
 from tests.gateway.rollouts.servers import BROKEN, NumberedBackend, RolloutServer
 from tests.registries import ALL_VERSIONS, write
@@ -49,28 +51,91 @@ async def test_an_end_that_could_not_be_written_is_written_later(
     await server.eventually(lambda: state_on_disk(tmp_path) == "aborted")
 
 
+class HangingDisk:
+    """A disk whose writes hang until `ended` is set, from the block on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+        write_now = state._write  # noqa: SLF001
+
+        def hang(path: Path, data: bytes) -> None:
+            self.begun.set()
+            self.ended.wait(60)
+            write_now(path, data)
+
+        monkeypatch.setattr(state, "_write", hang)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+
+
 async def test_a_disk_that_hangs_stops_no_judgement(
     starting: Starting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await starting()
-    begun, ended, write_now = threading.Event(), threading.Event(), state._write  # noqa: SLF001
-
-    def hang(path: Path, data: bytes) -> None:
-        begun.set()
-        ended.wait(30)
-        write_now(path, data)
-
     await server.publish(2, steps=HALF)
-    monkeypatch.setattr(state, "_write", hang)
-    server.rollouts.pause("m", "ann")
-    await server.eventually(begun.is_set)
-    ticked = asyncio.Event()
-    monkeypatch.setattr(server.rollouts, "tick", ticked.set)
-    server.rollouts.resume("m", "ann")
-    try:
+    with HangingDisk(monkeypatch) as disk:
+        server.rollouts.pause("m", "ann")
+        await server.eventually(disk.begun.is_set)
+        ticked = asyncio.Event()
+        monkeypatch.setattr(server.rollouts, "tick", ticked.set)
+        server.rollouts.resume("m", "ann")
         await soon(ticked.wait())
-    finally:
-        ended.set()
+
+
+async def test_the_exit_does_not_wait_for_a_disk_that_hangs(
+    starting: Starting,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(saving, "LAST_SECS", 0.05)
+    server = await starting()
+    await server.publish(2, steps=HALF)
+    with HangingDisk(monkeypatch) as disk, state.StateDirectory(tmp_path / "state") as other:
+        server.rollouts.pause("m", "ann")
+        await server.eventually(disk.begun.is_set)
+        began = asyncio.get_running_loop().time()
+        await server.stop()
+        assert asyncio.get_running_loop().time() - began < 20
+        assert "rollout state not written" in caplog.messages
+        with pytest.raises(InferenceError, match="has the state directory"):
+            other.require()
+        disk.ended.set()
+        await server.eventually(lambda: has(other))
+
+
+def has(folder: state.StateDirectory) -> bool:
+    """Whether this server can have the folder."""
+    with suppress(InferenceError):
+        folder.require()
+    return folder.is_taken
+
+
+async def test_loads_do_not_wait_for_a_disk_that_hangs(
+    starting: Starting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "ANSWER_SECS", 0.05)
+    for number in range(MOST_REQUEST_THREADS):
+        write(tmp_path / "models", f"m{number}", 1)
+        (tmp_path / "models" / f"m{number}" / "rollout.json").write_text("{}")
+    with HangingDisk(monkeypatch) as disk:
+        server = await starting()
+        assert await soon(server.threads.run(str)) == ""
+        await server.publish(2, steps=HALF)
+        state_and_reason = (await server.index())["2"]
+        assert state_and_reason == (
+            "UNAVAILABLE",
+            "the state directory has not answered for 0.05 s (--state-directory)",
+        )
+        assert (server.versions, await server.ask()) == (["1"], "1")
+        disk.ended.set()
+        await server.eventually(lambda: (tmp_path / "state" / "rollouts" / ".pid").exists())
+        await soon(server.rollouts.start("m", 2, "ann"))
+        assert server.versions == ["1", "2"]
 
 
 async def test_requests_that_the_exit_ends_are_no_fault_of_the_candidate(

@@ -51,8 +51,11 @@ def test_a_single_step_that_pauses_is_an_ab_test() -> None:
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ({"wieght": 1}, "Object contains unknown field `wieght`"),
-        ({"steps": [{"wieght": 1}]}, "unknown field `wieght` - at `$.steps[0]`"),
+        ({"wieght": 1}, "Object contains unknown field `wieght`, expected one of steps, start"),
+        (
+            {"steps": [{"wieght": 1}]},
+            "unknown field `wieght` - at `$.steps[0]`, expected one of weight, ",
+        ),
         ({"steps": []}, "steps is 0, expected 1 to 100 steps"),
         ({"steps": [{"weight": 50}]}, "steps[0].weight is 50.0, expected 100 in the last step"),
         ({"steps": [{"weight": 50}, {"weight": 20}]}, "steps[1].weight is 20.0, expected 50 or"),
@@ -68,7 +71,8 @@ def test_a_single_step_that_pauses_is_an_ab_test() -> None:
         ({"steps": [{"weight": 0, "min_requests": 1}]}, "expected 0: weight 0 gets no requests"),
         ({"alpha": 2}, "alpha is 2.0, expected 1e-09 to 0.5"),
         ({"max_wait": "soon"}, "max_wait is 'soon'"),
-        ({"start": "now"}, "Invalid enum value 'now' - at `$.start`"),
+        ({"start": "now"}, "Invalid enum value 'now' - at `$.start`, expected automatic or manual"),
+        ({"on_silence": "x"}, "value 'x' - at `$.on_silence`, expected roll_back or pause"),
         ({"key": ["cookie:a"]}, "key[0] is 'cookie:a', expected 'header:NAME'"),
         ({"key": ["openai:model"]}, "key[0] is 'openai:model', expected one of openai:user"),
         ({"labels": {"3": 3}}, "labels: found label '3', expected 1 to 32 of a-z"),
@@ -78,6 +82,7 @@ def test_a_single_step_that_pauses_is_an_ab_test() -> None:
         ({"shadow_in_flight": 0}, "shadow_in_flight is 0, expected 1 to 1000"),
         ({"guardrails": {"errors": {"mx": 1}}}, "guardrails.errors.mx is no member"),
         ({"guardrails": {"errors": {}}, "prove": {"errors": "2"}}, "prove.errors is '2'"),
+        ({"prove": {"nan": 2}}, "prove.nan is no member; expected none without guardrails"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

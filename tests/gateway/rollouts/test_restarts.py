@@ -13,7 +13,7 @@ from gateway.models.model_folder import take_snapshot
 from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
 from tests.builders import soon
 from tests.gateway.rollouts.servers import BROKEN, NumberedBackend, RolloutServer
-from tests.registries import write
+from tests.registries import ALL_VERSIONS, write
 
 Starting = Callable[..., Awaitable[RolloutServer]]
 HALF: list[dict[str, Any]] = [{"weight": 50, "for": "10m", "min_requests": 0}, {"weight": 100}]
@@ -167,6 +167,21 @@ async def test_a_torn_state_file_makes_the_second_highest_version_stable_and_pau
     assert second.place == ("step", 50)
 
 
+async def test_a_torn_file_of_labels_begins_no_rollout(
+    starting: Starting, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "models", "m", 1, 2, more=ALL_VERSIONS)
+    first = await starting()
+    first.dataplane.set_labels("m", {"champion": 1})
+    await first.stop()
+    file = record_file(tmp_path)
+    file.write_bytes(file.read_bytes()[:-20])
+    second = await starting()
+    assert "rollout state damaged" in caplog.messages
+    assert (second.rollouts.describe_all(), second.dataplane.labels("m")) == ([], {})
+    assert await second.ask() == "2"
+
+
 async def test_the_state_is_private_and_whole(starting: Starting, tmp_path: Path) -> None:
     first = await starting()
     await first.publish(2, steps=HALF)
@@ -178,6 +193,89 @@ async def test_the_state_is_private_and_whole(starting: Starting, tmp_path: Path
     assert (found["rollout"]["state"], found["format"]) == ("step", 1)
     assert file.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in file.parent.iterdir() if each.suffix == ".new"] == []
+
+
+async def test_labels_of_clients_are_set_again_by_the_next_server(
+    starting: Starting, tmp_path: Path
+) -> None:
+    write(tmp_path / "models", "m", 1, 2, more=ALL_VERSIONS)
+    first = await starting()
+    first.dataplane.set_labels("m", {"champion": 1, "old": 2, "best": 2})
+    first.dataplane.set_labels("m", {"old": None})
+    await first.stop()
+    second = await starting()
+    assert second.dataplane.labels("m") == {"best": 2, "champion": 1}
+    assert await second.ask("champion") == "1"
+    second.dataplane.set_labels("m", {"best": 1})
+    await second.stop()
+    third = await starting()
+    assert third.dataplane.labels("m") == {"best": 1, "champion": 1}
+
+
+async def test_a_label_is_on_disk_before_a_server_is_killed(
+    starting: Starting, tmp_path: Path
+) -> None:
+    killed = await starting()
+    killed.dataplane.set_labels("m", {"champion": 1})
+    file = record_file(tmp_path)
+    text = '"labels":{"champion":1}'
+    await killed.eventually(lambda: file.exists() and text in file.read_text())
+    shutil.copytree(file.parent, tmp_path / "left" / "rollouts")
+    second = await starting(state="left")
+    assert second.dataplane.labels("m") == {"champion": 1}
+
+
+async def test_labels_of_versions_that_are_gone_are_dropped_at_the_start(
+    starting: Starting, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "models", "m", 1, 2, more=ALL_VERSIONS)
+    first = await starting()
+    first.dataplane.set_labels("m", {"champion": 1, "best": 2})
+    await first.stop()
+    shutil.rmtree(first.folder / "m" / "1")
+    for _ in range(2):
+        server = await starting()
+        assert server.dataplane.labels("m") == {"best": 2}
+        await server.stop()
+    (line,) = (each for each in caplog.records if each.message.startswith("label dropped"))
+    assert vars(line).items() >= {"model": "m", "label": "champion", "version": 1}.items()
+
+
+async def test_a_label_of_a_version_that_is_not_loaded_is_set_again(
+    starting: Starting, tmp_path: Path
+) -> None:
+    write(tmp_path / "models", "m", 1, 2, more=ALL_VERSIONS)
+    first = await starting()
+    first.dataplane.set_labels("m", {"champion": 1})
+    await first.stop()
+    write(tmp_path / "models", "m", 1, 2)
+    second = await starting()
+    assert (second.versions, second.dataplane.labels("m")) == (["2"], {"champion": 1})
+    with pytest.raises(InferenceError, match="is version 1, which is not loaded"):
+        second.dataplane.model("m", "champion")
+
+
+async def test_labels_of_the_plan_come_before_those_of_clients(
+    starting: Starting, tmp_path: Path
+) -> None:
+    write(tmp_path / "models", "m", 1, 2, more=ALL_VERSIONS)
+    first = await starting()
+    first.plan(labels={"champion": 2})
+    first.dataplane.set_labels("m", {"champion": 1, "best": 1})
+    await first.stop()
+    second = await starting()
+    assert second.dataplane.labels("m") == {"best": 1, "champion": 2, "stable": 2}
+
+
+async def test_a_server_without_a_place_for_state_keeps_no_labels(
+    starting: Starting, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await starting(state=None)
+    first.dataplane.set_labels("m", {"champion": 1})
+    await first.stop()
+    second = await starting(state=None)
+    assert second.dataplane.labels("m") == {}
+    assert "rollout state not written" not in caplog.messages
 
 
 async def test_a_server_without_plans_writes_no_state(starting: Starting, tmp_path: Path) -> None:
@@ -194,6 +292,8 @@ def test_one_process_at_a_time_has_the_state_directory(tmp_path: Path) -> None:
             second.require()
         first.close()
         second.require()
+        with pytest.raises(InferenceError, match="Server exiting"):
+            first.require()
         first.write("m", b"too late")
         assert not (tmp_path / "rollouts" / "m.json").exists()
 

@@ -40,6 +40,20 @@ async def test_a_new_version_gets_its_share_and_stable_the_rest(server: RolloutS
     assert await server.ask("1") == "1"
 
 
+async def test_the_time_between_two_rollouts_counts_for_neither(server: RolloutServer) -> None:
+    await server.publish(2, steps=HALF)
+    server.tick()
+    server.rollouts.abort("m", "cli")
+    await server.until_versions("1")
+    server.now += 3600
+    await server.publish(3)
+    server.tick()
+    server.tick(599)
+    assert server.place == ("step", 50)
+    server.tick(1)
+    assert server.place == ("baking", 100)
+
+
 async def test_a_manual_plan_loads_the_new_version_and_gives_it_nothing(
     server: RolloutServer,
 ) -> None:
@@ -193,7 +207,7 @@ async def test_operations_that_do_not_fit_are_refused(server: RolloutServer) -> 
         server.rollouts.describe("n")
     with pytest.raises(InferenceError, match="model 'm' has no rollout"):
         server.rollouts.pause("m", "cli")
-    with pytest.raises(InferenceError, match="model 'm' has no version 7"):
+    with pytest.raises(InferenceError, match="model 'm' has no version 7, it has 1"):
         await server.rollouts.start("m", 7, "cli")
     with pytest.raises(InferenceError, match="version 1 of model 'm' is stable already"):
         await server.rollouts.start("m", 1, "cli")
@@ -211,7 +225,11 @@ async def test_a_plan_that_is_wrong_refuses_new_versions_with_its_reason(
     await server.publish(2, stepz=[])
     state, reason = (await server.index())["2"]
     assert state == "UNAVAILABLE"
-    assert reason == "rollout.json: Object contains unknown field `stepz`"
+    assert reason == (
+        "rollout.json: Object contains unknown field `stepz`, expected one of steps, start, key, "
+        "guardrails, prove, alpha, on_breach, on_silence, max_wait, labels, shadow_in_flight, "
+        "shadow_side_effects, interrupt"
+    )
     assert (await server.asked(3), server.dataplane.ready) == ({"1"}, True)
 
 

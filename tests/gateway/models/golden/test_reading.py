@@ -103,7 +103,11 @@ def with_input(**members: Any) -> dict[str, Any]:
         (with_input(datatype="FP31"), 'request.inputs[0].datatype: is "FP31", expected'),
         (with_input(datatype="FP64"), "data-type is 'FP64', but model 'm' expects 'FP32'"),
         (with_input(size=1), "request.inputs[0].size: is no member"),
-        (with_input(name="q"), 'request.inputs[0].datatype: is "", expected a datatype'),
+        (
+            with_input(name="q"),
+            'request.inputs[0].datatype: is "", expected a datatype such as FP32: the model\'s '
+            "inputs are x",
+        ),
         (
             {"request": {"text": ""}, "expect": EQUALS},
             "request.text: model 'm' has no input",

@@ -137,6 +137,21 @@ def test_a_start_with_a_young_object_at_the_top_serves_the_cache(
     assert mirror_of(store).files.content("") == ["n/"]
 
 
+def test_keys_that_are_no_paths_are_ignored_with_one_warning_per_listing(
+    store: MemoryStore, mirror_of: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("n/../x", "m//x", "m/1//weights"):
+        store.put(key, b"by mistake")
+    mirror = mirror_of(store)
+    assert mirror.files.content("") == ["m/", "n/"]
+    assert mirror.files.content("m") == ["1/", "2/", "config.pbtxt", "labels.txt"]
+    (line,) = caplog.records
+    assert line.message == "objects ignored, their keys are no paths of files"
+    assert vars(line).items() >= {"first": "'m//x'", "count": 3}.items()
+    mirror.poll()
+    assert len(caplog.records) == 2
+
+
 def test_a_failed_listing_changes_nothing(store: MemoryStore, mirror_of: Open) -> None:
     mirror = mirror_of(store)
     before = mirror.files.snapshot("n")

@@ -43,13 +43,16 @@ def test_the_forms_of_one_place_have_one_origin() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("s3://", "No bucket name found in path: s3://"),
+        ("s3://", "No bucket name found in path: s3://; expected s3://BUCKET[/PREFIX]"),
         ("s3:///", "No bucket name found in path: s3:///"),
         ("s3://https://host:443", "No bucket name found in path: s3://https://host:443"),
         ("s3://host:9000/", "No bucket name found in path: s3://host:9000/"),
         ("gs://", "No bucket name found in path: gs://"),
         ("as://", "Invalid azure storage path: as://"),
-        ("as://account", "Invalid azure storage path: as://account"),
+        (
+            "as://account",
+            "Invalid azure storage path: as://account; expected as://ACCOUNT/CONTAINER[/PREFIX]",
+        ),
         ("s3://models/a/../b", "'s3://models/a/../b' has '.' or '..' between slashes"),
     ],
 )
