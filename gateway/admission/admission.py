@@ -5,7 +5,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.messages import NO_PARAMETERS, InferRequest
 from gateway.models.model import Model
+from gateway.models.sharing import Sharing
 from gateway.observability.stream_tap import Tap
 from gateway.policy.caller import Caller, tenant_of
 from gateway.policy.tenants import NO_RULES, TenantRules, Tenants
@@ -312,22 +313,22 @@ class Admission:
     def describe(self, models: Iterable[Model] = ()) -> list[dict[str, Any]]:
         """The tenants with rules, and those with requests, as members of JSON.
 
-        Requests that wait are those of `models`.
+        Requests that wait are those of `models`, as are those in flight of a tenant without limits.
         """
-        names, queues = sorted({*self.tenants.names, *self._accounts}), [m.fair for m in models]
-        return [
-            {**self._described(name), "waiting": sum(q.waiting(name) for q in queues if q)}
-            for name in names
-        ]
+        queues = [each.fair for each in models if each.fair is not None]
+        names = sorted({*self.tenants.names, *self._accounts})
+        return [self._described(name, queues) for name in names]
 
-    def _described(self, tenant: str) -> dict[str, Any]:
+    def _described(self, tenant: str, queues: Sequence[Sharing]) -> dict[str, Any]:
         rules = self.tenants.rules(tenant)
         account = self._accounts.get(tenant) or _Account(tenant)
+        at_models = sum(each.in_flight(tenant) for each in queues)
         return {
             "tenant": tenant,
             "rules": _described_rules(rules),
             "buckets": self._described_buckets(account, limits_of(rules)),
-            "in_flight": account.in_flight,
+            "in_flight": account.in_flight if account.is_limited else at_models,
+            "waiting": sum(each.waiting(tenant) for each in queues),
             "refused": {str(limit): count for limit, count in account.refused.items()},
         }
 

@@ -288,13 +288,18 @@ async def test_tokens_that_are_made_after_the_end_are_taken_too(serve: Serve) ->
     await settle()
 
 
-async def test_requests_that_wait_are_those_of_all_models(serve: Serve) -> None:
-    gateway = Gateway(serve(ScriptedInstance()), a=TOKENS, b=TOKENS)
-    waiting = {"a": 3, "b": 0}
-    queue = SimpleNamespace(waiting=waiting.__getitem__)
+async def test_requests_that_wait_and_those_without_limits_are_counted_at_all_models(
+    serve: Serve,
+) -> None:
+    gateway = Gateway(serve(ScriptedInstance()), a=TOKENS, b=TenantRules(weight=2.0))
+    waiting, in_flight = {"a": 3, "b": 0}, {"a": 7, "b": 5}
+    queue = SimpleNamespace(waiting=waiting.__getitem__, in_flight=in_flight.__getitem__)
     models: Any = [SimpleNamespace(fair=each) for each in (queue, None, queue)]
-    found = gateway.admission.describe(models)
-    assert [(each["tenant"], each["waiting"]) for each in found] == [("a", 6), ("b", 0)]
+    with gateway.infer():
+        found = gateway.admission.describe(models)
+    shown = [(each["tenant"], each["waiting"], each["in_flight"]) for each in found]
+    assert shown == [("a", 6, 1), ("b", 0, 10)]
+    await settle()
 
 
 async def test_accounts_without_limits_are_dropped_once_there_are_many(
