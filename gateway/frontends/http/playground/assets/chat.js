@@ -173,7 +173,7 @@ class Answer {
   heard({ text, tokens, finish, total, timing }) {
     if (text || tokens) this.speed.heard(performance.now(), tokens);
     if (total != null) this.speed.total(total);
-    if (timing) this.element.append(receiptBar(timing));
+    if (timing) this.receipt = receiptBar(timing);
     this.turn.content += text;
     this.finish ||= finish;
     this.frame ??= requestAnimationFrame(() => this.#draw());
@@ -206,6 +206,7 @@ class Answer {
     const log = $("log");
     const follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
     this.body.replaceChildren(render(this.turn.content));
+    if (this.receipt) this.element.append(this.receipt);
     const speed = this.speed.toString();
     if (speed) this.meta.firstChild.textContent = speed;
     if (follows) log.scrollTop = log.scrollHeight;

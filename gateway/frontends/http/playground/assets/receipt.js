@@ -6,7 +6,7 @@ import { milliseconds } from "./speed.js";
 const KINDS = {
   waiting: ["queue", "batch", "engine_queue", "stall", "replay"],
   model: ["prefill", "infer", "engine", "members", "cache"],
-  answer: ["generate"],
+  tokens: ["generate"],
 };
 const NO_PART = new Set(["total", "preemptions", "remote", "calls"]);
 const LEAST_SHARE = 0.01; // A smaller part has no name.

@@ -74,6 +74,22 @@ def test_a_bar_has_the_parts_of_the_time_of_an_answer(person: Person, model: str
     bar = answer.locator(".receipt")
     expect(bar).to_have_attribute("aria-label", re.compile(r"^[\d.]+ m?s in the server: .*infer"))
     expect(bar.locator(".share.model")).to_have_count(1)
+    expect(bar.locator(".part").last).to_be_in_viewport()
+
+
+LEGEND_HEIGHTS = """async () => {
+  const { receiptBar } = await import("/playground/receipt.js");
+  return ["queue", "prefill", "generate", "encode"].map((name) => {
+    const bar = receiptBar({ [name]: 5, total: 5 });
+    document.body.append(bar);
+    return bar.querySelector("p").getBoundingClientRect().height;
+  });
+}"""
+
+
+def test_each_part_in_the_legend_of_a_bar_is_one_line(person: Person) -> None:
+    heights = person.look_at("chat").page.evaluate(LEGEND_HEIGHTS)
+    assert len(set(heights)) == 1, heights
 
 
 def test_tokens_are_counted_where_the_model_counts_them(person: Person) -> None:
