@@ -350,15 +350,13 @@ class Admission:
 
 def admission_families(admission: Admission | None, models: Iterable[Model]) -> list[MetricReading]:
     """The metrics of refusals, none before the first one, and those of the admission, if any."""
-    counts = Counter[tuple[str, str]]()
+    counts = [(each.name, each.version, each.statistics.refusals) for each in models]
     if admission is not None:
-        counts.update({("", reason): count for reason, count in admission.refusals.items()})
-    for model in models:
-        for reason, count in model.statistics.refusals.items():
-            counts[model.name, reason] += count
+        counts.append(("", "", admission.refusals))
     found = MetricReading(REFUSED, ADMISSION_METRICS[REFUSED], "counter")
-    for (name, reason), count in sorted(counts.items()):
-        found.add_sample(REFUSED, {"model": name, "reason": reason}, count)
+    for name, version, refusals in sorted(counts, key=lambda each: each[:2]):
+        for reason, count in sorted(refusals.items()):
+            found.add_sample(REFUSED, {"model": name, "version": version, "reason": reason}, count)
     waits = [] if admission is None else admission.families()
     return [*([found] if found.samples else []), *waits]
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
@@ -37,12 +37,6 @@ class Limit:
 
     per_minute: float
     burst_secs: float
-    unit_secs: float = field(init=False, compare=False)
-    """The time in which a bucket gains one unit."""
-
-    def __post_init__(self) -> None:
-        unit_secs = MINUTE / self.per_minute if self.per_minute > 0 else math.inf
-        object.__setattr__(self, "unit_secs", unit_secs)
 
     @property
     def most(self) -> float:
@@ -51,7 +45,10 @@ class Limit:
 
     def secs(self, units: float) -> float:
         """The time in which a bucket gains the units."""
-        return units * self.unit_secs if units > 0 else 0.0
+        if units <= 0:
+            return 0.0
+        # In this order a bucket has its burst exactly.
+        return units * MINUTE / self.per_minute if self.per_minute > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class Bucket:
 
     def holds(self, units: float, limit: Limit, now: float) -> bool:
         """Whether it has the units now."""
-        lacks, needed = self.full_at - now, units * limit.unit_secs
+        lacks, needed = self.full_at - now, limit.secs(units)
         return (needed + lacks if lacks > 0 else needed) <= limit.burst_secs
 
     def wait_secs(self, units: float, limit: Limit, now: float) -> float:

@@ -59,8 +59,7 @@ class FleetInstance(Instance):
         self.counts, self.suspects, self.adapters = counts, suspects, offer.adapters
         self.max_model_len = offer.max_model_len or None
         self.key: Key = (offer.name, offer.version)
-        self.prompts = prompts
-        self.is_repeatable = is_repeatable(config)
+        self.prompts, self.is_repeatable = prompts, is_repeatable(config)
         may_continue = self.is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
         random = Random()
@@ -126,11 +125,9 @@ class FleetInstance(Instance):
             replica.refuse(self.key)
         if not error.dead_instance and not is_failure(error):
             replica.answered(self.key)
-        elif replica.state is not ReplicaState.READY:
-            return
-        elif error.dead_instance:
+        elif replica.state is ReplicaState.READY and error.dead_instance:
             replica.lose_instance(self.key, error.dead_instance)
-        else:
+        elif replica.state is ReplicaState.READY:
             replica.fail(self.key)
 
     def lost(self, replica: ReplicaConnection, when: str, error: InferenceError) -> InferenceError:
@@ -164,10 +161,9 @@ class RoutedRequest:
         self._sink = request.sink
         self.tried: list[ReplicaConnection] = []
         self._call: ReplicaCall | None = None
-        self.has_begun = self._call_has_begun = self._was_lost = False
+        self.has_begun = self._call_has_begun = self._was_lost = self._waits = False
         self._sent: SentText | None = None
         self._cut: InferenceError | None = None
-        self._waits = False
 
     def begin(self, *, may_wait: bool = True) -> None:
         """Send the request, or let it wait for a replica; an error goes to the reader."""
@@ -331,7 +327,10 @@ class RoutedRequest:
     ) -> None:
         """Send a request without a response to another replica; raises InferenceError."""
         may_wait, has_no_room = is_refused(error, replica.state), lacks_room(error)
-        may_repeat = may_wait or (has_no_room and len(self.tried) == 1)
+        has_place = (
+            sequence_of(self.request) is not None
+        )  # the copy elsewhere lacks its latest turn
+        may_repeat = may_wait or (has_no_room and len(self.tried) == 1 and not has_place)
         if was_executed:
             self._instance.suspects.check(self.request)
             may_repeat = self._instance.is_repeatable and not self._was_lost

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.sdk.resources import Resource
+from urllib3.exceptions import HTTPError
 
 from gateway.json_lines import cut
 from gateway.observability.otlp_wire import export_message
@@ -36,8 +37,8 @@ QUIET_SECS = 60.0
 """Time between two lines of the log about a collector that takes no spans."""
 REDIRECTIONS = 300
 """The first status of an answer from which nothing was taken."""
-MOST_ANSWER_BYTES = 16 * 1024
-"""A longer answer of a collector is not read to its end, and says nothing of its spans."""
+MOST_ANSWER_BYTES, MOST_ANSWER_SECS = 16 * 1024, 2.0
+"""An answer of a collector that is longer, or takes longer, says nothing of its spans."""
 PROTOBUF = "application/x-protobuf"
 NOT_QUEUED, NOT_BUILT, NOT_TAKEN, REJECTED = "not_queued", "not_built", "not_taken", "rejected"
 """The reasons of dropped spans: the queue was full, a defect, no answer of the collector with a
@@ -160,8 +161,8 @@ class SpanExporter:
 class CollectorAnswer:
     """The latest answer of a collector in a session of `requests`; call it in the session's thread.
 
-    The status of an answer counts without its body: one that is longer than MOST_ANSWER_BYTES, that
-    breaks off or has another type is as an empty one.
+    The status of an answer counts without its body: one that is too long or too slow, breaks off or
+    has another type is as an empty one.
     """
 
     def __init__(self, session: Any) -> None:
@@ -178,11 +179,11 @@ class CollectorAnswer:
 
     def _read(self, response: Any, *_: object, **__: object) -> None:
         self._body = b""
-        with response, suppress(OSError):
-            body = b""
-            for piece in response.iter_content(MOST_ANSWER_BYTES):
+        with response, suppress(OSError, HTTPError):
+            body, until = b"", time.monotonic() + MOST_ANSWER_SECS
+            while piece := response.raw.read1(MOST_ANSWER_BYTES, decode_content=True):
                 body += piece
-                if len(body) > MOST_ANSWER_BYTES:
+                if len(body) > MOST_ANSWER_BYTES or time.monotonic() > until:
                     return
             if response.headers.get("Content-Type", "").partition(";")[0].strip() == PROTOBUF:
                 self._body = body

@@ -48,6 +48,7 @@ class LoggedRequest:
     """
 
     __slots__ = (
+        "_answered_ns",
         "_parts",
         "_sink",
         "_token",
@@ -75,7 +76,7 @@ class LoggedRequest:
         self, sink: RequestSink, wire: str, route: str, method: str = "", peer: str = ""
     ) -> None:
         self._sink = sink
-        self._parts = 0
+        self._parts = self._answered_ns = 0
         self._token: Any = None
         self.wire, self.route, self.method, self.peer = wire, route, method, peer
         self.began_ns = time.perf_counter_ns()
@@ -106,6 +107,11 @@ class LoggedRequest:
         finally:
             _current.reset(token)
 
+    def answered_unread(self) -> None:
+        """Note that the answer is sent, and that the body is not read; its line has this time."""
+        self._answered_ns = time.perf_counter_ns()
+        self.bytes_in = 0
+
     def belongs(self, trace_id: int, span_id: int) -> None:
         """Set the ids of its trace and its span."""
         self.trace_id, self.span_id = f"{trace_id:032x}", f"{span_id:016x}"
@@ -135,6 +141,7 @@ class LoggedRequest:
 
     def members(self) -> dict[str, Any]:
         """The members of its line."""
+        lasted_ns = (self._answered_ns or time.perf_counter_ns()) - self.began_ns
         found: dict[str, Any] = {
             "wire": self.wire,
             "method": self.method,
@@ -142,7 +149,7 @@ class LoggedRequest:
             "status": self.status,
             "code": self.code,
             "reason": REASONS.get(self.status, ""),
-            "duration_ms": round((time.perf_counter_ns() - self.began_ns) / NS_PER_MS, 3),
+            "duration_ms": round(lasted_ns / NS_PER_MS, 3),
             "peer": self.peer,
             "key_id": "" if self.caller is None else cut(self.caller.key_id),
             "model": cut(self.model),

@@ -64,11 +64,11 @@ class KeyRefusal(NamedTuple):
 
 
 class RefusalPace:
-    """The times at which refusals are sent: REFUSALS_AT_ONCE, then REFUSALS_PER_SEC.
+    """The waits of refusals: none of REFUSALS_AT_ONCE, then those of REFUSALS_PER_SEC.
 
-    So a flood of wrong keys waits on its own connections, and other clients have the time that it
-    would take. A refusal waits at most MOST_WAIT_SECS. The pace is that of all clients: an address
-    is easily changed.
+    A refusal waits at most MOST_WAIT_SECS, so a longer queue is sent faster. A flood of wrong keys
+    on some connections waits on them, and other clients have the time that it would take. The pace
+    is that of all clients: an address is easily changed.
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,9 @@ def tenant(server: Serving, name: str) -> Any:
 
 def refused(server: Serving, model: str) -> float:
     """The refusals of a model so far."""
-    return server.metrics().get(f'{REFUSED}{{model="{model}",reason="rate_limited"}}', 0.0)
+    version = "1" if model else ""
+    labels = f'model="{model}",reason="rate_limited",version="{version}"'
+    return server.metrics().get(f"{REFUSED}{{{labels}}}", 0.0)
 
 
 def check(answer: Answer, text: str) -> None:

@@ -304,6 +304,7 @@ def test_metrics_need_the_key_of_an_observer_and_count_refusals(server: Serving)
 
 
 @pytest.mark.parametrize("path", [INFER, "/v1/completions", "/v2/models/stats"])
+@OVER_HTTP
 def test_a_flood_of_wrong_keys_over_http_waits(server: Serving, path: str) -> None:
     """Requests of 40 connections, which are pipelined, while a client with a key is answered."""
     body = json.dumps(ECHO).encode()
@@ -322,7 +323,7 @@ def test_a_flood_of_wrong_keys_over_http_waits(server: Serving, path: str) -> No
 
 
 @pytest.mark.parametrize("path", ["ModelInfer", "ModelStreamInfer"])
-@pytest.mark.runs_on("grpcio")
+@OVER_GRPC
 def test_a_flood_of_wrong_keys_over_grpc_waits(channel: Any, path: str) -> None:
     call = channel.stream_stream(f"/inference.GRPCInferenceService/{path}")
     began = time.monotonic()

@@ -64,16 +64,17 @@ class LargeMessage(NamedTuple):
 def parse_head(data: bytes) -> pb.ModelInferRequest | None:
     """A ModelInferRequest without its inputs, None if the rest is large; raises DecodeError."""
     kept: list[memoryview] = []
+    size_bytes = 0
     try:
         for index, (tag, field, _) in enumerate(_fields(data)):
-            if index > MAX_FIELDS:
-                return None
             if tag not in (INPUT, RAW_INPUT):
                 kept.append(field)
+                size_bytes += len(field)
+            if index > MAX_FIELDS or size_bytes > SMALL_BYTES:
+                return None
     except IndexError:
         return None
-    head = b"".join(kept)
-    return pb.ModelInferRequest.FromString(head) if len(head) <= SMALL_BYTES else None
+    return pb.ModelInferRequest.FromString(b"".join(kept))
 
 
 def takes_long(data: bytes) -> bool:

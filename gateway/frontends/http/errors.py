@@ -180,6 +180,8 @@ class ClosingResponse(Response):
         status, headers = self.status_code, self.raw_headers
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        if (logged := current_request()) is not None:
+            logged.answered_unread()
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECS):
                 while (await receive()).get("more_body"):

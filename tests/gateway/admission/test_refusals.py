@@ -24,7 +24,7 @@ async def test_a_model_without_room_counts_its_refusals(serve: Serve) -> None:
                 dataplane.infer(text_request())
         (await instance.begun()).finish("end")
         assert await soon(read_all(stream)) == ["end"]
-    assert samples(dataplane) == [({"model": "text", "reason": "overloaded"}, 3)]
+    assert samples(dataplane) == [({"model": "text", "version": "1", "reason": "overloaded"}, 3)]
     assert dataplane.admission is None
 
 
@@ -54,7 +54,8 @@ async def test_versions_of_a_model_count_together(serve: Serve) -> None:
     for each in models:
         each.statistics.refuse(RetryLater("full"))
     found = [
-        ({"model": name, "reason": "overloaded"}, count) for name, count in (("b", 1), ("text", 2))
+        ({"model": name, "version": "1", "reason": "overloaded"}, count)
+        for name, count in (("b", 1), ("text", 2))
     ]
     dataplane = plane(*models)
     assert samples(dataplane) == found

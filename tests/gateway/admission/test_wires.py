@@ -232,4 +232,4 @@ def test_the_admin_sees_tenants_and_others_do_not(served: Served) -> None:
 def test_refusals_are_on_the_page_of_metrics(served: Served) -> None:
     served.post("one", *REQUESTS["infer"])
     page = served.get("one", "/metrics", "metrics")
-    assert 'gateway_refused_total{model="single",reason="rate_limited"}' in page.text
+    assert 'gateway_refused_total{model="single",reason="rate_limited",version="1"}' in page.text

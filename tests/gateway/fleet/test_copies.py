@@ -1,5 +1,6 @@
 """Copies of conversations between replicas: on the way, at routers, and after a loss."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,13 +23,13 @@ from gateway.messages import InferRequest, SequenceTag
 from gateway.processes.channel import LASTING_CALL, number
 from gateway.settings import FleetSettings, ModelSettings
 from tests.builders import TEXT, soon, text_request
-from tests.conformance.models import identity, with_parameters
+from tests.conformance.models import HOLD, identity, with_parameters
 from tests.gateway.conversations.chats import turn
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.in_one_loop import SETTINGS, running
 from tests.gateway.fleet.large_ends import Replica, connecting, listening_port
 from tests.gateway.fleet.routing import Routed, calls, routing
-from tests.serving import write_model
+from tests.serving import held, write_model
 
 ECHO = identity("BYTES", "1").replace("INPUT", "messages").replace("OUTPUT", "text_output")
 """A chat model whose answer is all that it is given."""
@@ -342,3 +343,19 @@ async def test_a_draining_replica_hands_over_its_last_turns(tmp_path: Path) -> N
             link.finish(60.0)
         await until(lambda: not port.links)
         await until(lambda: found.is_copied)
+
+
+async def test_a_turn_that_its_full_replica_refuses_is_not_answered_from_a_copy(
+    tmp_path: Path,
+) -> None:
+    """The copy lacks the turn in flight."""
+    async with fleet(tmp_path, max_in_flight=1, **HOLD) as found:
+        await found.say("one", 1, start=True)
+        await until(lambda: found.is_copied)
+        with held(tmp_path / "models", "chat"):
+            second = asyncio.create_task(found.say("two", 1))
+            await until(lambda: sum(each.in_flight for each in found.replicas) == 1)
+            with pytest.raises(InferenceError, match="has 1 requests in flight"):
+                await found.say("three", 1)
+        assert await soon(second) == ["one", "two"]
+        assert await found.say("four", 1) == ["one", "two", "four"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from unittest.mock import Mock
 
 import pytest
 from starlette.requests import Request
@@ -31,6 +32,7 @@ from gateway.frontends.http.errors import (
 )
 from gateway.frontends.http.openai.answers import openai_refused
 from gateway.frontends.http.sse import refused_stream
+from gateway.observability.request_context import LoggedRequest
 from tests.builders import soon
 
 
@@ -202,6 +204,26 @@ async def test_a_body_without_an_end_is_dropped_for_a_while(
         sent.clear()
         await soon(plain_error(429, "no", dict(CLOSING))({"type": "http"}, receive, send))
         assert len(sent) == 3
+
+
+async def test_the_line_of_a_refusal_has_no_body_that_was_not_read_and_no_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "LINGER_SECS", 0.1)
+
+    async def silent() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(_: Message) -> None:
+        return
+
+    request = LoggedRequest(Mock(), "http", "/v2/models/{model}/infer")
+    request.bytes_in = 1 << 30
+    with request:
+        await soon(plain_error(429, "no", dict(CLOSING))({"type": "http"}, silent, send))
+    line = request.members()
+    assert "bytes_in" not in line
+    assert line["duration_ms"] < 100
 
 
 def test_a_client_cannot_fill_the_log_with_its_input(
