@@ -211,7 +211,9 @@ async def test_refusals_are_counted_by_model_and_reason(serve: Serve) -> None:
     assert samples(gateway.dataplane) == []
     gateway.refused()
     gateway.refused()
-    assert samples(gateway.dataplane) == [({"model": "text", "reason": "rate_limited"}, 2)]
+    assert samples(gateway.dataplane) == [
+        ({"model": "text", "version": "1", "reason": "rate_limited"}, 2)
+    ]
     assert gateway.admission.families() == []
     (described,) = gateway.admission.describe()
     assert described["refused"] == {"in_flight": 2}
@@ -237,7 +239,9 @@ async def test_requests_that_follow_in_parts_are_refused_before_the_first(serve:
     with pytest.raises(Refusal) as caught:
         gateway.admission.take_requests(Caller(tenant="a"), model, 4)
     assert caught.value.message == ("tenant 'a' may use 3 requests at once, the request needs 4")
-    assert samples(gateway.dataplane) == [({"model": "text", "reason": "rate_limited"}, 1)]
+    assert samples(gateway.dataplane) == [
+        ({"model": "text", "version": "1", "reason": "rate_limited"}, 1)
+    ]
     assert not caught.value.advice.retries
     assert gateway.left(LimitKind.REQUESTS) == 3
     gateway.admission.take_requests(Caller(tenant="a"), model, 2)
@@ -326,7 +330,9 @@ async def test_a_full_model_refuses_as_overloaded_and_is_counted(serve: Serve) -
         assert gateway.left(LimitKind.TOKENS) == 6000 - 1 - FIRST_ANSWER
     assert refusal.refusal_reason is RefusalReason.OVERLOADED
     assert (refusal.advice.retry_after_secs, refusal.advice.retries) == (1, True)
-    assert samples(gateway.dataplane) == [({"model": "text", "reason": "overloaded"}, 1)]
+    assert samples(gateway.dataplane) == [
+        ({"model": "text", "version": "1", "reason": "overloaded"}, 1)
+    ]
     assert chooser.refusals == [refusal.message]
     await settle()
 

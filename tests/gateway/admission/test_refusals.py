@@ -48,14 +48,15 @@ async def test_an_accepted_request_that_is_refused_later_counts_and_no_other_err
     assert values(dataplane).get("refused_total", 0) == count
 
 
-async def test_versions_of_a_model_count_together(serve: Serve) -> None:
+async def test_each_version_of_a_model_has_its_own_count(serve: Serve) -> None:
+    """An unloaded version takes its own with it, and no other count falls."""
     models = [serve(ScriptedInstance()), serve(ScriptedInstance(), config=replace(TEXT, name="b"))]
     models.append(Model(TEXT, 2, ModelStatistics(), ()))
     for each in models:
         each.statistics.refuse(RetryLater("full"))
     found = [
-        ({"model": name, "version": "1", "reason": "overloaded"}, count)
-        for name, count in (("b", 1), ("text", 2))
+        ({"model": name, "version": version, "reason": "overloaded"}, 1)
+        for name, version in (("b", "1"), ("text", "1"), ("text", "2"))
     ]
     dataplane = plane(*models)
     assert samples(dataplane) == found
