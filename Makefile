@@ -55,12 +55,16 @@ conformance = $(addprefix tests/conformance/test_, $(addsuffix .py, $(1)))
 marked = $(shell grep -rlE --include='test_*.py' $(1) tests)
 NEWEST_TESTS := $(call marked,'mark\.(vllm|browser|node|both|runs_on)|engine_marks') tests/sweep
 ALONE_TESTS = $(call marked,'mark\.quiet')
-# Parts of `make test`. Modules that start engines are in two of them.
-NEWEST_PARTS := e2e backends wires
+# Parts of `make test`, the longest first: the last ones to begin are the short ones. Modules that start engines are in two of them.
+# The first test-tensorflow also installs TensorFlow.
+PART_NAMES := $(addprefix test-,newest-wires newest-backends oldest-conformance-1 newest-e2e oldest-gateway oldest-backends \
+  tensorflow oldest-conformance-2 ray oldest-others)
+NEWEST_PART_NAMES := $(filter test-newest-%,$(PART_NAMES))
+OLDEST_PART_NAMES := $(filter test-oldest-%,$(PART_NAMES))
+PARTS := $(if $(ARGS),test-newest test-ray test-oldest test-tensorflow,$(PART_NAMES))
 NEWEST_e2e := $(filter tests/e2e/%,$(NEWEST_TESTS))
 NEWEST_backends := $(filter tests/backends/% tests/sweep,$(NEWEST_TESTS))
 NEWEST_wires := $(filter-out $(NEWEST_e2e) $(NEWEST_backends),$(NEWEST_TESTS))
-OLDEST_PARTS := conformance-1 conformance-2 gateway others backends
 OLDEST_conformance-1 := $(wildcard tests/conformance/test_[a-m]*.py)
 OLDEST_conformance-2 := $(filter-out $(OLDEST_conformance-1),$(wildcard tests/conformance/test_*.py))
 # Those of torch and transformers are together: to import them takes ten seconds.
@@ -68,10 +72,6 @@ OLDEST_backends := tests/backends tests/e2e tests/gateway/storage
 OLDEST_gateway := tests/gateway --ignore=tests/gateway/storage
 OLDEST_others := $(wildcard tests/test_*.py) \
   $(filter-out $(addprefix tests/,__pycache__/ conformance/ gateway/ backends/ e2e/ sweep/ fleet/),$(wildcard tests/*/))
-NEWEST_PART_NAMES := $(addprefix test-newest-,$(NEWEST_PARTS))
-OLDEST_PART_NAMES := $(addprefix test-oldest-,$(OLDEST_PARTS))
-# The longest first.
-PARTS := $(if $(ARGS),test-newest test-ray test-oldest,$(NEWEST_PART_NAMES) test-ray $(OLDEST_PART_NAMES)) test-tensorflow
 # $(call tested,PYTEST,TESTS,PROCESSES). Status 5 of pytest: ARGS and MARKS choose no test.
 # One process does without xdist, with which a test takes 3 ms of processor time more.
 tested = $(1) -o cache_dir=.pytest_cache/$@ -n $(if $(filter 1,$(3)),0,$(3)) $(2) || { [ $$? -eq 5 ] && $(if $(strip $(ARGS)$(MARKS)),true,false); }

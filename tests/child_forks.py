@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Never
 
 ROOT = Path(__file__).parent.parent
 WORKER = str(ROOT / "backends" / "python" / "worker")
@@ -133,11 +133,11 @@ def _program(args: Sequence[str]) -> tuple[Callable[[], object], Sequence[str]] 
     if tuple(rest[:3]) == FRONTEND:
         return partial(_run_module, FRONTEND[-1]), rest[3:]
     if tuple(rest[:3]) == CLIENT:
-        return partial(_end_after, _run_client), rest[3:]
+        return _run_client, rest[3:]
     if rest[:1] == [WORKER]:
         return partial(runpy.run_path, WORKER, run_name="__main__"), rest[1:]
     if rest[-1:] == [SPAWNED]:
-        return partial(_end_after, partial(exec, rest[-2], {})), rest[-1:]
+        return partial(exec, rest[-2], {}), rest[-1:]
     return None
 
 
@@ -152,8 +152,11 @@ def _run_client() -> None:
     _run_module(CLIENT[-1])
 
 
-def _end_after(run: Callable[[], object]) -> None:
-    """Run a program, and do nothing that the process that was forked would do at its end."""
+def _end_after(run: Callable[[], object]) -> Never:
+    """Run a program, and do nothing that the process that was forked would do at its end.
+
+    An exception would have pytest report each of its tests as failed, in the fork.
+    """
     code: Any = 1
     try:
         run()
@@ -165,7 +168,7 @@ def _end_after(run: Callable[[], object]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code or 0)
+        os._exit(code if isinstance(code, int) else bool(code))
 
 
 def _adopt(orphans: bool) -> None:
@@ -201,7 +204,7 @@ def _serve(requests: socket.socket) -> None:
             os.close(each)
 
 
-def _become(child: Child, files: Sequence[int]) -> None:
+def _become(child: Child, files: Sequence[int]) -> Never:
     """Run the child's program, and end."""
     if child.new_session:
         os.setsid()
@@ -218,8 +221,7 @@ def _become(child: Child, files: Sequence[int]) -> None:
     if child.args[-1] == SPAWNED:
         fork_children()
     _show(child.args)
-    run()
-    sys.exit()
+    _end_after(run)
 
 
 def _show(command: Sequence[str]) -> None:

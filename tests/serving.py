@@ -124,13 +124,20 @@ class Serving:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page: `name{labels}` to value."""
-        page = http_get(self.ports["metrics"], "/metrics")[1].decode()
-        lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
+        lines = [line.rpartition(" ") for line in self._page if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
     def metric(self, name: str, model: str, **labels: str) -> float:
-        """One sample of a model's."""
-        return self.metrics()[series(name, model, **labels)]
+        """One sample of a model's; KeyError if the page has no such sample."""
+        wanted = series(name, model, **labels)
+        for line in self._page:
+            if line.startswith(wanted):
+                return float(line.removeprefix(wanted))
+        raise KeyError(wanted)
+
+    @property
+    def _page(self) -> Sequence[str]:
+        return http_get(self.ports["metrics"], "/metrics")[1].decode().splitlines()
 
     def wait_metric(
         self, name: str, model: str, wanted: float, within: float = WAIT_SECS, **labels: str

@@ -2,13 +2,16 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.child_forks import FRONTEND
 from tests.children import frontends_of
 from tests.fork_server import PRELOADED, ROOT, fresh
-from tests.serving import Serving, http_get, running, wait_until, write_model
+from tests.forked_children import children_fork
+from tests.serving import WAIT_SECS, Serving, http_get, running, wait_until, write_model
 
 IMPORTED = re.compile(r"^import time:.*\| +(\S+)$", re.MULTILINE)
 FORKING = {"tests", "tests.child_forks", "tests.fork_server"}
@@ -72,6 +75,15 @@ def test_frontends_and_workers_of_a_forked_server_are_forks(tmp_path: Path) -> N
         wait_until(lambda: len(frontends_of(server.process.pid)) == 1, "the frontend runs")
         assert http_get(server.ports["http"], "/v2/models/m/ready")[0] == 200
     assert "import time:" not in server.text
+
+
+def test_a_fork_of_this_process_ends_with_its_program_and_runs_no_other_test() -> None:
+    ours, theirs = socket.socketpair()
+    with children_fork(), theirs:
+        command = [sys.executable, *FRONTEND, str(theirs.fileno())]
+        frontend = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=dict(os.environ))
+    ours.close()
+    assert frontend.wait(WAIT_SECS) == 0
 
 
 def test_processes_with_other_hashes_agree_on_replicas_models_and_keys() -> None:

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from gateway.backend import ExportedMetric, MetricSample
@@ -27,6 +28,8 @@ UNPRINTABLE = re.compile(
 )
 """Characters that the format cannot escape; those that read it may take them for a line's end."""
 LAST_LABELS = frozenset({"le", "quantile"})
+MOST_LABELS = 8192
+"""The sets of labels whose text is kept: each has the same text on every page."""
 
 
 def render(found: Iterable[ExportedMetric]) -> bytes:
@@ -84,11 +87,13 @@ def label(name: str) -> str:
 def number(value: Any) -> str:
     """A number in the text format."""
     found = float(value)
+    if found.is_integer():
+        return str(int(found))
     if math.isnan(found):
         return "NaN"
     if math.isinf(found):
         return "+Inf" if found > 0 else "-Inf"
-    return str(int(found)) if found.is_integer() else repr(found)
+    return repr(found)
 
 
 def _exposed_name(family: ExportedMetric) -> str:
@@ -98,22 +103,27 @@ def _exposed_name(family: ExportedMetric) -> str:
 
 
 def _line(sample: MetricSample) -> str:
-    return f"{sample.name}{_braces(sample.labels)} {number(sample.value)}"
+    return f"{sample.name}{_kept_braces(tuple(sample.labels.items()))} {number(sample.value)}"
 
 
 def _open_line(sample: MetricSample) -> str:
     bounds = {name: float(sample.labels[name]) for name in LAST_LABELS & sample.labels.keys()}
     labels = {**sample.labels, **{n: str(b).replace("inf", "+Inf") for n, b in bounds.items()}}
-    line = f"{sample.name}{_braces(labels)} {number(sample.value)}"
+    line = f"{sample.name}{_kept_braces(tuple(labels.items()))} {number(sample.value)}"
     if sample.exemplar is None:
         return line
     about, value, timestamp = sample.exemplar
     moment = "" if timestamp is None else f" {timestamp:.3f}"
-    return f"{line} # {_braces(about) or '{}'} {number(value)}{moment}"
+    return f"{line} # {_braces(about.items()) or '{}'} {number(value)}{moment}"
 
 
-def _braces(labels: Mapping[str, str]) -> str:
-    ordered = sorted(labels.items(), key=_label_order)
+@lru_cache(MOST_LABELS)
+def _kept_braces(labels: tuple[tuple[str, str], ...]) -> str:
+    return _braces(labels)
+
+
+def _braces(labels: Iterable[tuple[str, str]]) -> str:
+    ordered = sorted(labels, key=_label_order)
     text = ",".join(f'{key}="{_escape(value)}"' for key, value in ordered)
     return f"{{{text}}}" if text else ""
 

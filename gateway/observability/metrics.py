@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from gateway.backend import ExportedMetric, MetricReading, MetricSample
@@ -340,13 +341,18 @@ def histogram_samples(
 ) -> Iterator[MetricSample]:
     """The samples of a histogram: its buckets, its sum and its count."""
     running, exemplars = 0, histogram.exemplars or {}
-    bounds = (*histogram.bounds, math.inf)
+    bounds = _bound_texts(histogram.bounds)
     for index, (bound, count) in enumerate(zip(bounds, histogram.counts, strict=True)):
         running += count
-        own = {**labels, "le": number(bound)}
+        own = {**labels, "le": bound}
         yield MetricSample(f"{name}_bucket", own, running, exemplars.get(index))
     yield MetricSample(f"{name}_sum", dict(labels), histogram.total)
     yield MetricSample(f"{name}_count", dict(labels), running)
+
+
+@lru_cache(64)
+def _bound_texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(number(bound) for bound in (*bounds, math.inf))
 
 
 def _summary_samples(

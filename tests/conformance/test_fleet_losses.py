@@ -26,7 +26,7 @@ from tests.serving import (
 )
 from tests.telling import TELLING, conversation, told
 
-TOKENS, DELAY_US = 100, 50_000
+TOKENS, FEW_TOKENS, DELAY_US = 100, 40, 50_000
 STREAMS = 50
 TALKS = 8
 GENERATE = "/v2/models/story/generate_stream"
@@ -145,9 +145,11 @@ class Talk:
             self.said = [*whole, {"role": "assistant", "content": answer}]
 
 
-async def tell(server: Serving, count: int, disturb: Callable[[], object]) -> list[Story]:
+async def tell(
+    server: Serving, count: int, disturb: Callable[[], object], tokens: int = TOKENS
+) -> list[Story]:
     """Read stories, and disturb all of them in the middle."""
-    stories = [Story(number) for number in range(count)]
+    stories = [Story(number, tokens) for number in range(count)]
     limits = httpx.Limits(max_connections=count)
     async with (
         httpx.AsyncClient(base_url=server.http, timeout=WAIT_SECS, limits=limits) as client,
@@ -177,7 +179,7 @@ async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_
             reading = [asyncio.ensure_future(each.read(client)) for each in endless]
             for each in endless:
                 await asyncio.wait_for(each.has_begun.wait(), WAIT_SECS)
-            stories = await tell(router, 4, killed.process.kill)
+            stories = await tell(router, 4, killed.process.kill, FEW_TOKENS)
             with pytest.raises(httpx.HTTPError):
                 await asyncio.gather(*reading)
             await asyncio.gather(*reading, return_exceptions=True)
@@ -215,14 +217,14 @@ async def test_texts_of_a_stopped_replica_are_continued_and_its_late_ones_are_dr
         stopped[0].process.send_signal(signal.SIGSTOP)
 
     try:
-        stories = await tell(router, 6, stop_busier)
+        stories = await tell(router, 6, stop_busier, FEW_TOKENS)
     finally:
         for each in stopped:
             each.process.send_signal(signal.SIGCONT)
     assert check_whole(stories) > 0
     router.wait_logged("it has sent nothing for 10 s")
     stopped[0].wait_metric(IN_FLIGHT, "story", 0)
-    assert check_whole(await tell(router, 6, lambda: None)) == 0
+    assert check_whole(await tell(router, 6, lambda: None, FEW_TOKENS)) == 0
 
 
 async def test_texts_of_a_killed_replica_are_continued_and_so_are_its_conversations(

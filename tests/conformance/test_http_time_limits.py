@@ -154,9 +154,9 @@ def test_a_client_told_to_continue_owes_its_body(connection: Connection) -> None
 def test_a_slow_but_steady_body_is_served(connection: Connection, *, chunked: bool) -> None:
     framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(BODY)
     connection.send(HEAD + framing + b"\r\n\r\n")
-    for at in range(0, len(BODY), 6):
+    for at in range(0, len(BODY), 9):
         time.sleep(BODY_SECS / 2)
-        piece = BODY[at : at + 6]
+        piece = BODY[at : at + 9]
         connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
     if chunked:
         connection.send(b"0\r\n\r\n")
@@ -179,7 +179,7 @@ def test_an_idle_connection_is_closed_without_a_word(connection: Connection) -> 
 def test_a_client_keeps_its_connection_by_using_it(connection: Connection) -> None:
     for _ in range(3):
         answered(connection)
-        time.sleep(IDLE_SECS / 2)
+        time.sleep(IDLE_SECS * 0.4)
     answered(connection)
 
 

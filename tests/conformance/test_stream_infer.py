@@ -251,7 +251,7 @@ def test_a_cancelled_stream_cancels_all_its_requests_and_no_others(
 def test_many_requests_are_in_flight_on_one_stream(server: Serving, stub: Any) -> None:
     with streaming(stub) as rpc:
         # The first of them must not end before the last has begun.
-        rpc.ask(*(repeat(str(number), 3, delay_us=2_000_000) for number in range(MANY)))
+        rpc.ask(*(repeat(str(number), 3, delay_us=1_000_000) for number in range(MANY)))
         server.wait_metric("gateway_requests_in_flight", "repeat", MANY)
         found = rpc.rest()
     assert len(found) == 3 * MANY

@@ -1,5 +1,6 @@
 """Schedulers that run for the length of one test, and leave nothing behind."""
 
+import gc
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -23,6 +24,13 @@ class Start(Protocol):
         limiter: ExecutionLimiter | None = None,
         tenants: Tenants | None = None,
     ) -> Queue: ...
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reports_excluded_from_garbage_collection() -> None:
+    """Ten thousand tests leave reports, among which each later collection would take 0.4 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

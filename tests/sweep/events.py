@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tests.sweep.holdings import Holdings
@@ -143,10 +143,10 @@ async def stop(stage: Stage, way: Way, scene: Scene, outside: Holdings) -> bool:
     await stage.end()
     check_each(played, bool)
 
-    def left() -> str:
-        return Holdings.now().beyond(outside, of_pools=True)
+    def left() -> Iterator[str]:
+        return outside.exceeded(of_pools=True)
 
-    await until(lambda: not left(), lambda: f"left behind by the server: {left()}")
+    await until(lambda: not any(left()), lambda: f"left behind by the server: {'; '.join(left())}")
     return played.fired
 
 

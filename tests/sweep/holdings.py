@@ -5,8 +5,8 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from backends.python.worker.sluice_worker.protocol import IDLE_COUNT
@@ -27,45 +27,28 @@ A sweep of large requests grew one from 18 to 30 at once and no further; a leak 
 class Holdings:
     """By kind, and by name how many; those of one kind and name are alike."""
 
-    tasks: Counter[str]
-    threads: Counter[str]
-    processes: Counter[str]
-    descriptors: Counter[str]
-    shared_memory: Counter[str]
-    folders: Counter[str]
+    counts: Mapping[str, Counter[str]]
 
     @classmethod
     def now(cls) -> "Holdings":
         """Those of this process, less the task that asks."""
-        me = asyncio.current_task()
-        return cls(
-            tasks=Counter(_task(task) for task in asyncio.all_tasks() if task is not me),
-            threads=Counter(
-                each.name for each in threading.enumerate() if not each.name.startswith(POOLED)
-            ),
-            processes=Counter(_command(child) for child in children()),
-            descriptors=Counter(_descriptors()),
-            shared_memory=Counter(_mappings()),
-            folders=Counter(os.listdir(tempfile.gettempdir())),
-        )
+        return cls({kind: Counter(find()) for kind, find in KINDS.items()})
 
-    def beyond(self, before: "Holdings", *, of_pools: bool = False) -> str:
-        """The difference between the things held now and before; empty if there is none.
+    def exceeded(self, *, of_pools: bool = False) -> Iterator[str]:
+        """Each kind of which more is held now, with the difference.
 
         Threads of the server's own pools count if they are asked for, `of_pools`.
         """
-        found = []
-        for each in fields(self):
-            now: Counter[str] = getattr(self, each.name)
+        for kind, find in KINDS.items():
+            now = Counter(find())
             more = {
                 name: count
-                for name, count in (now - getattr(before, each.name)).items()
+                for name, count in (now - self.counts[kind]).items()
                 if (of_pools or not name.startswith(SERVER_POOLED))
                 and (not name.startswith("/memfd:") or now[name] > SEGMENTS)
             }
             if more:
-                found.append(f"{each.name}: {more}")
-        return "; ".join(found)
+                yield f"{kind}: {more}"
 
 
 def children() -> Iterable[int]:
@@ -84,9 +67,22 @@ def workers() -> Iterable[int]:
     return [child for child in children() if "python/worker" in _command(child)]
 
 
+def _tasks() -> Iterable[str]:
+    me = asyncio.current_task()
+    return (_task(task) for task in asyncio.all_tasks() if task is not me)
+
+
 def _task(task: "asyncio.Task[object]") -> str:
     coroutine = task.get_coro()
     return getattr(coroutine, "__qualname__", repr(coroutine))
+
+
+def _threads() -> Iterable[str]:
+    return (each.name for each in threading.enumerate() if not each.name.startswith(POOLED))
+
+
+def _processes() -> Iterable[str]:
+    return map(_command, children())
 
 
 def _command(process: int) -> str:
@@ -113,3 +109,18 @@ def _descriptors() -> Iterable[str]:
         except FileNotFoundError:  # the listing's own
             continue
         yield target.partition(":[")[0]
+
+
+def _folders() -> Iterable[str]:
+    return os.listdir(tempfile.gettempdir())
+
+
+KINDS: Mapping[str, Callable[[], Iterable[str]]] = {
+    "tasks": _tasks,
+    "threads": _threads,
+    "folders": _folders,
+    "processes": _processes,
+    "descriptors": _descriptors,
+    "shared memory": _mappings,
+}
+"""Finds the things of each kind that this process holds now; the slowest come last."""

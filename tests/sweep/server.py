@@ -256,10 +256,11 @@ class Server:
     async def settled(self, before: Holdings) -> None:
         """Wait until nothing is left of any request."""
 
-        def left() -> str:
-            return "; ".join(filter(None, [*self._left(), Holdings.now().beyond(before)]))
+        def left() -> Iterator[str]:
+            yield from self._left()
+            yield from before.exceeded()
 
-        await until(lambda: not left(), lambda: f"left behind: {left()}")
+        await until(lambda: not any(left()), lambda: f"left behind: {'; '.join(left())}")
         self._check_books()
 
     @property

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -24,7 +23,7 @@ from gateway.settings import ENVIRONMENT
 from gateway.storage.store import ModelStore, default_root
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.backends.vllm.adapters import write_adapter
-from tests.backends.vllm.engine_forks import engines_fork
+from tests.backends.vllm.engine_forks import engines_fork, preload
 from tests.backends.vllm.processes import engine_processes
 from tests.one_layer import write_one_layer
 
@@ -183,10 +182,7 @@ def store() -> Path:
     root = default_root(ENVIRONMENT)
     if not ModelStore(root).has(MODEL):
         pytest.skip(f"the model is not stored: run `sluice fetch {MODEL}`")
-    with ThreadPoolExecutor(1) as thread:
-        # As the gateway does: after an import in the main thread, engines of tests that have ended
-        # are alive until the interpreter is not, and complain then.
-        thread.submit(VllmBackend).result()
+    preload()
     return root
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.fleet import reaching
 from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
 from gateway.fleet.reaching import FleetAddress
 from gateway.fleet.relays import Relay, Relayed, RelayedRecording, encode
@@ -108,7 +109,9 @@ async def called(port: int, frames: list[Frame]) -> Channel:
     return channel
 
 
-async def test_only_other_routers_agree_with_a_router(port: int, replica: FakeReplica) -> None:
+async def test_only_other_routers_agree_with_a_router(
+    port: int, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: object) -> None:
         raise AssertionError("they have agreed")
 
@@ -117,6 +120,7 @@ async def test_only_other_routers_agree_with_a_router(port: int, replica: FakeRe
             await soon(calling(port, role).reach(never, never))
     with pytest.raises(HandshakeError, match="found a connection of large tensors"):
         await soon(calling(port).reach(never, never, link="1" * 64))
+    monkeypatch.setattr(reaching, "HANDSHAKE_SECS", 0.5)  # the replica does not answer
     with pytest.raises((HandshakeError, TimeoutError)):
         await soon(calling(replica.port).reach(never, never))
 
