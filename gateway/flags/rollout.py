@@ -2,7 +2,8 @@
 
 import argparse
 
-from gateway.flags.values import API_KEY, DEFAULT_URL, natural, url
+from gateway.flags.values import DEFAULT_URL, natural, url
+from gateway.policy.keys import API_KEY
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from gateway.durations import read_seconds
 from gateway.errors import Code, InferenceError
 from gateway.policy.caller import read_hosts
 from gateway.policy.control import ChangeControl
+from gateway.policy.keys import API_KEY
 from gateway.policy.pages import read_origins
 from gateway.policy.restrictions import Restrictions, read_restrictions
 from gateway.settings import UNIX
@@ -16,9 +17,7 @@ from gateway.settings import UNIX
 TRUE = frozenset({"true", "on", "1"})
 FALSE = frozenset({"false", "off", "0"})
 ZERO = frozenset({"0", "0.0"})
-API_KEY = "SLUICE_API_KEY"
 DEFAULT_URL = "http://localhost:8000"
-"""Environment variable with the API key of the commands for a running server."""
 
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -26,6 +26,8 @@ NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:-]{0,63}")
 """The name of a tenant."""
 NAME_FORM = "1 to 64 letters, digits and . _ : -, the first a letter or a digit"
 ID = slice(len(PREFIX), len(PREFIX) + 8)
+API_KEY = "SLUICE_API_KEY"
+"""The environment variable with the key of a command's requests."""
 MAX_KEY_BYTES = 128
 """Of a given key; a longer one is refused without a digest."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import SplitResult
 
 from gateway.errors import Code, InferenceError
-from gateway.flags.values import API_KEY
+from gateway.policy.keys import API_KEY
 
 LIMIT_SECS = 30.0
 

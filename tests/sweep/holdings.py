@@ -14,7 +14,7 @@ from backends.python.worker.sluice_worker.protocol import IDLE_COUNT
 SHARED = ("/dev/shm/", "/memfd:")
 POOLED = ("asyncio", "ThreadPoolExecutor")
 """Threads of these pools stay for the next use."""
-SERVER_POOLED = ("loads_", "requests_")
+SERVER_POOLED = ("loads_", "requests_", "rollouts_", "state-reads_", "state-writes_")
 """Threads of these pools stay until the server has ended."""
 SEGMENTS = IDLE_COUNT
 """Idle segments between the gateway and a worker that stay for the next use: the limit of a pool.

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from rich.console import Console
 
-from gateway.flags.values import API_KEY
+from gateway.policy.keys import API_KEY
 from gateway.tools.chat import grpc_server, http_server
 from gateway.tools.chat.answer import printable
 from gateway.tools.chat.conversation import ChatConversation, Session

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.flags.values import API_KEY, OF_KEY
+from gateway.policy.keys import API_KEY
 from gateway.tools.chat.server import ChatError
 
 ONE_ANSWER = ("n", "best_of")
@@ -40,7 +40,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--url",
         default="",
         metavar="HOST:PORT",
-        help=f"where the server is (default: localhost:8001, with --http localhost:8000){OF_KEY}",
+        help="where the server is (default: localhost:8001, with --http localhost:8000); "
+        f"{API_KEY} in the environment is its API key",
     )
     parser.add_argument("--http", action="store_true", help="use HTTP instead of gRPC")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")

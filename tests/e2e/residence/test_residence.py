@@ -75,6 +75,7 @@ def ask_echo(server: Serving) -> None:
 
 
 def test_a_model_asleep_is_ready_in_the_index_and_for_probes(server: Serving) -> None:
+    wait_state(server, "b", "asleep")  # another test may have had it awake
     with Connection(server.ports["http"]) as connection:
         connection.ask("/v2/repository/index", {})
         index = {row["name"]: row for row in connection.answer().json}
