@@ -26,6 +26,7 @@ from loadtests.support.servers import Contender, LoadTestFailed, Server, gateway
 from loadtests.support.triton import Traffic
 from loadtests.tenants import Keys, write_tenants
 from loadtests.tensors import add_parts_flag
+from loadtests.wrong_keys import wrong_keys
 
 HERE = Path(__file__).parent
 SMALL, LLM = "add_sub", "llm"
@@ -159,6 +160,7 @@ PARTS: dict[str, Part] = {
     "quiet": fair_floods.quiet,
     "weights": fair_floods.weights,
     "overload": fair_floods.overload,
+    "wrong_keys": wrong_keys,
 }
 
 
