@@ -28,8 +28,8 @@ Runtimes share packages with import cycles, and concurrent imports of these can 
 modules.
 """
 
-THREADS_SECS = 5.0
-"""Time for threads to end at the end of a process."""
+THREADS_SECS, LINE_SECS = 5.0, 1.0
+"""Time for threads to end at the end of a process, and for the line about those that do not."""
 
 T = TypeVar("T")
 
@@ -143,8 +143,12 @@ def last_of_process(secs: float = THREADS_SECS) -> Iterator[None]:
 
 def _end_process(status: int) -> None:
     others = (each for each in threading.enumerate() if each is not threading.main_thread())
-    names = sorted(each.name for each in others if not each.daemon)
-    log.warning("threads abandoned", extra={"threads": ",".join(names)})
+    about = {"threads": ",".join(sorted(each.name for each in others if not each.daemon))}
+    # The log may be on the disk that does not answer.
+    line = partial(log.warning, "threads abandoned", extra=about)
+    logging_thread = threading.Thread(target=line, daemon=True)
+    logging_thread.start()
+    logging_thread.join(LINE_SECS)
     os._exit(status)
 
 

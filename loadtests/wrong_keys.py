@@ -104,11 +104,14 @@ def _flooding(address: Address, request: bytes) -> Iterator[None]:
     flooding = context.Process(target=flood, args=(address, request, begun, ended))
     flooding.start()
     try:
-        begun.wait(START_SECS)
+        if not begun.wait(START_SECS):
+            raise LoadTestFailed(f"the flood has not begun within {START_SECS:g} s")
         yield
     finally:
         ended.set()
         flooding.join()
+    if flooding.exitcode:
+        raise LoadTestFailed(f"the flood ended with status {flooding.exitcode}")
 
 
 def flood(address: Address, request: bytes, begun: Event, ended: Event) -> None:

@@ -350,13 +350,17 @@ class Admission:
 
 def admission_families(admission: Admission | None, models: Iterable[Model]) -> list[MetricReading]:
     """The metrics of refusals, none before the first one, and those of the admission, if any."""
-    counts = [(each.name, each.version, each.statistics.refusals) for each in models]
+    counts = [
+        (each.name, each.version, each.namespace, each.statistics.refusals) for each in models
+    ]
     if admission is not None:
-        counts.append(("", "", admission.refusals))
+        counts.append(("", "", "", admission.refusals))
     found = MetricReading(REFUSED, ADMISSION_METRICS[REFUSED], "counter")
-    for name, version, refusals in sorted(counts, key=lambda each: each[:2]):
+    for name, version, namespace, refusals in sorted(counts, key=lambda each: each[:3]):
+        labels = {"model": name, "version": version}
+        labels |= {"namespace": namespace} if namespace else {}
         for reason, count in sorted(refusals.items()):
-            found.add_sample(REFUSED, {"model": name, "version": version, "reason": reason}, count)
+            found.add_sample(REFUSED, {**labels, "reason": reason}, count)
     waits = [] if admission is None else admission.families()
     return [*([found] if found.samples else []), *waits]
 

@@ -28,7 +28,7 @@ UNPRINTABLE = re.compile(
 )
 """Characters that the format cannot escape; those that read it may take them for a line's end."""
 LAST_LABELS = frozenset({"le", "quantile"})
-MOST_LABELS = 8192
+MOST_LABELS = 1 << 15
 """The sets of labels whose text is kept: each has the same text on every page."""
 
 

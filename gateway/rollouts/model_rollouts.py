@@ -76,7 +76,8 @@ class ModelRollouts(RolloutLedger):
         A new highest version begins a rollout, and with it both versions are held.
         """
         self.plan = found.plan
-        self._restore_labels(source.entry.available)
+        if source.upload is None:  # the model of a client's files has other versions
+            self._restore_labels(source.entry.available + tuple(source.entry.left_out))
         stamps = {number: digest(source.snapshot, number) for number in source.entry.available}
         self._refusals = self.record.refuse(stamps, is_start=not self.known.models)
         source = replace(source, refused=frozenset(self._refusals))

@@ -273,9 +273,9 @@ class Rollouts(VersionGate, ChangeableRollouts):
     # Models.
 
     async def _of(self, known: KnownModel) -> ModelRollouts:
-        """The rollouts of a model; its record is read at the first load."""
+        """The rollouts of a model; its record is read at the first load that can read it."""
         found = self._models.get(known.id)
-        if found is not None:
+        if found is not None and not found.unreadable:
             found.known = known
             return found
         name = str(known.id)

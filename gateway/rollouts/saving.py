@@ -4,12 +4,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from gateway.errors import InferenceError
 from gateway.models.repository import ModelId
 from gateway.rollouts.model_rollouts import ModelRollouts
-from gateway.rollouts.state import DamagedRecord, RolloutRecord, StateDirectory, unusable
+from gateway.rollouts.state import (
+    DamagedRecord,
+    OvertakenRecord,
+    RolloutRecord,
+    StateDirectory,
+    unusable,
+)
 from gateway.threads import Threads
 
 SAVE_SECS = 10.0
@@ -32,6 +39,42 @@ class FoundRecord(NamedTuple):
     unreadable: str = ""
 
 
+class DiskThread:
+    """Calls in a thread of their own, at most one of each name: a disk may not answer."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = Threads(name, 1)
+        self._calls: dict[str, asyncio.Future[Any]] = {}
+
+    def waits(self, name: str) -> bool:
+        """Whether a call of this name has not ended."""
+        return name in self._calls
+
+    def start(self, name: str, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        """Start a call; a later one of its name is that call until it has ended."""
+        call = self._calls[name] = self._threads.start(function, *args)
+        call.add_done_callback(partial(self._ended, name))
+        return call
+
+    async def answer(self, name: str, function: Callable[..., T], *args: object) -> T:
+        """The result of a call; UNAVAILABLE if the disk has not answered in time."""
+        call: asyncio.Future[T] = self._calls.get(name) or self.start(name, function, *args)
+        await asyncio.wait([call], timeout=ANSWER_SECS)
+        if not call.done():
+            raise _late(ANSWER_SECS)
+        return call.result()
+
+    def close(self) -> None:
+        """Start no more calls."""
+        self._threads.close()
+
+    def _ended(self, name: str, call: asyncio.Future[Any]) -> None:
+        if self._calls.get(name) is call:
+            del self._calls[name]
+        if not call.cancelled():
+            call.exception()  # it may have no reader any more
+
+
 class RolloutSaver:
     """Reads and writes the records of `models`; one task runs `run`, and nothing waits for it.
 
@@ -42,8 +85,8 @@ class RolloutSaver:
     def __init__(self, models: Mapping[ModelId, ModelRollouts], state: StateDirectory) -> None:
         self._models = models
         self._state = state
-        self._reads = Threads("state-reads", 1)
-        self._writes = Threads("state-writes", 1)
+        self._reads = DiskThread("state-reads")
+        self._writes = DiskThread("state-writes")
         self._wake = asyncio.Event()
         self._is_failing = False
 
@@ -54,7 +97,7 @@ class RolloutSaver:
     async def read(self, name: str) -> FoundRecord:
         """The record of a model; a damaged one was moved aside."""
         try:
-            return FoundRecord(await _answered(self._reads, self._state.read, name))
+            return FoundRecord(await self._reads.answer(name, self._state.read, name))
         except DamagedRecord as error:
             log.error("rollout state damaged", extra={"model": name, "reason": str(error)})
             return FoundRecord(None, damaged=error.had_rollout)
@@ -65,7 +108,7 @@ class RolloutSaver:
     async def require(self) -> None:
         """Take the folder for this server; raises as `StateDirectory.require`."""
         if not self._state.is_taken:
-            await _answered(self._writes, self._state.require)
+            await self._writes.answer("", self._state.require)
 
     async def run(self) -> None:
         """Write dirty records at once, and those of open rollouts each `SAVE_SECS`."""
@@ -90,9 +133,14 @@ class RolloutSaver:
         for model, of_model in tuple(self._models.items()):
             is_due = of_model.dirty or (is_time and of_model.open is not None)
             if is_due and not of_model.unreadable:
-                record, order = of_model.encoded(), of_model.encodings
                 try:
-                    await _answered(self._writes, self._state.write, str(model), record, order)
+                    if self._writes.waits(str(model)):
+                        raise _late(ANSWER_SECS)
+                    record = of_model.encoded(), of_model.encodings
+                    await self._writes.answer(str(model), self._state.write, str(model), *record)
+                except OvertakenRecord as error:
+                    of_model.unreadable = error.message
+                    self._note_failure(error)
                 except InferenceError as error:
                     of_model.dirty = failed = True
                     self._note_failure(error)
@@ -113,7 +161,7 @@ class RolloutSaver:
         ]
         try:
             if last:
-                writing = self._writes.start(self._write_all, last)
+                writing = self._writes.start("", self._write_all, last)
                 await asyncio.wait([writing], timeout=LAST_SECS)
                 error = writing.result() if writing.done() else _late(LAST_SECS)
                 if error is not None:
@@ -137,15 +185,6 @@ class RolloutSaver:
         if not self._is_failing:
             self._is_failing = True
             log.error("rollout state not written", extra={"reason": error.message})
-
-
-async def _answered(threads: Threads, function: Callable[..., T], *args: object) -> T:
-    """The result of a call in a thread; UNAVAILABLE if the disk has not answered in time."""
-    try:
-        async with asyncio.timeout(ANSWER_SECS):
-            return await threads.run(function, *args)
-    except TimeoutError:
-        raise _late(ANSWER_SECS) from None
 
 
 def _late(secs: float) -> InferenceError:

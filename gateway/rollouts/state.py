@@ -84,6 +84,14 @@ class DamagedRecord(ValueError):
         self.had_rollout = had_rollout
 
 
+class OvertakenRecord(InferenceError):
+    """A record that another server has written since this one has read it."""
+
+    def __init__(self, model: str) -> None:
+        text = f"another server has changed the state of '{model}'; it is read at the next load"
+        super().__init__(Code.UNAVAILABLE, f"{text} (--state-directory)")
+
+
 class StateDirectory:
     """Records in a folder that one server at a time writes; its methods block, in any thread.
 
@@ -96,6 +104,7 @@ class StateDirectory:
         self._mutex = threading.Lock()
         self._closed = False
         self._written: dict[str, int] = {}
+        self._found: dict[str, bytes | None] = {}
 
     @property
     def has_place(self) -> bool:
@@ -169,16 +178,20 @@ class StateDirectory:
             return None
         path = self._file(model)
         try:
-            content = path.read_bytes()
+            content = self._content(path)
+            self._found[model] = content
+            if content is None:
+                return None
             found = msgspec.json.decode(content, type=RolloutRecord)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as error:
             raise unusable(f"the state of '{model}' cannot be read: {error.strerror}") from None
         except msgspec.DecodeError as error:
             self.require()
             path.replace(path.with_name(path.name + DAMAGED))
-            raise DamagedRecord(str(error), had_rollout=NO_ROLLOUT not in content) from None
+            self._found[model] = None
+            raise DamagedRecord(
+                str(error), had_rollout=NO_ROLLOUT not in (content or b"")
+            ) from None
         if found.format != FORMAT or found.model != model:
             raise unusable(f"the state of '{model}' has format {found.format}, expected {FORMAT}")
         return found
@@ -186,17 +199,29 @@ class StateDirectory:
     def write(self, model: str, record: bytes, order: int = 0) -> None:
         """Replace the record of a model; it is on disk when this returns. Raises as `require`.
 
-        A record whose `order` is below that of the last one is late, and dropped.
+        A record whose `order` is below that of the last one is late, and dropped. Raises
+        OvertakenRecord for one that another server has written since it was read.
         """
         with self._used():
             if self._closed or order < self._written.get(model, 0):
                 return
             self._take()
+            path = self._file(model)
             try:
-                _write(self._file(model), record)
+                is_first = model not in self._written and model in self._found
+                if is_first and self._content(path) != self._found[model]:
+                    raise OvertakenRecord(model)
+                _write(path, record)
             except OSError as error:
                 raise _full(error) from None
             self._written[model] = order
+
+    @staticmethod
+    def _content(path: Path) -> bytes | None:
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     @property
     def _folder(self) -> Path:

@@ -17,13 +17,20 @@ from loadtests.wrong_keys import CONNECTIONS, MOST_UNANSWERED, flood, p99
 REQUEST = post("/", Address(1), b"{}")
 
 
+SLOW_SECS = 0.05
+
+
 class Answers(BaseHTTPRequestHandler):
-    """Answers each request; one with the path `/no` is refused."""
+    """Answers each request; one with the path `/no` is refused, and each N-th of `/N` is slow."""
 
     protocol_version = "HTTP/1.1"
+    count = 0
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
+        self.count += 1
+        if self.path[1:].isdigit() and self.count % int(self.path[1:]) == 0:
+            time.sleep(SLOW_SECS)
         self.send_response(401 if self.path == "/no" else 200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -60,6 +67,7 @@ def test_requests_beyond_those_without_an_answer_are_not_sent(
 
 def test_the_latency_is_that_of_the_slowest_hundredth() -> None:
     with answering() as address:
-        assert 0 < p99(address, REQUEST, secs=0.1) < 1
+        assert p99(address, post("/50", address, b"{}"), secs=0.5) > SLOW_SECS
+        assert p99(address, post("/250", address, b"{}"), secs=0.5) < SLOW_SECS
         with pytest.raises(LoadTestFailed, match="has refused the client with a key"):
             p99(address, post("/no", address, b"{}"), secs=0.1)

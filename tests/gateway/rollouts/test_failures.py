@@ -138,6 +138,45 @@ async def test_loads_do_not_wait_for_a_disk_that_hangs(
         assert server.versions == ["1", "2"]
 
 
+async def test_a_state_that_was_read_too_slowly_is_read_again_at_the_next_load(
+    starting: Starting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await starting()
+    first.dataplane.set_labels("m", {"champion": 1})
+    await first.stop()
+    monkeypatch.setattr(saving, "ANSWER_SECS", 0.05)
+    ended, read = threading.Event(), state.StateDirectory.read
+
+    def hang(self: state.StateDirectory, model: str) -> state.RolloutRecord | None:
+        ended.wait(60)
+        return read(self, model)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state.StateDirectory, "read", hang)
+        second = await starting()
+        assert second.dataplane.labels("m") == {}
+        ended.set()
+    (second.folder / "m" / "1" / "weights").write_text("changed")
+    await second.control.poll()
+    assert second.dataplane.labels("m") == {"champion": 1}
+    await second.publish(2, steps=HALF)
+    assert second.place == ("step", 50)
+
+
+async def test_a_disk_that_hangs_has_one_call_of_each_name() -> None:
+    disk, ended = saving.DiskThread("test"), threading.Event()
+    calls = [disk.start("a", ended.wait, 60), disk.start("b", str)]
+    waiting = [asyncio.create_task(disk.answer("b", int)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert disk.waits("b")
+    ended.set()
+    assert await soon(asyncio.gather(*waiting)) == ["", "", ""]
+    assert await soon(asyncio.gather(*calls)) == [True, ""]
+    assert (disk.waits("a"), disk.waits("b")) == (False, False)
+    assert await soon(disk.answer("b", int)) == 0
+    disk.close()
+
+
 async def test_requests_that_the_exit_ends_are_no_fault_of_the_candidate(
     starting: Starting, backend: NumberedBackend
 ) -> None:

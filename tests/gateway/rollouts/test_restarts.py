@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
-from gateway.models.model_folder import take_snapshot
+from gateway.models.model_folder import Override, take_snapshot
+from gateway.rollouts import saving
 from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
+from gateway.settings import ControlMode
 from tests.builders import soon
 from tests.gateway.rollouts.servers import BROKEN, NumberedBackend, RolloutServer
 from tests.registries import ALL_VERSIONS, write
 
 Starting = Callable[..., Awaitable[RolloutServer]]
+TEXT = '[{"name": "text_%s", "data_type": "TYPE_STRING", "dims": [1]}]'
+CONFIG = f'{{"backend": "scripted", "input": {TEXT % "input"}, "output": {TEXT % "output"}}}'
 HALF: list[dict[str, Any]] = [{"weight": 50, "for": "10m", "min_requests": 0}, {"weight": 100}]
 
 
@@ -253,6 +257,51 @@ async def test_a_label_of_a_version_that_is_not_loaded_is_set_again(
     assert (second.versions, second.dataplane.labels("m")) == (["2"], {"champion": 1})
     with pytest.raises(InferenceError, match="is version 1, which is not loaded"):
         second.dataplane.model("m", "champion")
+
+
+async def test_the_state_of_another_server_is_not_overwritten_and_read_at_the_next_load(
+    starting: Starting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers overlap: the second one has read it before the last write of the first."""
+    monkeypatch.setattr(saving, "SAVE_SECS", 0.02)
+    first = await starting()
+    await first.publish(2, steps=HALF)
+    first.rollouts.promote("m", "cli")
+    await first.until_versions("2")
+    file = record_file(tmp_path)
+    await first.eventually(lambda: file.exists() and '"promoted"' in file.read_text())
+    second = await starting()
+    await first.publish(3)
+    first.rollouts.abort("m", "cli", "3 is bad")
+    await first.until_versions("2")
+    second.dataplane.set_labels("m", {"champion": 2})
+    await first.stop()
+    left = file.read_bytes()
+    assert list(json.loads(left)["bad"]) == ["3"]
+    (model,) = second.rollouts._models.values()  # noqa: SLF001 - nothing else shows it
+    await second.eventually(lambda: model.unreadable)
+    assert file.read_bytes() == left
+    second.touch(2)
+    await second.control.poll()
+    assert (second.versions, second.dataplane.labels("m").get("champion")) == (["2"], 2)
+    second.dataplane.set_labels("m", {"best": 2})
+    await second.stop()
+    assert list(json.loads(file.read_text())["bad"]) == ["3"]
+    assert json.loads(file.read_text())["labels"] == {"best": 2}
+
+
+async def test_an_upload_drops_no_label(starting: Starting, tmp_path: Path) -> None:
+    write(tmp_path / "models", "m", 1, 2, more=ALL_VERSIONS)
+    first = await starting()
+    first.dataplane.set_labels("m", {"champion": 2})
+    await first.stop()
+    second = await starting(control_mode=ControlMode.EXPLICIT)
+    uploaded = Override(config=CONFIG, files={"1/model.bin": b"x"})
+    await second.control.load("m", uploaded)
+    assert second.dataplane.labels("m") == {}
+    await second.control.unload("m")
+    await second.control.load("m")
+    assert second.dataplane.labels("m") == {"champion": 2}
 
 
 async def test_labels_of_the_plan_come_before_those_of_clients(
