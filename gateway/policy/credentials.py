@@ -25,7 +25,7 @@ METADATA = frozenset(each.decode() for each in NAMES)
 SHOWN_CHARS = 256
 """Of the name of a certificate in an error."""
 
-REFUSALS_PER_SEC = 500.0
+REFUSALS_PER_SEC = 200.0
 REFUSALS_AT_ONCE = 500.0
 MOST_WAIT_SECS = 1.0
 

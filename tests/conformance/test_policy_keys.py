@@ -303,22 +303,22 @@ def test_metrics_need_the_key_of_an_observer_and_count_refusals(server: Serving)
     assert wrong() == before + 3
 
 
-@pytest.mark.parametrize("path", [INFER, "/v1/completions", "/v2/models/stats"])
+@pytest.mark.parametrize("path", [INFER, "/v2/models/stats"])
 @OVER_HTTP
 def test_a_flood_of_wrong_keys_over_http_waits(server: Serving, path: str) -> None:
-    """Requests of 40 connections, which are pipelined, while a client with a key is answered."""
+    """Requests of many connections, which are pipelined, while a client with a key is answered."""
     body = json.dumps(ECHO).encode()
     type_, wrong = "Content-Type: application/json", "x-api-key: wrong"
     with ExitStack() as connected, Connection(server.ports["http"]) as neighbour:
         clients = [
-            connected.enter_context(Connection(server.ports["http"])) for _ in range(FLOOD // 16)
+            connected.enter_context(Connection(server.ports["http"])) for _ in range(FLOOD // 4)
         ]
         began = time.monotonic()
         for each in clients:
-            each.send(post(path, body, type_, wrong) * 16)
+            each.send(post(path, body, type_, wrong) * 4)
         neighbour.send(post(INFER, body, type_, f"x-api-key: {KEYS[Role.INFER][0]}"))
         assert neighbour.answer().status == 200
-        assert {each.answer().status for each in clients for _ in range(16)} == {401}
+        assert {each.answer().status for each in clients for _ in range(4)} == {401}
     assert time.monotonic() - began >= FLOOD_SECS
 
 

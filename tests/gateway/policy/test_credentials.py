@@ -208,10 +208,10 @@ async def test_keys_and_tokens_are_followed(file: Path) -> None:
 def test_refusals_beyond_a_burst_are_answered_at_a_pace_and_at_most_a_second_later(
     file: Path,
 ) -> None:
-    now = 1000.0
+    now, at_once = 1000.0, range(int(REFUSALS_AT_ONCE))
     credentials = Credentials(ApiKeys(file), clock=lambda: now)
     wrong = KeyRefusal(Reason.WRONG, "")
-    assert {credentials.note("http", wrong) for _ in range(int(REFUSALS_AT_ONCE))} == {0.0}
+    assert max(credentials.note("http", wrong) for _ in at_once) < 1e-6
     assert credentials.note("grpc", wrong) == pytest.approx(1 / REFUSALS_PER_SEC)
     assert credentials.note("http", wrong) == pytest.approx(2 / REFUSALS_PER_SEC)
     assert credentials.note("http", wrong._replace(caller=Caller())) == 0
@@ -220,4 +220,4 @@ def test_refusals_beyond_a_burst_are_answered_at_a_pace_and_at_most_a_second_lat
     now += MOST_WAIT_SECS
     assert credentials.note("http", wrong) == pytest.approx(1 / REFUSALS_PER_SEC)
     now += 100
-    assert {credentials.note("http", wrong) for _ in range(int(REFUSALS_AT_ONCE))} == {0.0}
+    assert max(credentials.note("http", wrong) for _ in at_once) < 1e-6
