@@ -8,7 +8,8 @@ from pathlib import Path
 WIDTH, PANEL_HEIGHT = 900, 170
 LEFT, RIGHT, TOP, BETWEEN = 70, 40, 50, 50
 INK, CURVE, GRID = "#333", "#1f77b4", "#ddd"
-TICKS = 4
+TICKS, LEAST_WHOLE = 4, 10.0
+"""Ticks, and the largest value from which on they are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ def draw(path: Path, title: str, secs: Sequence[float], panels: Sequence[Panel])
 
 def _panel(panel: Panel, secs: Sequence[float], top: float) -> Sequence[str]:
     last, highest = max(secs, default=0) or 1.0, max(panel.values, default=0) * 1.1 or 1.0
+    digits = 0 if highest >= LEAST_WHOLE else 1
 
     def x(at: float) -> float:
         return LEFT + at / last * (WIDTH - LEFT - RIGHT)
@@ -47,7 +49,8 @@ def _panel(panel: Panel, secs: Sequence[float], top: float) -> Sequence[str]:
         value, at = highest * tick / TICKS, last * tick / TICKS
         parts += [
             f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>',
-            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,.0f}</text>',
+            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">'
+            f"{value:,.{digits}f}</text>",
             f'<text x="{x(at):.1f}" y="{top + PANEL_HEIGHT + 16}" text-anchor="middle">'
             f"{at / 60:.1f} min</text>",
         ]
