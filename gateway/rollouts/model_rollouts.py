@@ -115,9 +115,9 @@ class ModelRollouts(RolloutLedger):
             return rollout.stable
         if self.record.stable in available:
             return self.record.stable
-        return max(
-            (int(m.version) for m in self.known.models if int(m.version) in available), default=0
-        )
+        loaded = {int(each.version) for each in self.known.models}.intersection(available)
+        # A candidate that was aborted may not have been unloaded yet.
+        return max(loaded & source.selected or loaded, default=0)
 
     def hold(self, stable: int) -> None:
         """Hold the versions that the policy may not select, and set the labels of rollouts."""
