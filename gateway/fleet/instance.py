@@ -327,9 +327,7 @@ class RoutedRequest:
     ) -> None:
         """Send a request without a response to another replica; raises InferenceError."""
         may_wait, has_no_room = is_refused(error, replica.state), lacks_room(error)
-        has_place = (
-            sequence_of(self.request) is not None
-        )  # the copy elsewhere lacks its latest turn
+        has_place = sequence_of(self.request) is not None  # copies elsewhere lack the latest turn
         may_repeat = may_wait or (has_no_room and len(self.tried) == 1 and not has_place)
         if was_executed:
             self._instance.suspects.check(self.request)

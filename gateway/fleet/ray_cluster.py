@@ -35,8 +35,7 @@ from gateway.fleet.ray_state import RayState, gcs
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView, read_view
 from gateway.models.model_folder import Versions
 from gateway.models.replicas import CPU, GPU, ReplicaRules
-from gateway.observability.log import formatter
-from gateway.settings import LogSettings
+from gateway.observability.log import line_handler
 
 log = logging.getLogger("sluice.fleet")
 
@@ -105,9 +104,7 @@ class ControllerActor:
     """The one actor that decides; it is restarted by Ray, and reads again what it needs."""
 
     def __init__(self, fleet: RayFleet) -> None:
-        lines = logging.StreamHandler()
-        lines.setFormatter(formatter(LogSettings()))
-        logging.basicConfig(level=logging.INFO, handlers=[lines])
+        logging.basicConfig(level=logging.INFO, handlers=[line_handler()])
         self._controller = Controller(RayCluster(fleet), Repository(*_repositories(fleet)).files)
         self._decided = asyncio.Event()
         self._deciding = asyncio.get_running_loop().create_task(self._decide())

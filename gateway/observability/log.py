@@ -203,6 +203,13 @@ def formatter(settings: LogSettings) -> logging.Formatter:
     return JsonFormatter() if settings.format is LogFormat.JSON else LineFormatter(settings)
 
 
+def line_handler() -> logging.Handler:
+    """A handler that writes lines to stderr as a server does by default."""
+    found = logging.StreamHandler()
+    found.setFormatter(formatter(LogSettings()))
+    return found
+
+
 def _json_value(value: object) -> object:
     """A number, a truth or nothing as it is; other values, also NaN, as text."""
     is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

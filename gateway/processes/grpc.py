@@ -112,8 +112,7 @@ class GrpcCall(RpcCall, ChannelCall):
             await self._answer(method)
             status, details = StatusCode.OK, ""
         except RpcError as error:
-            if error.wait_secs:
-                await asyncio.sleep(error.wait_secs)
+            await error.due()
             status, details = error.status, error.details
             self._trailing = (*self._trailing, *error.trailers)
         except ClientDisconnected:

@@ -26,7 +26,7 @@ from gateway.messages import (
 from gateway.policy.caller import Caller
 from gateway.processes.error_messages import ErrorMessage, error_of, written_error
 from gateway.processes.malformed import UNREADABLE, malformed
-from gateway.processes.request_terms import Terms, read_terms, written_terms
+from gateway.processes.request_terms import Array, Size, Terms, read_terms, written_terms
 from gateway.tensor import (
     LENGTH_BYTES,
     SIZES,
@@ -50,23 +50,18 @@ LARGE_BYTES, LARGE_COUNT = 256 << 10, 16_384
 read_length = Struct("<I").unpack_from
 """The length of the first element in the wire form of BYTES, in a tuple."""
 
-_Size = Annotated[int, Meta(ge=0)]
-_Shape = Annotated[tuple[_Size, ...], Meta(max_length=MOST_DIMS)]
+_Shape = Annotated[tuple[Size, ...], Meta(max_length=MOST_DIMS)]
 _RequestParameter = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
-class _Array(msgspec.Struct, array_like=True, gc=False):
-    """An array of fields; without cycles it needs no garbage collector."""
-
-
-class _Tensor(_Array):
+class _Tensor(Array):
     name: str
     datatype: Datatype
     shape: _Shape
-    data: bytes | tuple[bytes, ...] | _Size
+    data: bytes | tuple[bytes, ...] | Size
 
 
-class _Request(_Array):
+class _Request(Array):
     model: str
     version: str
     id: str
@@ -76,15 +71,15 @@ class _Request(_Array):
     terms: Terms | None = None
 
 
-class _Response(_Array):
+class _Response(Array):
     final: bool
     outputs: tuple[_Tensor, ...]
     parameters: dict[str, Parameter] | None
-    usage: tuple[_Size, _Size, str] | None
-    phases: tuple[_Size, _Size, _Size] | None = None
+    usage: tuple[Size, Size, str] | None
+    phases: tuple[Size, Size, Size] | None = None
     error: ErrorMessage | None = None
-    cached_tokens: _Size | None = None
-    engine: tuple[_Size, _Size, _Size, _Size, _Size] | None = None
+    cached_tokens: Size | None = None
+    engine: tuple[Size, Size, Size, Size, Size] | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -23,29 +23,29 @@ from gateway.tensor import value
 NS_PER_US = 1000
 DAY_US = DAY_NS // NS_PER_US
 
-_Size = Annotated[int, Meta(ge=0)]
+Size = Annotated[int, Meta(ge=0)]
 _Time = Annotated[int, Meta(ge=0, le=DAY_US)]
 _TraceParent = Annotated[str, Meta(pattern=r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")]
 _Key = Annotated[bytes, Meta(min_length=8, max_length=8)]
 _Keys = Annotated[tuple[_Key, ...], Meta(max_length=2048)]
 
 
-class _Array(msgspec.Struct, array_like=True, gc=False):
+class Array(msgspec.Struct, array_like=True, gc=False):
     """An array of fields; without cycles it needs no garbage collector."""
 
 
-class _Output(_Array):
+class _Output(Array):
     name: str
-    classes: _Size = 0
+    classes: Size = 0
 
 
-class _Sequence(_Array):
+class _Sequence(Array):
     correlation_id: int | str
     start: bool
     end: bool
 
 
-class _Deadline(_Array):
+class _Deadline(Array):
     """The times that are left of a `Deadline`, and its wishes; 0 is none."""
 
     first_us: _Time = 0
@@ -57,15 +57,15 @@ class _Deadline(_Array):
     asked: bool = False
 
 
-class Terms(_Array):
+class Terms(Array):
     """The terms of a request as a part of its message."""
 
     outputs: tuple[_Output, ...] = ()
     sequence: _Sequence | None = None
-    priority: _Size = 0
-    timeout_us: _Size = 0
+    priority: Size = 0
+    timeout_us: Size = 0
     traceparent: _TraceParent | None = None
-    prompt: tuple[_Size, _Keys] | None = None
+    prompt: tuple[Size, _Keys] | None = None
     chosen: bool = False
     sticky: dict[str, str] | None = None
     timed: bool = False

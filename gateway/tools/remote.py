@@ -17,8 +17,8 @@ from gateway.flags.remote import cache_roots
 from gateway.flags.remote import repository as remote_repository
 from gateway.models.fetching import fetch as fetch_version
 from gateway.models.repository import ModelId, ModelRepository
-from gateway.observability.log import formatter
-from gateway.settings import ENVIRONMENT, MODEL_NAME, LogSettings
+from gateway.observability.log import line_handler
+from gateway.settings import ENVIRONMENT, MODEL_NAME
 from gateway.storage.mirror.blobs import GIB
 from gateway.storage.mirror.cache import CachedTree, RemoteCache
 from gateway.storage.mirror.downloads import DownloadProgress, Report, rarely
@@ -38,8 +38,7 @@ def fetch(parsed: argparse.Namespace, console: Console) -> None:
 @contextmanager
 def _warnings_shown() -> Iterator[None]:
     """Warnings of the server's parts are lines on stderr, as a server writes them."""
-    handler, logger = logging.StreamHandler(), logging.getLogger("sluice")
-    handler.setFormatter(formatter(LogSettings()))
+    handler, logger = line_handler(), logging.getLogger("sluice")
     handler.setLevel(logging.WARNING)
     logger.addHandler(handler)
     try:

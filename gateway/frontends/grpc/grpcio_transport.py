@@ -147,8 +147,7 @@ class GrpcioCall(RpcCall):
 
     async def fail(self, error: RpcError) -> NoReturn:
         """End the RPC; a client that does not read receives the status when it reads again."""
-        if error.wait_secs:
-            await asyncio.sleep(error.wait_secs)
+        await error.due()
         try:
             trailers = (*self._context.trailing_metadata(), *error.trailers)
             await self._context.abort(STATUS[error.status], error.details, trailers)

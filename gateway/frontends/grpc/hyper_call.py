@@ -181,8 +181,7 @@ class HyperCall(RpcCall):
 
     async def fail(self, error: RpcError) -> None:
         """End the RPC with an error; the rest of a partly sent message is dropped."""
-        if error.wait_secs:
-            await asyncio.sleep(error.wait_secs)
+        await error.due()
         self._trailing = (*self._trailing, *error.trailers)
         await self._finish(error.status, error.details)
 

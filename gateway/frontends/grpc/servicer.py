@@ -8,12 +8,17 @@ from gateway import metadata
 from gateway.admission.deadlines import TEXT_TIMES
 from gateway.config import pbtxt
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InferenceError
-from gateway.frontends.grpc.head import refused_head
+from gateway.errors import Code, InferenceError, Refusal
 from gateway.frontends.grpc.message_memo import InferMessage
-from gateway.frontends.grpc.parameters import HeaderForwarding, wishes_of
-from gateway.frontends.grpc.protobuf_wire import Message, parse_request
-from gateway.frontends.grpc.request import LargeMessages, RequestDecoder
+from gateway.frontends.grpc.parameters import HeaderForwarding, wants_cancel, wishes_of
+from gateway.frontends.grpc.protobuf_wire import Message, parse_head, parse_request
+from gateway.frontends.grpc.recorded_streams import resumes
+from gateway.frontends.grpc.request import (
+    DecodedRequest,
+    LargeMessages,
+    RequestDecoder,
+    address,
+)
 from gateway.frontends.grpc.rpc import Parse, ParseLarge, RpcCall
 from gateway.frontends.grpc.stream_infer import StreamInferRpcs
 from gateway.frontends.grpc.unary_infer import UnaryInferRpcs
@@ -27,6 +32,7 @@ from gateway.observability.log import (
     show_log_settings,
 )
 from gateway.observability.tracer import read_trace_settings, show_trace_settings
+from gateway.policy.caller import Caller
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.resumption.recordings import Recordings
 from gateway.settings import GrpcSettings
@@ -93,7 +99,7 @@ class Servicer:
 
     async def _prepare(self, data: bytes, call: RpcCall, *, streams: bool = False) -> Message:
         if self._dataplane.admission is not None:
-            refused = refused_head(self._dataplane, data, call.caller, streams=streams)
+            refused = _refused_head(self._dataplane, data, call.caller, streams=streams)
             if refused is not None:
                 return refused
         return await self._large.prepare(data, self._decoder(call, streams=streams))
@@ -315,3 +321,26 @@ def _log_value(name: str, value: Any) -> Any:
 
 def _refused_format(text: str) -> InferenceError:
     return InferenceError(Code.INVALID_ARG, f"invalid argument for log_format, got: {text}")
+
+
+def _refused_head(
+    dataplane: DataPlane, data: bytes, caller: Caller | None, *, streams: bool
+) -> Message | None:
+    """A message without inputs, and its refusal, if a limit of its tenant will refuse it.
+
+    None for others, and for messages that cost nothing, or that their method refuses. Raises
+    DecodeError for bytes that are not a message.
+    """
+    head = parse_head(data)
+    if head is None or wants_cancel(head) or resumes(head):
+        return None
+    address(dataplane, head, caller)
+    try:
+        model = dataplane.model(head.model_name, head.model_version, caller)
+        if streams or not model.decoupled:
+            dataplane.check_head(caller, model)
+    except Refusal as error:
+        return head, DecodedRequest(error.again())
+    except InferenceError:
+        return None  # there is no such model
+    return None

@@ -1,5 +1,6 @@
 """Status codes and errors of RPCs, and the status of each error of a request."""
 
+import asyncio
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -50,6 +51,11 @@ class RpcError(Exception):
         self.details = details
         self.trailers = trailers
         self.wait_secs = wait_secs
+
+    async def due(self) -> None:
+        """Wait until it may be sent."""
+        if self.wait_secs:
+            await asyncio.sleep(self.wait_secs)
 
 
 STATUS = {

@@ -1,7 +1,6 @@
 """The gRPC client of the chat: index and metadata of models, answers by ModelStreamInfer."""
 
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -10,6 +9,7 @@ from gateway.protos import grpc_service_pb2 as pb
 from gateway.protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from gateway.tools.chat.server import (
     FINISH_REASON,
+    NO_HEADERS,
     NUM_OUTPUT_TOKENS,
     TEXT_OUTPUT,
     AnswerPart,
@@ -39,7 +39,6 @@ LENGTH_BYTES = 4
 OTHER_WIRE = "http1.x server"
 """Part of grpc's error text for a server that answers in HTTP/1."""
 
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 NO_INDEX = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED)
 SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 

@@ -6,12 +6,12 @@ import json
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from gateway.tools.chat.server import (
     FINISH_REASON,
+    NO_HEADERS,
     NUM_OUTPUT_TOKENS,
     TEXT_OUTPUT,
     AnswerPart,
@@ -30,7 +30,6 @@ ANSWERS_WITHIN_SECS = 10.0
 """Time limit of index and metadata requests; answers have none."""
 
 NO_INDEX = (403, 404, 405, 501)
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 NOT_HTTP = f"is it the gRPC port? HTTP's is {DEFAULT_PORT} by default"
 FIELD = b"data:"
 READ_BYTES = 65536

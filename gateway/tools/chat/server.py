@@ -5,6 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 MESSAGES = "messages"
@@ -17,6 +18,7 @@ ASKED_FOR = (NUM_OUTPUT_TOKENS, FINISH_REASON)
 """Outputs that an LLM returns if its input `return_*` is true."""
 
 READY = "READY"
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 VLLM = "vllm"
 UNTIL_THE_CONTEXT_ENDS: Mapping[str, Any] = {"max_tokens": None}
 """vLLM's own default ends an answer after 16 tokens."""
