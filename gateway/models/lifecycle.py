@@ -28,14 +28,9 @@ from gateway.models.instance_groups import InPlaceUpdate
 from gateway.models.loaded_models import LoadedModels, ServedVersions
 from gateway.models.loading import Loaded, LoadedMembers, ModelLoader
 from gateway.models.model_folder import Override, Snapshot
-from gateway.models.registry import (
-    UNLOADED,
-    KnownModel,
-    ModelRegistry,
-    members,
-)
+from gateway.models.registry import UNLOADED, KnownModel, ModelRegistry, members
 from gateway.models.repository import LoadSource, ModelId, ModelRepository
-from gateway.models.version_gate import VersionGate
+from gateway.models.version_gate import NO_BLOCK, VersionGate, Within
 from gateway.threads import Threads
 
 log = logging.getLogger("sluice.lifecycle")
@@ -82,26 +77,29 @@ class Lifecycle:
         """
         await self._then_ripple(lambda changed: self._load(model, override, changed))
 
-    async def follow(self, model: ModelId, snapshot: Snapshot | None = None) -> None:
+    async def follow(
+        self, model: ModelId, snapshot: Snapshot | None = None, *, within: Within = NO_BLOCK
+    ) -> None:
         """Load a model from its files, at the start or after a change on disk.
 
-        `snapshot` is the state of its folder if a poll has scanned it. Raises like `load`; the
-        registry keeps the failure.
+        `snapshot` is the state of its folder if a poll has scanned it. The load is `within` a block
+        if there is one. Raises like `load`; the registry keeps the failure.
         """
-        await self._then_ripple(lambda changed: self._load_from_disk(model, snapshot, changed))
+        await self._then_ripple(lambda changed: self._load_files(model, snapshot, changed, within))
 
-    async def adjust(self, model: ModelId) -> None:
+    async def adjust(self, model: ModelId, within: Within = NO_BLOCK) -> None:
         """Load and unload what the gate admits now of the source of the last load."""
-        await self._then_ripple(lambda changed: self._adjust(model, changed))
+        await self._then_ripple(lambda changed: self._adjust(model, changed, within))
 
-    async def _adjust(self, model: ModelId, changed: list[ModelId]) -> None:
+    async def _adjust(self, model: ModelId, changed: list[ModelId], within: Within) -> None:
         async with self._lock(model):
-            known = self._registry.get(model)
-            if known is not None and known.source is not None:
-                if (upload := known.source.upload) is not None:
-                    upload.hold()
-                await self._apply(known, known.source, changed, again=False)
-                changed.append(model)  # a label may have moved
+            with within:
+                known = self._registry.get(model)
+                if known is not None and known.source is not None:
+                    if (upload := known.source.upload) is not None:
+                        upload.hold()
+                    await self._apply(known, known.source, changed, again=False)
+                    changed.append(model)  # a label may have moved
 
     async def _load(
         self, model: ModelId, override: Override | None, changed: list[ModelId]
@@ -123,15 +121,16 @@ class Lifecycle:
                 if refused := {n: known.versions[n].error for n in versions - known.loaded}:
                     raise versions_failed(model.name, refused)
 
-    async def _load_from_disk(
-        self, model: ModelId, snapshot: Snapshot | None, changed: list[ModelId]
+    async def _load_files(
+        self, model: ModelId, snapshot: Snapshot | None, changed: list[ModelId], within: Within
     ) -> None:
         async with self._lock(model):
-            known = self._registry.get_or_add(model)
-            known.implicit = False
-            if snapshot is not None:
-                known.seen = snapshot
-            await self._follow(known, changed, scan=snapshot is None, again=False)
+            with within:
+                known = self._registry.get_or_add(model)
+                known.implicit = False
+                if snapshot is not None:
+                    known.seen = snapshot
+                await self._follow(known, changed, scan=snapshot is None, again=False)
 
     async def _follow(
         self, known: KnownModel, changed: list[ModelId], *, scan: bool, again: bool

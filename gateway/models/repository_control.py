@@ -26,7 +26,7 @@ from gateway.models.model_names import check_name, check_new_name
 from gateway.models.registry import ModelRegistry, VersionState, VersionStatus
 from gateway.models.repository import ModelId, ModelRepository
 from gateway.models.residents import Residents
-from gateway.models.version_gate import VersionGate
+from gateway.models.version_gate import NO_BLOCK, VersionGate, Within
 from gateway.policy.areas import Area
 from gateway.policy.audit import ABORTED, OK, AuditedChange, AuditLog
 from gateway.policy.tenants import Tenants
@@ -175,17 +175,17 @@ class RepositoryControl:
                 )
                 await self._perform(known.id, unload)
 
-    async def adjust(self, model: ModelId) -> None:
+    async def adjust(self, model: ModelId, within: Within = NO_BLOCK) -> None:
         """Load and unload what the gate admits now; after an InferenceError nothing has changed."""
-        await self._perform(model, self._running_lifecycle.adjust(model))
+        await self._perform(model, self._running_lifecycle.adjust(model, within))
 
     def snapshot(self, model: ModelId) -> Snapshot:
         """The state of a model's folder; blocks, and may raise OSError and InferenceError."""
         return self._repository.snapshot(model)
 
-    async def refresh(self, model: ModelId) -> None:
+    async def refresh(self, model: ModelId, within: Within = NO_BLOCK) -> None:
         """Load a model from its files, in every mode of control; raises as `adjust`."""
-        await self._perform(model, self._running_lifecycle.follow(model))
+        await self._perform(model, self._running_lifecycle.follow(model, within=within))
 
     async def poll(self) -> None:
         """Load new and changed models, unload removed models; returns when all are done."""

@@ -1,8 +1,14 @@
 """The gate of loads: the part of rollouts in the life cycle of a model."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 from gateway.errors import InferenceError
 from gateway.models.registry import KnownModel
 from gateway.models.repository import LoadSource
+
+Within = AbstractContextManager[None]
+"""A block around a load: it is entered when no other operation on the model is under way."""
+NO_BLOCK: Within = nullcontext()
 
 
 class VersionGate:

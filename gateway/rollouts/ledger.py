@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.errors import Code, InferenceError
 from gateway.rollouts.evidence import GuardrailTests
 from gateway.rollouts.plan import RolloutPlan
 from gateway.rollouts.rollout import SERVER, Rollout, RolloutState, Transition
@@ -42,6 +43,13 @@ class RolloutLedger(ABC):
         """All transitions that are kept, oldest first."""
         rollout = self.record.rollout
         return [*self.record.history, *([] if rollout is None else rollout.transitions)]
+
+    def require_none_open(self) -> None:
+        """Raise ALREADY_EXISTS while a rollout is open."""
+        if (rollout := self.open) is not None:
+            about = f"a rollout of version {rollout.candidate} ({rollout.state})"
+            text = f"model '{self.record.model}' has {about}; promote or abort it first"
+            raise InferenceError(Code.ALREADY_EXISTS, text)
 
     def begin(
         self, stable: int, candidate: int, plan: RolloutPlan, stamps: Mapping[int, str]

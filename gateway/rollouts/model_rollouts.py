@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,9 +12,11 @@ from gateway.errors import Code, InferenceError
 from gateway.models.ensemble_members import LoadFailure
 from gateway.models.labels import CANARY
 from gateway.models.model import Model
+from gateway.models.model_folder import Snapshot
 from gateway.models.registry import STABLE, KnownModel, VersionState, VersionStatus
 from gateway.models.repository import LoadSource
 from gateway.rollouts.blocks import FIRST_FAILURES
+from gateway.rollouts.changes import RolloutBeginning
 from gateway.rollouts.choice import VersionChoice
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.ledger import RolloutLedger
@@ -115,7 +118,7 @@ class ModelRollouts(RolloutLedger):
             return rollout.stable
         if self.record.stable in available:
             return self.record.stable
-        loaded = {int(each.version) for each in self.known.models}.intersection(available)
+        loaded = self.known.loaded.intersection(available) - self._refusals.keys()
         # A candidate that was aborted may not have been unloaded yet.
         return max(loaded & source.selected or loaded, default=0)
 
@@ -171,6 +174,68 @@ class ModelRollouts(RolloutLedger):
         self.choice = self.evidence = None
         self.draining.clear()
         self.hold(0)
+
+    # Starts.
+
+    @property
+    def source(self) -> LoadSource:
+        """The source of the last load; UNAVAILABLE if the model is not loaded."""
+        if (source := self.known.source) is None:
+            raise InferenceError(Code.UNAVAILABLE, f"model '{self.known.id.name}' is not loaded")
+        return source
+
+    def require_loaded(self, rollout: Rollout) -> None:
+        """Raise UNAVAILABLE while the versions of an open rollout are being loaded."""
+        if rollout.open and self._attached is not rollout:
+            text = f"the versions of '{self.known.id.name}' are being loaded"
+            raise InferenceError(Code.UNAVAILABLE, text)
+
+    def require_startable(self, wanted: RolloutBeginning) -> int:
+        """The version that is stable in a rollout of the wanted one; raises InferenceError."""
+        self.require_none_open()
+        name, version = self.known.id.name, wanted.version
+        stable = self.stable_of(self.source)
+        if version == stable:
+            text = f"version {version} of model '{name}' is stable already"
+            raise InferenceError(Code.INVALID_ARG, text)
+        if version in self.record.bad and not wanted.again:
+            text = f"version {version} of model '{name}' was rolled back, and has the same files"
+            raise InferenceError(Code.INVALID_ARG, f"{text}; start it again with 'again' (--again)")
+        return stable
+
+    @contextmanager
+    def starting(
+        self,
+        wanted: RolloutBeginning,
+        by: str,
+        plan: RolloutPlan,
+        snapshot: Snapshot,
+        *,
+        overridden: bool,
+    ) -> Iterator[None]:
+        """A rollout that begins with the block, the load of its versions; one that fails ends it.
+
+        The block is entered while no other load of the model is under way: one that was admitted
+        before would unload the candidate. `overridden`: the load keeps a client's config.
+        """
+        stable = self.require_startable(wanted)
+        if self.source.overridden is not overridden:
+            text = f"model '{self.known.id.name}' was loaded meanwhile; start the rollout again"
+            raise InferenceError(Code.UNAVAILABLE, text)
+        self.record.bad.pop(wanted.version, None)
+        self.record.unloadable.pop(wanted.version, None)
+        stamps = {each: digest(snapshot, each) for each in (stable, wanted.version)}
+        begun = self.begin(stable, wanted.version, plan, stamps)
+        begun.by, begun.reason = by, wanted.reason
+        try:
+            yield
+        except BaseException as error:
+            if (left := self.open) is not None and left is not self._attached:
+                reason = "its load was interrupted"
+                left.abort(SERVER, error.message if isinstance(error, InferenceError) else reason)
+                self.changed()
+                self.hold(self.record.stable)
+            raise
 
     # Time.
 

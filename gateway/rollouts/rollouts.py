@@ -20,15 +20,15 @@ from gateway.models.repository_control import RepositoryControl
 from gateway.models.version_gate import VersionGate
 from gateway.policy.areas import Area
 from gateway.policy.audit import AuditedChange, AuditLog
-from gateway.rollouts.changes import ChangeableRollouts, RolloutAction
+from gateway.rollouts.changes import ChangeableRollouts, RolloutAction, RolloutBeginning
 from gateway.rollouts.events import RolloutEvents
 from gateway.rollouts.evidence import Evidence
 from gateway.rollouts.golden_watch import watch_golden
 from gateway.rollouts.model_rollouts import ModelRollouts, PlanFile
 from gateway.rollouts.plan import PlanStart, RolloutPlan, changed_plan, read_plan
-from gateway.rollouts.rollout import RUNNING, SERVER, Rollout, RolloutState, Transition
+from gateway.rollouts.rollout import RUNNING, Rollout, RolloutState, Transition
 from gateway.rollouts.saving import RolloutSaver
-from gateway.rollouts.state import RolloutRecord, StateDirectory, digest
+from gateway.rollouts.state import RolloutRecord, StateDirectory
 from gateway.threads import Threads
 
 TICK_SECS = 1.0
@@ -141,41 +141,26 @@ class Rollouts(VersionGate, ChangeableRollouts):
         if rollout is not None:
             self._start_waiting(of_model, rollout, version, by, reason)
             return
-        known = of_model.known
-        if known.source is None:
-            raise InferenceError(Code.UNAVAILABLE, f"model '{name}' is not loaded")
-        found = await self._plan_file(of_model, known.source.entry)
+        known, wanted = (
+            of_model.known,
+            RolloutBeginning(version=version, again=again, reason=reason),
+        )
+        source = of_model.source
+        found = await self._plan_file(of_model, source.entry)
         if refusal := found.refusal or of_model.unreadable:
             raise InferenceError(Code.UNAVAILABLE, refusal)
         await self._saver.require()
         own = {**(members or {}), "start": PlanStart.AUTOMATIC}
         plan = changed_plan(found.plan or RolloutPlan(), own, "request")
-        stable = of_model.stable_of(known.source)
-        if version == stable:
-            raise _invalid(f"version {version} of model '{name}' is stable already")
-        if version in of_model.record.bad and not again:
-            text = f"version {version} of model '{name}' was rolled back, and has the same files"
-            raise _invalid(f"{text}; start it again with 'again' (--again)")
-        is_fixed = known.source.overridden or known.source.upload is not None
-        snapshot = known.source.snapshot
-        if not is_fixed:
+        of_model.require_startable(wanted)
+        snapshot = source.snapshot
+        if not source.overridden:
             snapshot = await self._files.run(self._control.snapshot, known.id)
         found_on_disk = sorted(each for each in by_version(snapshot) if each is not None)
-        replace(known.source.entry, available=tuple(found_on_disk)).require([version])
-        of_model.record.bad.pop(version, None)
-        of_model.record.unloadable.pop(version, None)
-        stamps = {each: digest(snapshot, each) for each in (stable, version)}
-        begun = of_model.begin(stable, version, plan, stamps)
-        begun.by, begun.reason = by, reason
-        load = self._control.adjust if is_fixed else self._control.refresh
-        try:
-            await load(known.id)
-        except InferenceError as error:
-            of_model.failed(error)
-            if (left := of_model.open) is not None and of_model.choice is None:
-                left.abort(SERVER, error.message)
-                of_model.changed()
-            raise
+        replace(source.entry, available=tuple(found_on_disk)).require([version])
+        starting = of_model.starting(wanted, by, plan, snapshot, overridden=source.overridden)
+        load = self._control.adjust if source.overridden else self._control.refresh
+        await load(known.id, starting)
 
     def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
         """Name loaded versions of a model; None removes a label. The state directory keeps them."""
@@ -327,8 +312,7 @@ class Rollouts(VersionGate, ChangeableRollouts):
         rollout = of_model.record.rollout
         if rollout is None:
             raise _invalid(f"model '{name}' has no rollout")
-        if of_model.choice is None and rollout.open:
-            raise InferenceError(Code.UNAVAILABLE, f"the versions of '{name}' are being loaded")
+        of_model.require_loaded(rollout)
         change(rollout)
         of_model.changed()
         self._wake_both()
@@ -337,9 +321,8 @@ class Rollouts(VersionGate, ChangeableRollouts):
         self, of_model: ModelRollouts, rollout: Rollout, version: int, by: str, reason: str
     ) -> None:
         if rollout.state is not RolloutState.WAITING or rollout.candidate != version:
-            name = of_model.known.id.name
-            text = f"model '{name}' has a rollout of version {rollout.candidate} ({rollout.state})"
-            raise InferenceError(Code.ALREADY_EXISTS, f"{text}; promote or abort it first")
+            of_model.require_none_open()
+        of_model.require_loaded(rollout)
         rollout.start(by, reason)
         of_model.changed()
         self._wake_both()
