@@ -19,6 +19,8 @@ HORIZON_NS = 30 * NS_PER_SEC
 """The time from the last admission to a block until its undecided requests count as no event."""
 MOST_OBSERVED, MOST_TOKENS = 250, 5000
 """Requests of each arm, and their tokens, that are observed in a second; more are sampled."""
+SHORT_BLOCK_NS, SHORT_BLOCK_REQUESTS = BLOCK_NS // 4, 2 * MOST_OBSERVED
+"""A block with that many observed requests of an arm may be that short: then fewer are sampled."""
 SHARE_OF_KEY = 0.2
 """The largest share of the candidate's events that one key may have; further ones do not count."""
 MOST_KEYS = 10_000
@@ -61,7 +63,10 @@ class Block:
 
     def is_full(self, now_ns: int) -> bool:
         """Whether the next request begins another block."""
-        return now_ns - self.began_ns >= BLOCK_NS and sum(self.counts) >= BLOCK_REQUESTS
+        elapsed_ns = now_ns - self.began_ns
+        if elapsed_ns >= BLOCK_NS:
+            return sum(self.counts) >= BLOCK_REQUESTS
+        return elapsed_ns >= SHORT_BLOCK_NS and max(self.counts) >= SHORT_BLOCK_REQUESTS
 
 
 class RequestBlocks:
@@ -91,7 +96,7 @@ class RequestBlocks:
             if each.kind.measure is not None and each.limit is None
         }
         self._blocks: deque[Block] = deque()
-        self._observed, self._tokens = [0] * len(Arm), [0] * len(Arm)
+        self._requests, self._tokens = [0] * len(Arm), [0] * len(Arm)
         self._skipped, self._refused = [0] * len(Arm), [0] * len(Arm)
         self._strides = [1] * len(Arm)
         self._began_ns = -NS_PER_SEC
@@ -104,15 +109,17 @@ class RequestBlocks:
         if left:
             self._skipped[arm] = left - 1
             return None
-        self._skipped[arm] = self._strides[arm] - 1
-        return Observation(self, arm, key)
+        stride = self._strides[arm]
+        self._skipped[arm] = stride - 1
+        return Observation(self, arm, key, stride)
 
     def refuse(self, error: InferenceError, arm: Arm, key: bytes, now_ns: int) -> None:
         """Count a request that a version has refused, so that it has no stream."""
         self._refused[arm] += 1
-        if self._refused[arm] % self._strides[arm]:
+        stride = self._strides[arm]
+        if self._refused[arm] % stride:
             return
-        refused = Observation(self, arm, key)
+        refused = Observation(self, arm, key, stride)
         refused.admitted_ns = refused.received_ns = refused.ended_ns = now_ns
         self.admit(refused)
         refused.finish(error)
@@ -127,7 +134,7 @@ class RequestBlocks:
             block = self._begin_block(now)
         block.last_ns = now
         block.counts[observation.arm] += 1
-        self._observed[observation.arm] += 1
+        self._requests[observation.arm] += observation.stands_for
         block.open.add(observation)
         observation.block = block
 
@@ -141,7 +148,7 @@ class RequestBlocks:
                 block.events[at].append(observation)
         arm = observation.arm
         self.ended[arm] += observation.complete or observation.failed
-        self._tokens[arm] += observation.tokens
+        self._tokens[arm] += observation.tokens * observation.stands_for
         if arm is not Arm.STABLE:
             self.failures = 0 if observation.complete else self.failures + observation.failed
             if not self.has_arrived:
@@ -176,7 +183,7 @@ class RequestBlocks:
         if self._blocks:
             self._blocks[-1].is_closed = True
         self._strides = [self._stride(arm, now) for arm in Arm]
-        self._observed, self._tokens, self._began_ns = [0] * len(Arm), [0] * len(Arm), now
+        self._requests, self._tokens, self._began_ns = [0] * len(Arm), [0] * len(Arm), now
         sorted_windows = {measure: _sorted(window) for measure, window in self._windows.items()}
         limits = [_limit(each, sorted_windows) for each in self.guardrails.tested]
         left = [at for at, limit in enumerate(limits) if not math.isnan(limit)]
@@ -187,8 +194,8 @@ class RequestBlocks:
     def _stride(self, arm: Arm, now: int) -> int:
         """Every such request of an arm is observed in the next block."""
         secs = (now - self._began_ns) / NS_PER_SEC
-        share = max(self._observed[arm] / MOST_OBSERVED, self._tokens[arm] / MOST_TOKENS)
-        return max(1, math.ceil(share * self._strides[arm] / secs))
+        share = max(self._requests[arm] / MOST_OBSERVED, self._tokens[arm] / MOST_TOKENS)
+        return max(1, math.ceil(share / secs))
 
     def _look_at_arrival(self, observation: Observation) -> None:
         if observation.complete:

@@ -62,6 +62,7 @@ class VersionChoice:
         self.stable = stable
         self.candidate = candidate
         self.weight = 0.0
+        self._arms = {stable: Arm.STABLE, candidate: Arm.CANDIDATE}
         self._evidence: RequestBlocks | None = None
         self._shadow: Shadow | None = None
         self._conversations = conversations
@@ -72,13 +73,26 @@ class VersionChoice:
 
     def choose(self, request: InferRequest) -> tuple[Model, Tap | None]:
         """The version for a request, and its tap."""
-        key = self._key(request)
-        model = self._model(request, key)
-        if self._evidence is None or model.instances.asleep or not self._is_own(model):
+        tag = request.sequence
+        key = self._key(request) if self.sources or tag is not None else b""
+        if request.chosen:
+            is_for_candidate = self.weight > 0 and request.version == self.candidate.version
+        else:
+            place = fraction(key) if key else random.random()
+            is_for_candidate = place < self.weight / ALL
+        model = self.candidate if is_for_candidate else self.stable
+        if tag is not None and not tag.start and (held := self._holder(request, model)) is not None:
+            model = held
+        elif is_for_candidate:
+            model = model if _has_room(model) else self._diverted(key)
+        elif not _is_able(model) and _is_able(self.candidate):
+            model = self.candidate  # stable has died
+        arm = self._arms.get(model)
+        if self._evidence is None or arm is None or model.instances.asleep:
             return model, None
         if self._shadow is not None and self._shadow.share and model is self.stable:
             return model, self._shadow.tap(request, key)
-        return model, self._evidence.tap(self._arm(model), key)
+        return model, self._evidence.tap(arm, key)
 
     def pins(self, model: Model) -> bool:
         """Whether a version stays in memory; the candidate gives its room to stable."""
@@ -86,8 +100,9 @@ class VersionChoice:
 
     def refused(self, request: InferRequest, model: Model, error: InferenceError) -> None:
         """Note that the chosen version has refused a request."""
-        if self._is_own(model):
-            self._refuse(error, self._arm(model), self._key(request))
+        arm = self._arms.get(model)
+        if arm is not None:
+            self._refuse(error, arm, self._key(request))
 
     @property
     def key_texts(self) -> tuple[str, ...]:
@@ -125,25 +140,13 @@ class VersionChoice:
         }
         return replace(request, sticky=found) if found else request
 
-    def _model(self, request: InferRequest, key: bytes) -> Model:
-        wanted = self.candidate if self._is_for_candidate(request, key) else self.stable
-        tag = request.sequence
-        if tag is not None and not tag.start:
-            other = self.stable if wanted is self.candidate else self.candidate
-            for model in (wanted, other, *self._draining):
-                if not model.retired and self._continues(model, request):
-                    return model
-        if wanted is self.candidate:
-            return wanted if _has_room(wanted) else self._diverted(key)
-        if not _is_able(wanted) and _is_able(self.candidate):
-            return self.candidate  # stable has died
-        return wanted
-
-    def _is_for_candidate(self, request: InferRequest, key: bytes) -> bool:
-        share = self.weight / ALL
-        if request.chosen:
-            return share > 0 and request.version == self.candidate.version
-        return share > 0 and (fraction(key) if key else random.random()) < share
+    def _holder(self, request: InferRequest, wanted: Model) -> Model | None:
+        """The version that has the sequence or the conversation of a request."""
+        other = self.stable if wanted is self.candidate else self.candidate
+        for model in (wanted, other, *self._draining):
+            if not model.retired and self._continues(model, request):
+                return model
+        return None
 
     def _diverted(self, key: bytes) -> Model:
         """Stable in place of the candidate, unless it is not able either."""
@@ -156,12 +159,6 @@ class VersionChoice:
     def _refuse(self, error: InferenceError, arm: Arm, key: bytes) -> None:
         if self._evidence is not None:
             self._evidence.refuse(error, arm, key, time.perf_counter_ns())
-
-    def _is_own(self, model: Model) -> bool:
-        return model is self.stable or model is self.candidate
-
-    def _arm(self, model: Model) -> Arm:
-        return Arm.CANDIDATE if model is self.candidate else Arm.STABLE
 
     def _continues(self, model: Model, request: InferRequest) -> bool:
         sequences = model.scheduler.sequences
@@ -189,8 +186,10 @@ def _has_room(model: Model) -> bool:
             model.waking.check()
         except InferenceError:
             return False  # there is no memory for it
-    most = most_of_all(model.fair, model.most_in_flight)
-    return _is_able(model) and len(model.requests) < most
+    if not _is_able(model):
+        return False
+    count, most = len(model.requests), model.most_in_flight
+    return count < most or count < most_of_all(model.fair, most)
 
 
 def _is_able(model: Model) -> bool:

@@ -180,7 +180,7 @@ class InferRoute:
             begun_ns = begun_at(call.scope, request)
             headers = call.scope["headers"]
             trace = trace_of(headers, tracer, request, begun_ns, call.received_ns)
-        if model.chooser is not None:
+        if model.chooser is not None and model.chooser.has_keys:
             request = keyed(request, model.chooser, call.scope)
         stream = self._dataplane.infer(request, model, trace)
         begun = _BegunInfer(stream, self, call, cycle, start, request.id, forms, trace)

@@ -134,6 +134,26 @@ def test_contents_are_read_for_the_guardrails_that_need_them(
         assert (tap.has_content, tap.has_nan) == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "has_nan"),
+    [
+        ([1e308, 1e308], False),
+        ([-1e308] * 40, False),
+        ([1.0, float("nan")], True),
+        ([float("inf"), float("-inf")], True),
+    ],
+)
+def test_large_floats_are_numbers_though_their_sum_is_none(
+    values: list[float], *, has_nan: bool
+) -> None:
+    data = struct.pack(f"<{len(values)}d", *values)
+    tap = tapped(evidence_of("nan"))
+    recorder = tap.recorder(new_entry(ModelStatistics()).record, Notebook())
+    tensor = Tensor("y", Datatype.FP64, (len(values),), memoryview(data))
+    recorder.responded(InferResponse(outputs=(tensor,)))
+    assert tap.has_nan is has_nan
+
+
 def test_texts_that_are_already_written_are_content() -> None:
     tap = tapped(evidence_of("empty"))
     recorder = tap.recorder(new_entry(ModelStatistics()).record, Notebook())
