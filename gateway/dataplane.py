@@ -203,7 +203,7 @@ class DataPlane:
 
         As `infer`, but also while the server drains: requests in flight may complete.
         """
-        return self.model(request.model, request.version).submit(request)
+        return self.model(request.model, request.version).call(request, limited=True)
 
     def model(self, name: str, version: str = "", caller: Caller | None = None) -> Model:
         """The model that serves requests of this name and version; InferenceError if none.

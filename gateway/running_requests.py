@@ -1,6 +1,7 @@
 """The requests in flight of all models: the cancellation of one by its name."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator
 
 from gateway.errors import Code, InferenceError, no_longer_valid
@@ -59,6 +60,14 @@ class RunningRequests:
                 stream.abandon(no_longer_valid())
             except Exception:  # around one request: the others end, and the server continues
                 log.exception("request not ended")
+
+    def by_tenant(self) -> Counter[str]:
+        """The requests of each tenant's clients: none that a model makes for one of them."""
+        return Counter(
+            tenant_of(stream.caller)
+            for _, stream in self._loaded.requests()
+            if stream.model is not None
+        )
 
     def _named(self, name: RequestName) -> Iterator[ResponseStream]:
         """The requests in flight of that name, which reads every request."""

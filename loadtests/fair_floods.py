@@ -18,7 +18,7 @@ from loadtests.support.curves import Panel, draw
 from loadtests.support.findings import Finding
 from loadtests.support.generation import Endpoint, gateway_defaults, read_model
 from loadtests.support.http_client import Address, post, with_headers
-from loadtests.support.results import Line, Metric, Results
+from loadtests.support.results import Line, Metric, Results, quantile
 from loadtests.support.rounds import Plan, Step
 from loadtests.support.servers import GATEWAY, Contender, Server, gateway, read_metrics, total
 from loadtests.support.timed_load import Flow, Sent, answered, send
@@ -180,14 +180,14 @@ def _quiet(
     began = time.perf_counter()
     sent = send(Address(server.ports.http), flows, asked.secs)
     until = time.perf_counter()
-    waits = sorted(each.waited(until) for each in sent[0])
+    waits = [each.waited(until) for each in sent[0]]
     ended = sum(each.complete for flow in sent for each in flow)
     events = sum(each.events for flow in sent for each in flow)
     line = _quiet_line(load)
     return {
         line.rate: events / (until - began),
         line.lower("TTFT p50", "s"): statistics.median(waits),
-        line.lower("TTFT p99", "s"): _quantile(waits, 0.99),
+        line.lower("TTFT p99", "s"): quantile(waits, 0.99),
         line.other("time between completions", "s"): (until - began) / max(1, ended),
     }
 
@@ -205,14 +205,14 @@ def _overload(
     in_time = [each for each in sent if each.first and each.first - each.at <= DEADLINE_MS / 1000]
     # The first ones find an empty server: they are beyond its capacity.
     at_once = [each for each in sent if each.refusal and EXCEEDED not in each.refusal]
-    refused = sorted((each.ended - each.at) * 1e3 for each in at_once)
+    refused = [(each.ended - each.at) * 1e3 for each in at_once]
     admitted = [each for each in sent if not each.refusal or EXCEEDED in each.refusal]
     late = len(admitted) - sum(1 for each in in_time if not each.refusal)
     line = OVERLOAD
     found = {
         line.rate: sum(each.events for each in sent) / asked.secs,
         line.other("in time", "of capacity"): len(in_time) / (capacity * asked.secs),
-        line.lower("refusal p99", "ms"): _quantile(refused, 0.99),
+        line.lower("refusal p99", "ms"): quantile(refused, 0.99),
         line.lower("admitted late", "%"): 100 * late / max(1, len(admitted)),
     }
     if server.name == GATEWAY:
@@ -265,10 +265,6 @@ def histogram_p50(lines: Sequence[str], name: str) -> float:
         if float(line.rsplit(" ", 1)[1]) >= whole / 2:
             return float(bound)
     return 0.0
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 SLOW = "slow"

@@ -23,7 +23,7 @@ from loadtests.support.http_client import (
     post,
     with_headers,
 )
-from loadtests.support.results import Line, Metric, Results
+from loadtests.support.results import Line, Metric, Results, quantile
 from loadtests.support.rounds import Plan, Step
 from loadtests.support.servers import GATEWAY, LoadTestFailed, Server, gateway
 from loadtests.tenants import Keys, write_tenants
@@ -94,8 +94,7 @@ def p99(address: Address, request: bytes, secs: float = WINDOW_SECS) -> float:
             ended = time.perf_counter()
             found.append(ended - began)
             due = max(due + EVERY_SECS, ended)
-    found.sort()
-    return found[int(len(found) * 0.99)]
+    return quantile(found, 0.99)
 
 
 @contextmanager

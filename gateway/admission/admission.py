@@ -40,6 +40,7 @@ ADMISSION_METRICS = {
     **WAIT_METRICS,
 }
 NO_LIMITS: Mapping[LimitKind, Limit] = MappingProxyType({})
+NO_REQUESTS: Mapping[str, int] = MappingProxyType({})
 MOST_ACCOUNTS = 2048
 """Above it accounts of tenants without limits are dropped, such as those that were removed."""
 LOG_SECS = 1.0
@@ -172,9 +173,10 @@ class Admission:
         now: float,
     ) -> None:
         bucket = account.buckets[kind]
-        if bucket.holds(needed, limit, now):
+        wait_secs = bucket.wait_secs(needed, limit, now)
+        if not wait_secs:
             return
-        wait_secs, word = bucket.wait_secs(needed, limit, now), WORDS[kind]
+        word = WORDS[kind]
         if math.isinf(wait_secs):
             fix = "; lower 'max_tokens', or 'n'" if kind is LimitKind.TOKENS else ""
             text = f"may use {limit.most:.0f} {word} at once, the request needs {needed:.0f}{fix}"
@@ -310,24 +312,25 @@ class Admission:
             return NO_PARAMETERS
         return account.buckets.headers(account.limits.by_kind, self._clock())
 
-    def describe(self, models: Iterable[Model] = ()) -> list[dict[str, Any]]:
+    def describe(
+        self, models: Iterable[Model] = (), in_flight: Mapping[str, int] = NO_REQUESTS
+    ) -> list[dict[str, Any]]:
         """The tenants with rules, and those with requests, as members of JSON.
 
-        Requests that wait are those of `models`, as are those in flight of a tenant without limits.
+        Requests that wait are those of `models`; `in_flight` has those of tenants without limits.
         """
         queues = [each.fair for each in models if each.fair is not None]
         names = sorted({*self.tenants.names, *self._accounts})
-        return [self._described(name, queues) for name in names]
+        return [self._described(name, queues, in_flight.get(name, 0)) for name in names]
 
-    def _described(self, tenant: str, queues: Sequence[Sharing]) -> dict[str, Any]:
+    def _described(self, tenant: str, queues: Sequence[Sharing], in_flight: int) -> dict[str, Any]:
         rules = self.tenants.rules(tenant)
         account = self._accounts.get(tenant) or _Account(tenant)
-        at_models = sum(each.in_flight(tenant) for each in queues)
         return {
             "tenant": tenant,
             "rules": _described_rules(rules),
             "buckets": self._described_buckets(account, limits_of(rules)),
-            "in_flight": account.in_flight if account.is_limited else at_models,
+            "in_flight": account.in_flight if account.is_limited else in_flight,
             "waiting": sum(each.waiting(tenant) for each in queues),
             "refused": {str(limit): count for limit, count in account.refused.items()},
         }

@@ -85,17 +85,13 @@ class Bucket:
     def __init__(self) -> None:
         self.full_at = 0.0
 
-    def holds(self, units: float, limit: Limit, now: float) -> bool:
-        """Whether it has the units now."""
-        lacks, needed = self.full_at - now, limit.secs(units)
-        return (needed + lacks if lacks > 0 else needed) <= limit.burst_secs
-
     def wait_secs(self, units: float, limit: Limit, now: float) -> float:
-        """The time until the bucket has the units; infinite if it never holds as many."""
-        needed = limit.secs(units)
-        if needed > limit.burst_secs:
-            return math.inf
-        return max(0.0, self.reset_secs(now) + needed - limit.burst_secs)
+        """The time until the bucket has the units, 0 if it has; infinite if it never holds them."""
+        lacks, needed = self.full_at - now, limit.secs(units)
+        wait_secs = (needed + lacks if lacks > 0 else needed) - limit.burst_secs
+        if wait_secs <= 0:
+            return 0.0
+        return wait_secs if needed <= limit.burst_secs else math.inf
 
     def take(self, units: float, limit: Limit, now: float) -> float:
         """Take units, also more than there are; returns the time at which they are back."""

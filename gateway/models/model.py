@@ -288,13 +288,17 @@ class Model:
             waking.wish(stream)
         return stream
 
-    def call(self, request: InferRequest) -> ResponseStream:
-        """As `submit`, for a step of an ensemble: the ensemble has its own limit of requests."""
+    def call(self, request: InferRequest, *, limited: bool = False) -> ResponseStream:
+        """As `submit`, for a request of another model; refusals count. An ensemble has limits."""
         if request.uncounted:
-            return self.copy(request, ModelStatistics.of(self.config), limited=False)
+            return self.copy(request, ModelStatistics.of(self.config), limited=limited)
         receipt = request.receipt
         tap = None if receipt is None else receipt.around(request, self.version, None)
-        return self.submit(request, tap=tap, limited=False)
+        try:
+            return self.submit(request, tap=tap, limited=limited)
+        except InferenceError as error:
+            self.statistics.refuse(error)
+            raise
 
     def copy(
         self,

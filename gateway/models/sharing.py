@@ -36,9 +36,6 @@ class Sharing(Protocol):
         That calls `ended`.
         """
 
-    def in_flight(self, tenant: str) -> int:
-        """The number of requests of a tenant that have not ended."""
-
     def waiting(self, tenant: str) -> int:
         """The number of requests of a tenant that wait in front of the scheduler."""
 

@@ -73,7 +73,7 @@ class SpanExporter:
         self._wake = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._failure = Failure()
+        self._failure, self._warnings = Failure(), QuietLine("warning of the collector received")
 
     @property
     def dropped(self) -> int:
@@ -147,11 +147,12 @@ class SpanExporter:
 
     def _look_at_answer(self, sent: int) -> None:
         partial = self._answer.partial_success
-        rejected = min(partial.rejected_spans, sent)
+        rejected, text = min(partial.rejected_spans, sent), cut(partial.error_message)
         if rejected > 0:
-            text = cut(partial.error_message)
             self._failure.reason = f"{rejected} of {sent} spans rejected: {text}"
             self._drop(REJECTED, rejected)
+        elif text:
+            self._warnings.write(time.monotonic(), warning=text)
 
     def _drop(self, reason: str, count: int) -> None:
         self.drops[reason] += count
@@ -189,6 +190,20 @@ class CollectorAnswer:
                 self._body = body
 
 
+class QuietLine:
+    """A line of the log that is written at most once a minute."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._next = 0.0
+
+    def write(self, now: float, **fields: object) -> None:
+        """Write it with fields, unless it was written within the minute before `now`."""
+        if now >= self._next:
+            self._next = now + QUIET_SECS
+            log.warning(self._text, extra=fields)
+
+
 class Failure(logging.Filter):
     """Takes the log lines of the exporter's thread, and writes the latest at most once a minute."""
 
@@ -196,7 +211,7 @@ class Failure(logging.Filter):
         super().__init__()
         self.thread = 0
         self.reason = ""
-        self._next = 0.0
+        self._line = QuietLine("spans not exported")
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Take a line of the thread; those of other exporters of the process pass."""
@@ -207,6 +222,4 @@ class Failure(logging.Filter):
 
     def report(self, dropped: int, now: float) -> None:
         """Write a line, unless there was one within the minute before `now`."""
-        if now >= self._next:
-            self._next = now + QUIET_SECS
-            log.warning("spans not exported", extra={"reason": self.reason, "dropped": dropped})
+        self._line.write(now, reason=self.reason, dropped=dropped)

@@ -198,10 +198,6 @@ class FairScheduler(Scheduler):
         """The requests that it releases beyond the places of the instances."""
         return self._costs.slack
 
-    def in_flight(self, tenant: str) -> int:
-        """The number of requests of a tenant that have not ended, wherever they are."""
-        return self._in_flight[tenant]
-
     def waiting(self, tenant: str) -> int:
         """The number of requests of a tenant that wait here."""
         return len(self._queues[tenant]) if tenant in self._queues else 0

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtests.support.results import quantile
+
 EVERY_SECS = 0.05
 LATE_SECS = 0.1
 RETRY_SECS = 0.01
@@ -84,8 +86,7 @@ class Probes:
 
     def latency(self, share: float) -> float:
         """The latency in seconds that this share of the probes did not exceed."""
-        found = sorted(sample.server for sample in self.samples)
-        return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
+        return quantile([sample.server for sample in self.samples], share)
 
 
 @contextmanager

@@ -265,6 +265,12 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / median if median else 0.0
 
 
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that this share of the values does not exceed; 0 without any."""
+    found = sorted(values)
+    return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
+
+
 def number(value: float) -> str:
     """A value in three digits or more."""
     if value >= 1000:

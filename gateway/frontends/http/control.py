@@ -114,8 +114,11 @@ class ControlRoutes:
 
     async def tenants(self, request: Request) -> Response:
         """The tenants: their rules, buckets, requests in flight and waiting, refusals by limit."""
-        admission, models = self._dataplane.admission, self._dataplane.models()
-        return _json({"tenants": [] if admission is None else admission.describe(models)})
+        plane = self._dataplane
+        if plane.admission is None:
+            return _json({"tenants": []})
+        in_flight = plane.running.by_tenant()
+        return _json({"tenants": plane.admission.describe(plane.models(), in_flight)})
 
     async def metadata(self, request: Request) -> Response:
         """Inputs, outputs and ready versions of a model."""

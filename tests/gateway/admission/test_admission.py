@@ -24,8 +24,9 @@ from tests.builders import (
     text_request,
 )
 from tests.conftest import Serve
-from tests.gateway.admission.deadline_planes import samples
+from tests.gateway.admission.deadline_planes import plane, samples
 from tests.gateway.admission.limited import TOKENS, Gateway, answer
+from tests.gateway.ensembles.chains import chain
 
 
 async def test_a_tenant_has_its_requests_per_minute_and_another_is_not_concerned(
@@ -296,13 +297,47 @@ async def test_requests_that_wait_and_those_without_limits_are_counted_at_all_mo
     serve: Serve,
 ) -> None:
     gateway = Gateway(serve(ScriptedInstance()), a=TOKENS, b=TenantRules(weight=2.0))
-    waiting, in_flight = {"a": 3, "b": 0}, {"a": 7, "b": 5}
-    queue = SimpleNamespace(waiting=waiting.__getitem__, in_flight=in_flight.__getitem__)
+    waiting, in_flight = {"a": 3, "b": 0}, {"a": 7, "b": 10}
+    queue = SimpleNamespace(waiting=waiting.__getitem__)
     models: Any = [SimpleNamespace(fair=each) for each in (queue, None, queue)]
     with gateway.infer():
-        found = gateway.admission.describe(models)
+        found = gateway.admission.describe(models, in_flight)
     shown = [(each["tenant"], each["waiting"], each["in_flight"]) for each in found]
     assert shown == [("a", 6, 1), ("b", 0, 10)]
+    await settle()
+
+
+async def test_a_request_of_an_ensemble_or_with_requests_of_its_model_is_one_in_flight(
+    serve: Serve,
+) -> None:
+    ensemble, caller = chain(serve), Caller(tenant="a")
+    dataplane = plane(ensemble.model, *ensemble.models.values())
+    with (
+        dataplane.infer(text_request(model="e", caller=caller)),
+        dataplane.infer(text_request(model="b", caller=caller)),
+        dataplane.call(text_request(model="b", caller=caller)),
+        dataplane.infer(text_request(model="b", caller=Caller(tenant="b"))),
+    ):
+        await ensemble["a"].begun()
+        assert dataplane.running.by_tenant() == {"a": 2, "b": 1}
+    await settle()
+    assert dataplane.running.by_tenant() == {}
+
+
+async def test_steps_of_an_ensemble_and_requests_that_a_model_makes_are_not_booked(
+    serve: Serve,
+) -> None:
+    ensemble, caller = chain(serve), Caller(tenant="a")
+    gateway = Gateway(ensemble.model, a=TenantRules(requests_per_minute=60.0, max_in_flight=1))
+    dataplane = plane(ensemble.model, *ensemble.models.values())
+    dataplane.admission = gateway.admission
+    with dataplane.infer(text_request(model="e", caller=caller)) as stream:
+        (await ensemble["a"].begun()).finish("m")
+        dataplane.call(text_request(model="a", caller=caller)).cancel()
+        (await ensemble["b"].begun()).finish("end")
+        assert gateway.in_flight() == 1
+        assert await soon(read_all(stream)) == ["end"]
+    assert gateway.left(LimitKind.REQUESTS) == 59
     await settle()
 
 

@@ -10,6 +10,7 @@ from gateway.observability.statistics import ModelStatistics
 from tests.builders import TEXT, ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve
 from tests.gateway.admission.deadline_planes import plane, samples, values
+from tests.gateway.ensembles.chains import chain
 
 NARROW = replace(TEXT, parameters={"max_in_flight": "1"})
 
@@ -46,6 +47,35 @@ async def test_an_accepted_request_that_is_refused_later_counts_and_no_other_err
         with pytest.raises(InferenceError):
             await soon(read_all(stream))
     assert values(dataplane).get("refused_total", 0) == count
+
+
+@pytest.mark.parametrize("refuses", ["a", "b"])
+async def test_a_step_of_an_ensemble_that_is_refused_counts_for_its_model(
+    serve: Serve, refuses: str
+) -> None:
+    ensemble = chain(serve)
+    dataplane = plane(ensemble.model, *ensemble.models.values())
+    ensemble.models[refuses].instances.able = False
+    with dataplane.infer(text_request(model="e")) as stream:
+        if refuses == "b":
+            (await ensemble["a"].begun()).finish("m")
+        with pytest.raises(InferenceError, match=f"'{refuses}' is unavailable"):
+            await soon(read_all(stream))
+    assert samples(dataplane) == [({"model": refuses, "version": "1", "reason": "overloaded"}, 1)]
+
+
+async def test_a_refused_request_that_a_model_makes_counts_for_the_model_that_refuses_it(
+    serve: Serve,
+) -> None:
+    """So does `max_in_flight` hold for it, as for one of a client."""
+    instance = ScriptedInstance()
+    dataplane = plane(serve(instance, config=NARROW))
+    with dataplane.call(text_request()) as stream:
+        with pytest.raises(RetryLater):
+            dataplane.call(text_request())
+        (await instance.begun()).finish("end")
+        assert await soon(read_all(stream)) == ["end"]
+    assert samples(dataplane) == [({"model": "text", "version": "1", "reason": "overloaded"}, 1)]
 
 
 async def test_each_version_of_a_model_has_its_own_count(serve: Serve) -> None:

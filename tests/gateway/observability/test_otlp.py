@@ -140,6 +140,22 @@ def test_spans_that_a_collector_rejects_are_counted(
     assert drops(exporter) == ({"rejected": counted} if counted else {})
 
 
+def test_a_warning_of_a_collector_is_one_line_of_the_log_and_drops_nothing(
+    spans: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    warnings = iter(("", "old\nclient" + "x" * MOST_CHARS, "another one"))
+    spans.answer = lambda handler: answered(handler, 200, rejection(0, next(warnings)))
+    exporter = started(spans.url, bsp_max_export_batch_size=1)
+    with caplog.at_level(logging.WARNING, "sluice.trace"):
+        keep(exporter, 3)
+        exporter.close()
+    assert (spans.asked, drops(exporter)) == (3, {})
+    (record,) = caplog.records
+    warning = vars(record)["warning"]
+    assert (record.msg, warning[:10]) == ("warning of the collector received", "old\nclient")
+    assert len(warning) < MOST_CHARS + 50
+
+
 def test_an_answer_in_chunks_is_read_as_a_whole(spans: Collector) -> None:
     def reject(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)

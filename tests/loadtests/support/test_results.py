@@ -4,7 +4,7 @@ from pathlib import Path
 
 import orjson
 
-from loadtests.support.results import Line, Results, machine, save
+from loadtests.support.results import Line, Results, machine, quantile, save
 
 LINE = Line("add_sub HTTP", "infer", 8)
 
@@ -33,6 +33,12 @@ def test_a_file_of_results_has_the_date_the_machine_and_its_python(tmp_path: Pat
     assert found["lines"] == lines["lines"]
     assert isinstance(machine()["optimized"], bool)
     assert found["machine"].keys() >= {"cpu", "cpus", "python", "optimized", "packages"}
+
+
+def test_a_quantile_is_one_of_the_values_in_any_order() -> None:
+    values = [float(each) for each in (3, 1, 4, 2)]
+    assert [quantile(values, share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 4, 4]
+    assert quantile([], 0.99) == 0
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_rounds() -> None:

@@ -6,18 +6,26 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from gateway.admission.admission import Admission
 from gateway.dataplane import DataPlane
 from gateway.frontends.http.app import build_app
 from gateway.models.model import Model
+from gateway.policy.caller import Caller
+from gateway.policy.tenants import TenantRules, Tenants
 from tests.builders import (
     TEXT,
     LoadedModels,
     ScriptedInstance,
+    settle,
     soon,
+    text_request,
 )
 from tests.conftest import Serve
+from tests.gateway.ensembles.chains import chain
 from tests.gateway.frontends.http.apps import ASK, SETTINGS, app_of, generate, identity
 from tests.gateway.frontends.http.conftest import Open
+
+TENANTS = "http://localhost/admin/tenants"
 
 
 @pytest.fixture
@@ -207,3 +215,21 @@ async def test_a_defect_of_the_server_is_not_shown_to_the_client(connect: Open) 
     assert answer.status_code == 500
     assert answer.json()["error"]
     assert "secret" not in answer.text
+
+
+# Tenants.
+
+
+async def test_the_request_of_an_ensemble_is_one_in_flight_of_a_tenant_without_limits(
+    serve: Serve, connect: Open
+) -> None:
+    ensemble = chain(serve)
+    dataplane = DataPlane(LoadedModels(ensemble.model, *ensemble.models.values()))  # type: ignore[arg-type]
+    client = connect(build_app(dataplane, SETTINGS, "id"))
+    assert (await soon(client.get(TENANTS))).json() == {"tenants": []}
+    dataplane.admission = Admission(Tenants({"a": TenantRules(weight=2.0)}))
+    with dataplane.infer(text_request(model="e", caller=Caller(tenant="a"))):
+        await ensemble["a"].begun()
+        (found,) = (await soon(client.get(TENANTS))).json()["tenants"]
+        assert (found["tenant"], found["in_flight"]) == ("a", 1)
+    await settle()
