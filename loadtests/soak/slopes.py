@@ -16,17 +16,25 @@ LEAST_READINGS = 5
 ERRORS = 4.0
 """Standard errors by which a slope is above 0."""
 LEAST_RISE = 2.0
+MODELS = 40
+"""More than the models of the storm, one of which has two versions."""
 KEPT = {
+    "Admission._costs": MODELS,
     "LocalCache._entries": 10_000,
     "InferResponse objects": 20_000,
     "IncomingSegments._maps": 64 * 50,
     "IncomingSegments._views": 64 * 50,
     "MessageMemo._headers": 256,
     "MessageMemo._known": 256,
+    "ModelCosts objects": MODELS,
+    "ModelWaits objects": MODELS,
+    "ModelWaits.counts": 5 * MODELS,
     "RequestMemo": 4 * 256,
+    "Waits.models": MODELS,
 }
-"""Caches that are filled during a run, and their bounds: the cache of 1 MiB with its responses, the
-segments of 50 workers, the memos of the frontends and the codecs."""
+"""Tables that are filled during a run, and their bounds: the cache of 1 MiB with its responses, the
+segments of 50 workers, the memos of the frontends and the codecs, what is known of each model that
+has had requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,8 @@ def growing(readings: Sequence[Reading], after: Mapping[str, float]) -> Sequence
         elif rise >= LEAST_RISE and after.get(name, 0) > max(
             each.mean + rise / 4, KEPT.get(name, 0)
         ):
-            found.append(f"{name}: {each.per_ten_minutes:.1f} more in ten minutes")
+            grown = f"{name}: {each.per_ten_minutes:.1f} more in ten minutes"
+            found.append(f"{grown}, {after[name]:,.0f} without clients")
     return found
 
 
