@@ -61,7 +61,7 @@ SECTIONS = ("global", "install", ":env:")
 
 
 class InstallError(Exception):
-    """An installation that cannot go on; the text is one sentence for the user."""
+    """An installation that cannot continue; the text is one sentence for the user."""
 
 
 def main(arguments: Sequence[str]) -> int:

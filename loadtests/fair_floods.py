@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import random
 import re
 import shutil
 import statistics
@@ -141,12 +142,17 @@ def _contenders(repository: Path, keys: Keys) -> Sequence[Contender]:
 def _requests(
     endpoint: Endpoint, server: Server, tokens: int, headers: Mapping[str, str], seed: int
 ) -> Callable[[int], bytes]:
-    """Requests with prompts of their own."""
+    """Requests with prompts of their own, and answers of half to one and a half of the tokens.
+
+    Answers of one length would end together, and all places become free at once.
+    """
     address = Address(server.ports.http)
     words = generation.prompts(PROMPT_WORDS, seed)
+    lengths = random.Random(seed)
 
     def request(_: int) -> bytes:
-        return with_headers(endpoint.encode(address, next(words), tokens), headers)
+        length = tokens + lengths.randint(-tokens // 2, tokens // 2)
+        return with_headers(endpoint.encode(address, next(words), length), headers)
 
     return request
 

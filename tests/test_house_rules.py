@@ -301,6 +301,15 @@ def docstrings(text: str) -> Iterator[str]:
             yield str(node.value.value)
 
 
+def texts(text: str) -> Iterator[str]:
+    """Every other string with words: of log lines, errors, help texts and answers."""
+    tree = ast.parse(text)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in alone and " " in str(node.value):
+            yield str(node.value)
+
+
 def comments(text: str) -> Iterator[str]:
     """The comments of a module; consecutive lines are one."""
     lines: list[str] = []
@@ -322,18 +331,20 @@ def prose_files() -> list[Path]:
 
 
 def offences_of_prose() -> Iterator[str]:
-    """The module or page and the text of each forbidden form in docstrings, comments and pages."""
+    """The module or page and the text of each forbidden form; of tests not in their strings."""
     for path in prose_files():
         text = path.read_text()
         if not FORBIDDEN_PROSE.search(" ".join(text.replace("#", " ").split())):
             continue  # parsing takes ten times as long
-        for prose in (*docstrings(text), *comments(text)):
+        strings = () if path.is_relative_to(ROOT / "tests") else texts(text)
+        for prose in (*docstrings(text), *comments(text), *strings):
             for found in FORBIDDEN_PROSE.finditer(CODE.sub("", " ".join(prose.split()))):
                 yield f"{named(path)}: {found[0]}"
-    for root in ("gateway", "backends", "loadtests", "tests"):
-        for path in sorted(files(root, "*.md")):
-            for found in FORBIDDEN_PROSE.finditer(CODE.sub("", path.read_text())):
-                yield f"{named(path)}: {found[0]}"
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    pages += [each for top in (*FOLDERS, "tests", "deploy") for each in sorted(files(top, "*.md"))]
+    for path in pages:
+        for found in FORBIDDEN_PROSE.finditer(CODE.sub("", path.read_text())):
+            yield f"{named(path)}: {found[0]}"
 
 
 def asking_docstrings() -> Iterator[str]:

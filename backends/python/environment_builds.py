@@ -65,7 +65,7 @@ class KeptFolders:
         except OSError as error:
             raise InferenceError(
                 Code.UNAVAILABLE,
-                f"the folder of environments beside the stored models cannot be used: "
+                f"the folder of environments next to the stored models cannot be used: "
                 f"{error.strerror or type(error).__name__}",
             ) from error
         return folder

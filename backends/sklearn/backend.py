@@ -85,7 +85,7 @@ class SklearnBackend(Backend):
         if file.suffix in PICKLES and not switch(self.settings, ALLOW_PICKLE, default=False):
             raise InferenceError(
                 Code.INVALID_ARG,
-                f"model '{config.name}': '{file.name}' is a pickle, and loading one runs whatever "
+                f"model '{config.name}': '{file.name}' is a pickle, and loading one runs any "
                 "program it holds; save it by skops, or convert it to ONNX, or start with "
                 f"--backend-config=sklearn,{ALLOW_PICKLE}=true",
             )

@@ -301,7 +301,7 @@ def _choose(runtime: Any, dla_core: int, subject: Subject) -> None:
     if dla_core >= runtime.num_DLA_cores:
         raise InferenceError(
             Code.INVALID_ARG,
-            f"unable to load model '{subject.model}': there is no DLA core {dla_core} beside GPU "
+            f"unable to load model '{subject.model}': there is no DLA core {dla_core} on GPU "
             f"{subject.device}, TensorRT finds {runtime.num_DLA_cores}; correct "
             "`secondary_devices` of its instance_group",
         )

@@ -137,7 +137,7 @@ class Conversation:
             )
         if history.cut:
             raise invalid(
-                f"{self._title} cannot go on: its latest answer was too long to be remembered "
+                f"{self._title} cannot continue: its latest answer was too long to be remembered "
                 f"(a conversation may have {self._budget.limits.each} bytes, all of them together "
                 f"{self._budget.limits.total}); begin anew with 'sequence_start'"
             )

@@ -129,7 +129,7 @@ class ReplicaConnection:
         return asyncio.get_running_loop().time() - channel.heard_at
 
     def serves(self, key: Key) -> bool:
-        """Whether it takes new requests of a model."""
+        """Whether the replica accepts new requests of a model."""
         return self.state is ReplicaState.READY and self.continues(key)
 
     def continues(self, key: Key) -> bool:

@@ -173,7 +173,7 @@ class KeyIndex:
 
     @property
     def left_out(self) -> int:
-        """Announced keys for which the index has no room."""
+        """The number of announced keys beyond the capacity of the index."""
         return sum(self._left_out.values())
 
     def announce(self, replica_id: str, changes: KeyChanges) -> None:

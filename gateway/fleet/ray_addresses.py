@@ -121,7 +121,7 @@ def _log(table: RayTable, logged: dict[str, str]) -> None:
         if logged.get(model) == reason:
             continue
         if model:
-            log.warning("replicas lack", extra={"model": model, "reason": reason})
+            log.warning("replicas missing", extra={"model": model, "reason": reason})
         else:
             log.error("replicas not known", extra={"reason": reason})
     logged.clear()

@@ -119,7 +119,7 @@ class FleetRollouts(ChangeableRollouts):
                 of_model.evidence.take(self._heard.evidence(model, of_model.evidence_id))
 
     def save(self) -> None:
-        """Keep what has changed, and open rollouts each SAVE_SECS; a failure is tried again."""
+        """Save what has changed, and open rollouts every SAVE_SECS; a failure is retried."""
         now = self._clock()
         for model, each in self._models.items():
             is_open = each.open is not None and model in self._present

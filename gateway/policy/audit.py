@@ -70,7 +70,7 @@ class AuditLog:
 
     @property
     def failures(self) -> int:
-        """Changes without a line: the disk was full, or too slow."""
+        """The number of changes without a line, since the disk was full or too slow."""
         return self._file.failures
 
     def add(

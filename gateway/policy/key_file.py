@@ -253,7 +253,7 @@ def _check_fields(fields: Any, kind: str, where: str) -> None:
 
 
 def _of_both(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The rights in a table, which keys and certificates have."""
+    """The rights in the table of a key or a certificate."""
     roles = frozenset(_roles(fields.get("roles", [Role.INFER]), f"{where}: 'roles'"))
     globs = fields.get("models")
     models = [] if globs is None else _globs(globs, roles, f"{where}: 'models'")

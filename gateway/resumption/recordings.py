@@ -154,7 +154,7 @@ class Recordings:
         if event is None or found is None or known != (place, tenant_of(caller)):
             raise InferenceError(
                 Code.NOT_FOUND,
-                "there is no such stream to go on with here: it has expired, or it was asked for "
+                "there is no such stream to continue here: it has expired, or it was asked for "
                 "elsewhere, or it was not resumable",
             )
         reader = RecordingReader(found, event.number, caller)

@@ -36,7 +36,7 @@ async def watch_golden(
         try:
             failure = await _first_failure(requests, candidate, find)
         except Exception:  # around one round: the rollout and the server continue
-            log.exception("golden requests not asked", extra=_about(candidate))
+            log.exception("golden requests not sent", extra=_about(candidate))
         else:
             if _candidate(of_model, evidence) is candidate and requests:
                 _count(of_model, evidence, failure)

@@ -205,7 +205,7 @@ class Rollout(msgspec.Struct, kw_only=True):
         self._note(self.state, SERVER, reason)
 
     def supersede(self, reason: str) -> None:
-        """End it, since another one takes its place."""
+        """End the rollout, since another one replaces it."""
         self._end(RolloutState.SUPERSEDED, SERVER, reason)
 
     def fail(self, reason: str) -> None:

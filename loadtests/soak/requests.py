@@ -233,7 +233,7 @@ CANCELLED = re.compile("cancelled|CANCELLED|canceled", re.IGNORECASE)
 DROPPED = "--resumable-buffer-size"
 """An event that was dropped because its stream exceeded the buffer."""
 
-EXPIRED = "no such stream to go on with"
+EXPIRED = "no such stream to continue"
 """A client whose frontend was killed may resume late."""
 
 LOST = re.compile(

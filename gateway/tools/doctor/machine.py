@@ -71,7 +71,7 @@ def shared_memory(folder: Path) -> Finding:
         return Finding(what, text, Health.CANNOT, f"mount a tmpfs there; {more}")
     text = f"{size(usage.free)} of {size(usage.total)} free"
     if usage.free < LITTLE_SHARED:
-        return Finding(what, text, Health.WARNING, f"remove what is left there, or {more}")
+        return Finding(what, text, Health.WARNING, f"remove old files there, or {more}")
     if not os.access(folder, os.W_OK):
         return Finding(what, f"{text}, not writable", Health.CANNOT, f"chmod 1777 {folder}")
     return Finding(what, text)

@@ -72,7 +72,7 @@ def test_a_pickle_needs_permission(save: Save, name: str, settings: dict[str, st
     error = refusal(config, folder, **settings)
     assert error.code is Code.INVALID_ARG
     assert error.message == (
-        f"model 'm': '{name}' is a pickle, and loading one runs whatever program it holds; save "
+        f"model 'm': '{name}' is a pickle, and loading one runs any program it holds; save "
         "it by skops, or convert it to ONNX, or start with "
         "--backend-config=sklearn,allow-pickle=true"
     )

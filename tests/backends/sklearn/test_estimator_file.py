@@ -56,7 +56,7 @@ def test_types_that_are_not_trusted_are_named(program: Program, save: Save) -> N
     own = f"{OwnScaler.__module__}.OwnScaler"
     assert str(refusal.value) == (
         f"model 'm': 'model.skops' holds types that are not trusted: {own}; list them in the "
-        "parameter 'trusted_types' if you know who made it"
+        "parameter 'trusted_types' if you know its origin"
     )
     assert refusal.value.code == "INVALID_ARG"
     assert program.saved(folder, f"a.B, {own}").factor == 3.0

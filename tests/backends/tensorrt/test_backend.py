@@ -133,7 +133,7 @@ async def test_each_dla_core_has_an_engine_of_its_own(load: Load, world: Any) ->
     [
         (
             (2,),
-            "unable to load model 'm': there is no DLA core 2 beside GPU 0, TensorRT finds 2; "
+            "unable to load model 'm': there is no DLA core 2 on GPU 0, TensorRT finds 2; "
             "correct `secondary_devices` of its instance_group",
         ),
         (

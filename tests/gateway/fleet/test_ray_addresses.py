@@ -69,9 +69,9 @@ async def test_a_child_process_is_restarted_and_makes_the_controller_once(
         (each.message, vars(each).get("model"), vars(each)["reason"]) for each in caplog.records
     ]
     assert said == [
-        ("replicas lack", "m", "no node has 8 GPU"),
+        ("replicas missing", "m", "no node has 8 GPU"),
         ("replicas not known", None, f"{CHILD} ended with status 0"),
-        ("replicas lack", "m", "no node has 8 GPU"),
+        ("replicas missing", "m", "no node has 8 GPU"),
     ]
 
 

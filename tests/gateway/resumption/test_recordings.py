@@ -19,7 +19,7 @@ from tests.gateway.resumption.conftest import PLACE, Keep, Llm
 KEY = Key.of("key", PLACE, [b"hello"])
 LIMIT = 10_000
 EACH = LIMIT + RECORDING_BYTES
-UNKNOWN = "there is no such stream to go on with here"
+UNKNOWN = "there is no such stream to continue here"
 
 
 # Coming back by token.

@@ -72,7 +72,7 @@ async def test_a_round_with_a_fault_is_logged_and_the_next_one_counts(
     write_golden(server.folder / "m", "answer", golden)
     with monkeypatch.context() as patched:
         patched.setattr("gateway.rollouts.golden_watch.cosine", faulty)
-        await until_logged(server, caplog, "golden requests not asked")
+        await until_logged(server, caplog, "golden requests not sent")
     assert server.place == ("baking", 100)
     write_golden(server.folder / "m", "answer", expecting("other"))
     await until_place(server, "rolled_back")

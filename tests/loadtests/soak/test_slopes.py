@@ -54,9 +54,8 @@ def test_a_line_has_the_slope_of_its_values() -> None:
 
 def test_a_table_that_grows_and_keeps_what_has_ended_is_a_leak() -> None:
     found = readings(a=10, b=0)
-    assert growing(found, last(found)) == [
-        f"a: {rows(found)['a'].split()[0][1:]} more in ten minutes, {last(found)['a']:,.0f} without clients"
-    ]
+    grown = f"{rows(found)['a'].split()[0][1:]} more in ten minutes"
+    assert growing(found, last(found)) == [f"a: {grown}, {last(found)['a']:,.0f} without clients"]
 
 
 def test_a_table_that_varies_is_none() -> None:

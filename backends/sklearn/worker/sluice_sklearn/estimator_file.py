@@ -60,7 +60,7 @@ class EstimatorFile:
             unknown = sorted(set(io.get_untrusted_types(file=self._path)) - trusted)
             raise self._refusal(
                 f"holds types that are not trusted: {', '.join(unknown)}; list them in the "
-                f"parameter '{TRUSTED_TYPES}' if you know who made it"
+                f"parameter '{TRUSTED_TYPES}' if you know its origin"
             ) from None
 
     def _refuse_other_version(self, warned: Sequence[Any]) -> None:

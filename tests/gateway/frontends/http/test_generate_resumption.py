@@ -32,7 +32,7 @@ LLM = replace(TEXT, name="llm", model_transaction_policy=DECOUPLED)
 SETTINGS = HttpSettings(max_input_size=1000, first_response_secs=60.0, keep_alive_secs=60.0)
 STREAM = "/v2/models/llm/generate_stream"
 WORDS = ["a", "b", "c", "d"]
-UNKNOWN = b'{"error":"there is no such stream to go on with here: it has expired, or it was asked '
+UNKNOWN = b'{"error":"there is no such stream to continue here: it has expired, or it was asked '
 EVENT = re.compile(rb'id: ([\w-]+)\.(\d+)\ndata: \{.*?"text_output":"(\w*)"\}\n\n')
 
 
