@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -43,7 +43,7 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
 ALL_VERSIONS = "version_policy { all {} }\n"
 OF_TENSORS = ("errors", "slow_first_response", "slow", "empty", "nan")
 OF_TEXTS = ("errors", "slow_first_response", "slow_tokens", "long_output", "finish:abort")
-LEAST_RATE, MOST_LATENCY, MOST_REQUESTS = 0.97, 1.05, 100
+LEAST_RATE, MOST_SPENT, MOST_LATENCY, MOST_REQUESTS = 0.97, 1.03, 1.05, 100
 SHADOW_CPUS = 4
 """One each for the client, the server and both versions: the bound of `shadow` needs them."""
 PYTHON, LLM = "plus_one", "llm"
@@ -55,6 +55,8 @@ class TritonPythonModel:
 """
 LOAD = Load(streams=16, requests=4, max_tokens=64)
 PROMPT_WORDS = 16
+MEASURED = 4
+"""Loads of a server in a round, behind one that is not measured."""
 GIVEN_UP = 5000
 """Requests without a roll-back."""
 
@@ -83,11 +85,11 @@ class Side:
         return Contender(self.name, launch)
 
     def steps(self) -> Sequence[Step]:
-        """The second version, the load twice, and a look at the rollout."""
+        """The second version, the loads, and a look at the rollout."""
         return [
             ("version 2", self._add_version),
             ("warm-up", partial(_unmeasured, self.ask)),
-            ("requests", self.ask),
+            *[("requests", self.ask)] * MEASURED,
             ("rollout", self._check),
         ]
 
@@ -125,7 +127,7 @@ def identity(
 def llm(
     asked: argparse.Namespace, folder: Path, console: Console, results: Results
 ) -> Sequence[Finding]:
-    """Streams of a small LLM; without a rollout the client asks both versions in turn."""
+    """Streams of a small LLM; without a rollout the client asks one of both versions at random."""
     line = Line(f"small {LLM}, a rollout at 50 %", "token", LOAD.streams, "stream")
     endpoint = generation.generate(LLM)
     named = [
@@ -169,7 +171,7 @@ def before(
 
     line = Line(f"{start.MODEL}, no rollout", "infer", 1)
     ask = partial(_requests, asked.requests, start.MODEL, line)
-    steps = [("warm-up", partial(_unmeasured, ask)), ("requests", ask)]
+    steps = [("warm-up", partial(_unmeasured, ask)), *[("requests", ask)] * (2 * MEASURED)]
     plan = Plan(
         [Contender(BEFORE, launch), now],
         dict.fromkeys((BEFORE, GATEWAY), steps),
@@ -177,7 +179,12 @@ def before(
         asked.server_cpus,
     )
     results.merge(rounds.run(plan, console))
-    return [_rates(results, line, GATEWAY, BEFORE)]
+    spent = results.ratio(line.processor_time, GATEWAY, BEFORE) or 0.0
+    figure = f"{line.processor_time.unit}, {GATEWAY} over {BEFORE}"
+    return [
+        _rates(results, line, GATEWAY, BEFORE),
+        Finding(figure=figure, value=spent, most=MOST_SPENT),
+    ]
 
 
 def shadow(
@@ -285,11 +292,14 @@ def _requests(count: int, model: str, line: Line, server: Server) -> Mapping[Met
 
 
 def _streams(line: Line, endpoints: Sequence[Endpoint], server: Server) -> Mapping[Metric, float]:
-    """Concurrent streams, whose requests are for the endpoints in turn."""
-    turn = cycle(endpoints)
+    """Concurrent streams, whose requests are for one of the endpoints at random.
+
+    In turn, all streams would ask the same version at a time, and its engine had larger batches.
+    """
+    chosen = random.Random(0)
 
     def encode(address: Address, prompt: str, tokens: int) -> bytes:
-        return next(turn).encode(address, prompt, tokens)
+        return chosen.choice(endpoints).encode(address, prompt, tokens)
 
     words = generation.prompts(PROMPT_WORDS, generation.WARM_UP_SEED)
     with spending(server.pid) as spent:
