@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -51,6 +51,8 @@ class ModelStatus:
 read_status = msgspec.json.Decoder(tuple[ModelStatus, ...]).decode
 REACHED_SECS = 5.0
 """A replica that is ready for this time has been found by routers: it replaces others."""
+MOST_READINGS = 4
+"""Readings of the files in a decision: each follows the rollouts that the last one has changed."""
 
 
 class Cluster(RolloutStore, Protocol):
@@ -159,11 +161,14 @@ class Controller:
             name: since for name, since in self._ready_since.items() if name in names
         }
         self._reached &= names
-        self._models = [
+        models = sorted(files.keys() | {each.model for each in left})
+        found = [
             self._tend(model, files.get(model), [r for r in left if r.model == model], leaving)
-            for model in sorted(files.keys() | {each.model for each in left})
+            for model in models
         ]
         self.rollouts.save()
+        # A change is answered once the cluster has it.
+        self._models = [replace(each, rollout=self._news(each.model)) for each in found]
 
     def _advance(self) -> None:
         """Pass the time of rollouts since the last decision, with the replicas of that one."""
@@ -183,19 +188,20 @@ class Controller:
         descriptions: dict[str, set[str]] = {}
         for each in seen:
             descriptions.setdefault(each.model, set()).add(each.description)
+        files: Mapping[str, ModelFiles | str] = {}
         try:
-            found = self._read(left_out := self.rollouts.left_out)
-            held = self.rollouts.read(found)
-            if self.rollouts.left_out != left_out:
+            for _ in range(MOST_READINGS):
                 found = self._read(left_out := self.rollouts.left_out)
-            self.rollouts.follow({**found, **held}, descriptions)
-            if self.rollouts.left_out != left_out:
+                files = {**found, **self.rollouts.read(found)}
+                if self.rollouts.left_out == left_out:
+                    self.rollouts.follow(files, descriptions)
+                if self.rollouts.left_out == left_out:
+                    break
                 # They were read with versions that are candidates, or refused, from now on.
-                found = self._read(self.rollouts.left_out)
         except InferenceError as error:
             known = self._tended.keys() | {each.model for each in seen}
             return dict.fromkeys(known, error.message)
-        return {**found, **held}
+        return files
 
     def _notice(self, replica: ReplicaView) -> None:
         """Remove a replica that has ended; remember whether routers have reached it."""
@@ -246,8 +252,11 @@ class Controller:
             refusal=trouble if cannot_start and not phases & WORKING else "",
             known=self.heard.known(model, description),
             candidate=tended.candidate,
-            rollout=RolloutNews() if of_model is None else of_model.news(),
         )
+
+    def _news(self, model: str) -> RolloutNews:
+        of_model = self.rollouts.of(model)
+        return RolloutNews() if of_model is None else of_model.news()
 
     def _scale(
         self,

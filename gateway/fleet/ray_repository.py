@@ -9,11 +9,11 @@ from typing import NamedTuple
 from gateway.config import ModelConfig
 from gateway.config.pbtxt import parse, to_text
 from gateway.errors import Code, InferenceError
-from gateway.models.engine_spread import FILE, engine_spread
+from gateway.models.engine_spread import engine_file, engine_spread
 from gateway.models.model_folder import NO_VERSIONS, PLAN_FILE, Versions, select_versions
 from gateway.models.registry import members
 from gateway.models.replicas import OF_CONTROLLER, ReplicaRules
-from gateway.models.repository import ModelEntry, ModelRepository
+from gateway.models.repository import ConfigFile, ModelEntry, ModelRepository
 from gateway.rollouts.guardrails import DIFFERS, GOLDEN
 from gateway.rollouts.plan import RolloutPlan, read_plan
 
@@ -60,6 +60,39 @@ class ModelFiles:
     by_description: Mapping[str, int] = field(default_factory=dict)
 
 
+class _Content(NamedTuple):
+    """The content of a model's folder, from which its rules follow.
+
+    `engines` are the `model.json` of its versions, None for a missing one, or the reason why one
+    is unreadable; `plan` is the text of `rollout.json`, and `plan_refusal` that reason.
+    """
+
+    entry: ModelEntry
+    config: ConfigFile
+    engines: Mapping[int, bytes | str | None]
+    plan: str
+    plan_refusal: str
+
+    def engine(self, _entry: ModelEntry, version: int) -> bytes | None:
+        """See `engine_file`."""
+        found = self.engines[version]
+        if isinstance(found, str):
+            raise InferenceError(Code.INVALID_ARG, found)
+        return found
+
+    def described(self, version: int) -> bytes:
+        """The part of a version in a description."""
+        found = self.engines[version]
+        return found if isinstance(found, bytes) else b""
+
+
+class _Unread(NamedTuple):
+    """The error in place of a content."""
+
+    code: Code
+    message: str
+
+
 class _Parsed(NamedTuple):
     """A configuration; `described` is what replicas of equal descriptions have in common."""
 
@@ -79,7 +112,8 @@ class Repository:
     """The files of every model of the repositories, read again at each call.
 
     Changed files hold once two readings in a row have them: a file may be read half written. One
-    with other versions left out follows the last one at once, and is none of the two.
+    with other versions left out is none of the two. The versions that are left out have an effect
+    at once, on the files that hold.
 
     The description of a model is a digest of its configuration, without the parameters that only
     the controller reads, of the versions that its policy selects, and of the arguments of their
@@ -91,24 +125,23 @@ class Repository:
         self._repository = ModelRepository([Path(each) for each in paths], config_name)
         self._parsed: dict[str, _Parsed] = {}
         self._left_out = LeftOut()
-        self._read_before: Mapping[str, ModelFiles | str] = {}
-        self._settled: Mapping[str, ModelFiles | str] = {}
+        self._read_before: Mapping[str, _Content | _Unread] = {}
+        self._settled: dict[str, _Content | _Unread] = {}
 
     def files(self, left_out: LeftOut) -> Mapping[str, ModelFiles | str]:
         """The files of each model, or the reason why they cannot be read."""
         names = self._repository.names()
         self._parsed = {name: self._parsed[name] for name in names if name in self._parsed}
-        before, found = self._read_before, {name: self._files(name, left_out) for name in names}
-        is_same, self._left_out = left_out == self._left_out, left_out
+        before, found = self._read_before, {name: self._read(name) for name in names}
+        is_second, self._left_out = left_out == self._left_out, left_out
         self._read_before = found
         self._settled = {
             name: each
-            if name not in before
-            or (each == before[name] if is_same else _has_same_files(self._settled[name], each))
+            if name not in before or (is_second and each == before[name])
             else self._settled[name]
             for name, each in found.items()
         }
-        return self._settled
+        return {name: self._files(name, left_out) for name in names}
 
     def describe(self, name: str, left_out: Versions) -> str:
         """The description of a model; raises InferenceError."""
@@ -116,16 +149,15 @@ class Repository:
 
     def _files(self, name: str, left_out: LeftOut) -> ModelFiles | str:
         try:
-            parsed, entry = self._read(name), self._repository.find(name)
-            config = parsed.config
-            selectable = _without(entry, left_out.refused)
-            plan, plan_refusal = _plan(entry)
+            content = self._content(name)
+            parsed, entry = self._parse(content), content.entry
+            plan, plan_refusal = _plan(content)
             has_candidate = name in left_out.candidates
             return ModelFiles(
-                rules=self._rules(config, entry, left_out.without(name)),
-                kept=self._rules(config, entry, left_out.without()) if has_candidate else None,
-                selected=_selected(config, selectable),
-                stamps={each: self._stamp(entry, each) for each in entry.available},
+                rules=self._rules(content, left_out.without(name)),
+                kept=self._rules(content, left_out.without()) if has_candidate else None,
+                selected=_selected(parsed.config, _without(entry, left_out.refused)),
+                stamps={each: _stamp(parsed, content, each) for each in entry.available},
                 config=_digest(parsed.text),
                 plan=plan,
                 plan_refusal=plan_refusal,
@@ -134,9 +166,10 @@ class Repository:
         except InferenceError as error:
             return error.message
 
-    def _rules(self, config: ModelConfig, entry: ModelEntry, left_out: Versions) -> ReplicaRules:
-        spread = engine_spread(config, _without(entry, left_out))
-        group = self._group(entry.name, left_out)
+    def _rules(self, content: _Content, left_out: Versions) -> ReplicaRules:
+        config, name = self._parse(content).config, content.entry.name
+        spread = engine_spread(config, _without(content.entry, left_out), content.engine)
+        group = self._group(name, left_out)
         rules = ReplicaRules.read(config, spread)
         return replace(rules, description=group.description, left_out=group.left_out)
 
@@ -144,14 +177,14 @@ class Repository:
         names, described = [name], []
         for each in names:  # members are added meanwhile
             try:
-                found = self._read(each)
-                entry = _without(self._repository.find(each), left_out)
+                content = self._content(each)
             except InferenceError as error:
                 if each == name or error.code is not Code.NOT_FOUND:
                     raise
                 continue  # the replica names the member that is missing
-            versions = _selected(found.config, entry)
-            engines = [_engine_file(entry, version) for version in versions]
+            found = self._parse(content)
+            versions = _selected(found.config, _without(content.entry, left_out))
+            engines = [content.described(version) for version in versions]
             described.append((each, found.described, versions, engines))
             names += [member for member in members(found.config) if member not in names]
         return _Group(
@@ -166,12 +199,30 @@ class Repository:
             found[self.describe(entry.name, {entry.name: above} if above else {})] = version
         return found
 
-    def _stamp(self, entry: ModelEntry, version: int) -> str:
-        described = self._read(entry.name).described
-        return _digest((described, version, _engine_file(entry, version)))
+    def _content(self, name: str) -> _Content:
+        """The content of a model that holds; raises InferenceError."""
+        found = self._settled.get(name)
+        if found is None:
+            found = self._settled[name] = self._read(name)
+        if isinstance(found, _Unread):
+            raise InferenceError(*found)
+        return found
 
-    def _read(self, name: str) -> _Parsed:
-        file = self._repository.config_file(name)
+    def _read(self, name: str) -> _Content | _Unread:
+        """The content of a model now."""
+        try:
+            entry = replace(self._repository.find(name), ignored=())
+            config = self._repository.config_file(name)
+            engines = {version: _engine(entry, version) for version in entry.available}
+        except InferenceError as error:
+            return _Unread(error.code, error.message)
+        try:
+            return _Content(entry, config, engines, entry.text(PLAN_FILE), "")
+        except InferenceError as error:
+            return _Content(entry, config, engines, "", error.message)
+
+    def _parse(self, content: _Content) -> _Parsed:
+        name, file = content.entry.name, content.config
         known = self._parsed.get(name)
         if known is None or known.text != file.text:
             config = replace(parse(file.text, file.source), name=name)
@@ -180,14 +231,6 @@ class Repository:
             described = to_text(replace(config, parameters=others))
             known = self._parsed[name] = _Parsed(file.text, config, described)
         return known
-
-
-def _has_same_files(before: ModelFiles | str, now: ModelFiles | str) -> bool:
-    """Whether the files are the same, while other versions may be left out."""
-    if isinstance(before, str) or isinstance(now, str):
-        return False
-    pairs = ((each.config, each.stamps, each.plan, each.plan_refusal) for each in (before, now))
-    return next(pairs) == next(pairs)
 
 
 def _without(entry: ModelEntry, left_out: Versions) -> ModelEntry:
@@ -200,17 +243,16 @@ def _selected(config: ModelConfig, entry: ModelEntry) -> tuple[int, ...]:
     return select_versions(config.version_policy, entry.available, entry.left_out)
 
 
-def _plan(entry: ModelEntry) -> tuple[RolloutPlan | None, str]:
+def _plan(content: _Content) -> tuple[RolloutPlan | None, str]:
     """The plan of a model, and the reason why it cannot be read."""
+    if content.plan_refusal or not content.plan:
+        return None, content.plan_refusal
     try:
-        text = entry.text(PLAN_FILE)
-        if not text:
-            return None, ""
-        plan = read_plan(text)
+        plan = read_plan(content.plan)
         refuse_unsupported(plan, PLAN_FILE)
-        return plan, ""
     except InferenceError as error:
         return None, error.message
+    return plan, ""
 
 
 def refuse_unsupported(plan: RolloutPlan, where: str) -> None:
@@ -222,11 +264,15 @@ def refuse_unsupported(plan: RolloutPlan, where: str) -> None:
         raise InferenceError(Code.UNSUPPORTED, text)
 
 
-def _engine_file(entry: ModelEntry, version: int) -> bytes:
+def _engine(entry: ModelEntry, version: int) -> bytes | str | None:
     try:
-        return (entry.path / str(version) / FILE).read_bytes()
-    except OSError:
-        return b""
+        return engine_file(entry, version)
+    except InferenceError as error:
+        return error.message
+
+
+def _stamp(parsed: _Parsed, content: _Content, version: int) -> str:
+    return _digest((parsed.described, version, content.described(version)))
 
 
 def _digest(described: object) -> str:

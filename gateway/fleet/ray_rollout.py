@@ -29,13 +29,14 @@ MOST_SHOWN = 100
 class FleetRecord(RolloutRecord, kw_only=True):
     """The rollouts of one model on Ray, as they are in the state of the cluster.
 
-    `weight` is that of routers. Replicas of the version from which a promotion takes requests have
-    the description `leaving`, until there are enough other ones. `answers` are those to the latest
+    `weight` is that of routers. Replicas of the candidate have the description `candidate`; it is
+    `promoted` after a promotion, until there are enough of them. `answers` are those to the latest
     requests, by their ids.
     """
 
     weight: float = 0.0
-    leaving: str = ""
+    candidate: str = ""
+    promoted: str = ""
     answers: dict[str, RolloutAnswer] = msgspec.field(default_factory=dict)
 
 
@@ -64,8 +65,7 @@ class FleetRollout(RolloutLedger):
     def candidates(self) -> Set[int]:
         """The versions that replicas of stable do not load."""
         rollout, files = self.open, self._files
-        is_held = files is not None and files.plan_refusal and self.record.stable
-        if rollout is None and not is_held:
+        if rollout is None and not self._is_held:
             return frozenset()
         stable = self.record.stable if rollout is None else rollout.stable
         above = () if files is None else files.stamps
@@ -87,38 +87,48 @@ class FleetRollout(RolloutLedger):
         if (rollout := self.open) is not None:
             self._compare(rollout, highest, files.stamps)
         has_plan = files.plan is not None or bool(files.plan_refusal)
-        if self.open is None and not (files.plan_refusal and record.stable):
+        if self.open is None and not self._is_held:
             is_new = record.stable in files.stamps and record.stable < highest
             if is_new and files.plan is not None:
                 self.begin(record.stable, highest, files.plan, files.stamps)
             else:
+                record.promoted = record.promoted if record.stable == highest else ""
                 record.stable = highest
         elif self.open is not None and self.open.candidate not in files.selected:
             self.open.abort(SERVER, f"the policy selects version {self.open.candidate} no more")
         has_changed = before != (record.bad, record.stable) if self.is_kept else has_plan
         self.dirty = self.dirty or has_changed
-        self.description = "" if self.open is None else files.rules.description
+        self.description = record.candidate = "" if self.open is None else files.rules.description
         self.changed()
 
     def begin(
         self, stable: int, candidate: int, plan: RolloutPlan, stamps: Mapping[int, str]
     ) -> Rollout:
         """See `RolloutLedger`."""
-        self.record.weight, self.record.leaving = 0.0, ""
-        return super().begin(stable, candidate, plan, stamps)
+        self.record.weight, self.record.candidate, self.record.promoted = 0.0, "", ""
+        begun = super().begin(stable, candidate, plan, stamps)
+        # It is no loss that there is no replica yet.
+        begun.candidate_able = False
+        return begun
 
     def start(self, request: ReadBeginning, by: str) -> None:
-        """Begin a rollout of the highest version, or one that waits; raises InferenceError."""
+        """Begin a rollout of the highest version, or one that waits; raises InferenceError.
+
+        Its first step begins once routers have reached the replicas of the candidate.
+        """
         version, reason = request.beginning.version, request.beginning.reason
         rollout, files = self.open, self._files
         if rollout is not None:
-            if rollout.candidate != version:
-                text = f"a rollout of version {rollout.candidate} is {rollout.state}"
-                raise InferenceError(Code.ALREADY_EXISTS, f"{text}; promote or abort it first")
-            rollout.start(by, reason)
-            self.changed()
+            is_waiting = rollout.state is RolloutState.WAITING
+            is_manual = is_waiting and rollout.plan.start is PlanStart.MANUAL
+            if rollout.candidate != version or not is_manual:
+                self.require_none_open()
+            rollout.plan = msgspec.structs.replace(rollout.plan, start=PlanStart.AUTOMATIC)
+            rollout.by, rollout.reason, self.dirty = by, reason, True
             return
-        if files is None or version not in files.stamps:
+        if files is None:
+            raise InferenceError(Code.UNAVAILABLE, "the files of the model have not been read yet")
+        if version not in files.stamps:
             raise InferenceError(Code.NOT_FOUND, f"the model has no version {version}")
         if version < max((*files.selected, self.record.stable)) or version == self.record.stable:
             text = f"version is {version}, expected one above {self.record.stable} on Ray"
@@ -127,6 +137,9 @@ class FleetRollout(RolloutLedger):
             text = f"version {version} was rolled back, and has the same files"
             text += "; start it again with 'again' (--again)"
             raise InferenceError(Code.INVALID_ARG, text)
+        if self.record.promoted:
+            text = f"version {self.record.stable} was promoted, and has not all replicas yet"
+            raise InferenceError(Code.UNAVAILABLE, f"{text}; start version {version} afterwards")
         own = {**request.plan, "start": PlanStart.AUTOMATIC}
         read = changed_plan(files.plan or RolloutPlan(), own, "request")
         refuse_unsupported(read, "request")
@@ -169,11 +182,12 @@ class FleetRollout(RolloutLedger):
         usable = [each.description for each in replicas if each.name in reached]
         if self.open is not None and self.description:
             self.record.weight = self._weight(self.open, usable, self.split(wanted))
-        elif self.record.leaving:
-            kept = usable.count(self.record.leaving)
-            share = min(1.0, (len(usable) - kept) / max(1, wanted)) if kept else 1.0
+        elif self.record.promoted and self._files is not None:
+            own = {self.record.promoted, self._files.rules.description}
+            new = sum(each in own for each in usable)
+            share = min(1.0, new / max(1, wanted)) if new < len(usable) else 1.0
             self.record.weight = ALL * share
-            self.record.leaving = self.record.leaving if share < 1 else ""
+            self.record.promoted = self.record.promoted if share < 1 else ""
         self.dirty = self.dirty or weight != self.record.weight
 
     def changed(self) -> None:
@@ -182,9 +196,8 @@ class FleetRollout(RolloutLedger):
         if rollout is None:
             return
         if self._note(rollout) and not rollout.open:
-            kept = None if self._files is None else self._files.kept
-            if rollout.state is RolloutState.PROMOTED and kept is not None:
-                self.record.leaving = kept.description
+            if rollout.state is RolloutState.PROMOTED:
+                self.record.promoted = self.record.candidate
             self._settle(rollout, {} if self._files is None else self._files.stamps)
             self._refuse_loser(rollout)
             self.description = ""
@@ -194,10 +207,11 @@ class FleetRollout(RolloutLedger):
     # Routers.
 
     def news(self) -> RolloutNews:
-        """The rollouts for routers."""
+        """The rollouts for routers, with the answers to changes that are kept."""
         rollout, evidence = self.record.rollout, self.evidence
+        answers = {} if self.dirty else self.record.answers
         if rollout is None:
-            return RolloutNews(state=self.describe(), answers=self.record.answers)
+            return RolloutNews(state=self.describe(), answers=answers)
         return RolloutNews(
             state=self.describe(),
             history=tuple(self.history[-MOST_SHOWN:]),
@@ -206,7 +220,7 @@ class FleetRollout(RolloutLedger):
             evidence="" if evidence is None else self.evidence_id,
             guardrails=rollout.plan.guardrails,
             heard={} if evidence is None else evidence.heard,
-            answers=self.record.answers,
+            answers=answers,
         )
 
     @property
@@ -216,7 +230,7 @@ class FleetRollout(RolloutLedger):
 
     def _shares(self, rollout: Rollout) -> Shares | None:
         keys, salt = rollout.plan.key, self.record.salt
-        if rollout.open or self.record.leaving:
+        if rollout.open or self.record.promoted:
             return Shares(rollout.stable, rollout.candidate, self.record.weight, keys, salt)
         stable = self.record.stable
         other = rollout.stable if stable == rollout.candidate else rollout.candidate
@@ -225,6 +239,15 @@ class FleetRollout(RolloutLedger):
         return Shares(stable, other, 0.0, keys, salt)
 
     # Parts.
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether versions above stable wait: for a plan, or for the roll of a promotion."""
+        record, files = self.record, self._files
+        if files is None:
+            return False
+        is_rolling = files.plan is not None and record.stable in files.stamps
+        return bool((record.promoted and is_rolling) or (record.stable and files.plan_refusal))
 
     def _note_able(
         self,

@@ -30,7 +30,8 @@ class RolloutLedger(ABC):
         self.dirty = False
         self.encodings = 0
         self._noted = noted
-        self._known_transitions = 0 if self.open is None else len(self.open.transitions)
+        rollout = record.rollout
+        self._known_transitions = 0 if rollout is None else len(rollout.transitions)
 
     @property
     def open(self) -> Rollout | None:

@@ -39,6 +39,7 @@ class RollingCluster(FakeCluster):
         self.load_runs = 0
         """Decisions until a replica is ready."""
         self.is_removed = False
+        self.config_refusal = ""
         self._loaded: dict[str, int] = {}
         self.fails_to_write = False
         self.has_ensemble = False
@@ -50,6 +51,8 @@ class RollingCluster(FakeCluster):
         assert isinstance(rules, ReplicaRules)
         if self.is_removed:
             return {}
+        if self.config_refusal:
+            return {"m": self.config_refusal}
         of_model = {"m": self._files(rules, left_out)}
         if not self.has_ensemble:
             return of_model
@@ -164,11 +167,16 @@ class RollingCluster(FakeCluster):
 
     def ask(self, action: RolloutAction, **members: object) -> RolloutAnswer:
         """Let a person change the rollout at a router; the answer of the controller."""
-        number = f"{action}-{self.now}"
-        change = RolloutRequest(number, "m", action, dict(members), "test")
-        self.controller.heard.take("person", RouterNews(changes=(change,)))
+        number = self.send(action, **members)
         self.run()
         return self.news.answers[number]
+
+    def send(self, action: RolloutAction, router: str = "person", **members: object) -> str:
+        """Let a router repeat a change until it sends another one; the id of the change."""
+        number = f"{action}-{router}-{self.now}"
+        change = RolloutRequest(number, "m", action, dict(members), "test")
+        self.controller.heard.take(router, RouterNews(changes=(change,)))
+        return number
 
 
 def _fields(news: EvidenceNews) -> dict[str, object]:

@@ -86,3 +86,18 @@ async def test_a_candidate_that_hangs_takes_no_more_than_it_may_have_in_flight(
     await server.until_versions("1")
     backend.gates["2"].set()
     assert [await soon(read_all(each)) for each in streams[:3]] == [["2"]] * 3
+
+
+@pytest.mark.parametrize("end", ["promote", "abort"])
+async def test_a_rollout_that_has_ended_does_not_end_again_at_the_next_start(
+    starting: Callable[[], Awaitable[RolloutServer]], end: str
+) -> None:
+    first = await starting()
+    await first.publish(2, **HALF)
+    getattr(first.rollouts, end)("m", "cli")
+    await first.until_versions("2" if end == "promote" else "1")
+    history = first.rollouts.history("m")
+    await first.stop()
+    second = await starting()
+    assert (second.versions, second.rollouts.history("m")) == (first.versions, history)
+    assert not second.rollouts.decisions
