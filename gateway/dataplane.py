@@ -153,7 +153,8 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            decides = self.admission is not None and self.admission.decides
+            admission = self.admission
+            decides = admission is not None and (admission.tenants.configured or admission.observed)
             has_account = decides or request.deadline or model.max_wait_ns
             is_noted = model.recorder or self.gen_ai or self.access_log or request.receipt
             if has_account or is_noted:

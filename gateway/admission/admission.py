@@ -5,7 +5,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -74,7 +74,9 @@ class Admission:
 
     `tenants` has the rules, `clock` the time in seconds. The accounts keep their state when rules
     change. `settings` are those of requests with deadlines. `refusals`, by reason, are those of
-    requests whose model is not known; the others are in its statistics.
+    requests whose model is not known; the others are in its statistics. While no tenant has rules
+    and no model is `observed`, `admit` changes nothing, but for a request with a deadline and a
+    model with a default for it.
     """
 
     def __init__(
@@ -86,19 +88,12 @@ class Admission:
     ) -> None:
         self.tenants = tenants
         self._waits = Waits(settings or AdmissionSettings(), tenants)
+        self.observed: Collection[Model] = self._waits.models
         self._clock = clock
         self._jitter = jitter
         self.refusals: Counter[str] = Counter()
         self._accounts: dict[str, _Account] = {}
         self._costs: WeakKeyDictionary[Model, ModelCosts] = WeakKeyDictionary()
-
-    @property
-    def decides(self) -> bool:
-        """Whether a tenant has rules, or a model is observed; else `admit` changes nothing.
-
-        So it is but for a request with a deadline, and a model with a default for it.
-        """
-        return self.tenants.configured or bool(self._waits.models)
 
     def admit(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
         """The tap of a request: its account around the given tap, or that without limits.

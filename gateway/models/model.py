@@ -263,7 +263,8 @@ class Model:
         has_response = cached is not None and cached.lookup.response is not None
         if waking is not None and not has_response:
             waking.check()
-        shared, is_counted = self.fair and in_force(self.fair), limited and not has_response
+        fair, is_counted = self.fair, limited and not has_response
+        shared = fair if fair is not None and fair.tenants.configured else None  # `in_force`
         if is_counted and (shared or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
