@@ -30,6 +30,8 @@ class InferenceError(Exception):
     `dead_instance` is the number of the instance that died while it executed the request; 0 in an
     error of an instance itself, whose number its caller knows. It is None for other errors.
     `lacks_instance`: the request was not executed, because there is no instance.
+    `of_step`: a step of an ensemble failed here, and counts for its model; `after_steps`: other
+    steps had been called before.
     """
 
     def __init__(self, code: Code, message: str) -> None:
@@ -40,6 +42,8 @@ class InferenceError(Exception):
         self.message = message
         self.dead_instance: int | None = None
         self.lacks_instance = False
+        self.of_step = False
+        self.after_steps = False
 
     @property
     def reason(self) -> str:
@@ -52,7 +56,11 @@ class InferenceError(Exception):
         A raised error refers to all frames that it passes: one that a frame keeps would be a cycle
         with their data.
         """
-        return InferenceError(self.code, self.message)
+        return self.within("")
+
+    def within(self, prefix: str) -> "InferenceError":
+        """The same error with a prefix of its text."""
+        return InferenceError(self.code, prefix + self.message)
 
 
 class AnsweredError(InferenceError):
@@ -115,9 +123,9 @@ class Refusal(RefusedError):
         self.refusal_reason = refusal_reason
         self.advice = advice
 
-    def again(self) -> "Refusal":
+    def within(self, prefix: str) -> "Refusal":
         """See `InferenceError`."""
-        return Refusal(self.refusal_reason, self.message, self.advice)
+        return Refusal(self.refusal_reason, prefix + self.message, self.advice)
 
     @property
     def of_caller(self) -> bool:

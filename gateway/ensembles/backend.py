@@ -60,10 +60,11 @@ class EnsembleInstance(Instance):
                     await run.change()
             except InferenceError as error:
                 run.cancel()
-                text = f"in ensemble '{self._name}', {error.message}"
-                failed = InferenceError(error.code, text)
+                failed = error.within(f"in ensemble '{self._name}', ")
                 failed.dead_instance = error.dead_instance
                 failed.lacks_instance = error.lacks_instance and run.calls == 1
+                failed.of_step = True
+                failed.after_steps = error.after_steps or run.calls > 1
                 yield index, failed
             finally:
                 run.cancel()

@@ -27,7 +27,8 @@ def is_failure(error: InferenceError) -> bool:
 
 def lacks_room(error: InferenceError) -> bool:
     """Whether a replica has not executed a request because it has no room for it now."""
-    return isinstance(error, Refusal) and not error.of_caller and not error.lacks_instance
+    is_of_server = isinstance(error, Refusal) and not error.of_caller
+    return is_of_server and not error.lacks_instance and not error.after_steps
 
 
 def is_refused(error: InferenceError, state: ReplicaState | None) -> bool:
@@ -37,5 +38,6 @@ def is_refused(error: InferenceError, state: ReplicaState | None) -> bool:
     """
     is_of_request = isinstance(error, Refusal) and error.of_caller
     is_refusal = isinstance(error, RefusedError) and error.code is Code.UNAVAILABLE
-    has_left = is_refusal and not is_of_request and state is not ReplicaState.READY
+    is_whole = is_refusal and not error.after_steps
+    has_left = is_whole and not is_of_request and state is not ReplicaState.READY
     return error.lacks_instance or has_left

@@ -254,8 +254,8 @@ class ModelStatistics:
         self.failures[FailureReason.REJECTED] += 1
 
     def refuse(self, error: InferenceError) -> None:
-        """Count the error of a request by its reason, if it is a refusal."""
-        if isinstance(error, Refusal):
+        """Count the error of a request by its reason, if it is a refusal of this model itself."""
+        if isinstance(error, Refusal) and not error.of_step:
             self.refusals[error.refusal_reason] += 1
 
     def waste(self, tokens: int) -> None:

@@ -42,6 +42,7 @@ class ErrorMessage(msgspec.Struct, array_like=True, gc=False):
     retries: bool = True
     predicted_wait_secs: Annotated[float, Meta(ge=0)] | None = None
     limit: str = ""
+    after_steps: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -97,6 +98,7 @@ def _written_refusal(error: Refusal, message: str) -> ErrorMessage:
         retries=advice.retries,
         predicted_wait_secs=advice.predicted_wait_secs,
         limit=advice.limit,
+        after_steps=error.after_steps,
     )
 
 
@@ -113,6 +115,7 @@ def error_of(found: ErrorMessage) -> InferenceError:
         error = _kind(found)(found.code, found.message)
     error.dead_instance = found.dead_instance
     error.lacks_instance = found.lacks_instance
+    error.after_steps = found.after_steps
     return error
 
 

@@ -11,6 +11,7 @@ from gateway.admission.timed_request import unreachable
 from gateway.config import ModelConfig
 from gateway.errors import InferenceError, Refusal, RetryLater
 from gateway.fleet import choice
+from gateway.fleet.choice import ReplicaState
 from gateway.messages import SequenceTag
 from gateway.stream import ResponseStream
 from tests.builders import TEXT, soon, text_request
@@ -47,6 +48,25 @@ async def test_a_request_that_a_full_replica_refuses_is_sent_to_another_one(
         assert text(await soon(stream.only())) == b"hello"
     assert sums(routed) == {**NO_SUMS, "requests": 2, "retries": 1}
     assert caplog.messages == []  # there may be thousands in a second
+
+
+@pytest.mark.parametrize("draining", [False, True], ids=["ready", "draining"])
+async def test_a_refusal_behind_steps_of_an_ensemble_is_that_of_the_request(
+    routed: Routed, replicas: list[FakeReplica], *, draining: bool
+) -> None:
+    """The steps may have had effects."""
+    error = RetryLater(FULL, 2.5)
+    error.after_steps = True
+    with routed.dataplane.infer(text_request()) as stream:
+        found, call = await taken(*replicas)
+        if draining:
+            found.offer(*found.offers.models, state=ReplicaState.DRAINING)
+        found.fail(call, error)
+        refusal = await failed(stream)
+    assert isinstance(refusal, RetryLater)
+    assert (refusal.message, refusal.advice.retry_after_secs) == (FULL, 2.5)
+    assert (sums(routed)["retries"], values(routed.dataplane)) == (0, {"refused_total": 1})
+    assert not any(each.calls for each in replicas)
 
 
 async def test_a_replica_that_was_full_gets_no_other_request_for_a_second(

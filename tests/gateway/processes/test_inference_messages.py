@@ -255,6 +255,13 @@ def unable() -> InferenceError:
     return error
 
 
+def behind_steps() -> InferenceError:
+    """The refusal of a later step of an ensemble."""
+    error = RetryLater("the second step is full")
+    error.after_steps = True
+    return error
+
+
 ERRORS = [
     InferenceError(Code.NOT_FOUND, "gone"),
     died("it has ended", 3),
@@ -263,6 +270,7 @@ ERRORS = [
     RefusedError(Code.UNAVAILABLE, "full"),
     RetryLater("one is being started", 40),
     unable(),
+    behind_steps(),
     Refusal(RefusalReason.DEADLINE_EXCEEDED, "late", RetryAdvice(predicted_wait_secs=2.5)),
     Refusal(RefusalReason.RATE_LIMITED, "no", RetryAdvice(retries=False, limit="tokens")),
     Refusal(RefusalReason.DEADLINE_UNREACHABLE, "busy", RetryAdvice(retry_after_secs=0.25)),
