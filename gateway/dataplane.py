@@ -12,6 +12,7 @@ from gateway.admission.deadlines import PARAMETER, timed
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import InferenceError, Refusal, exiting, no_longer_valid
+from gateway.event_loop import LoopWatch
 from gateway.messages import NO_PARAMETERS, WATCHED, InferRequest, InferResponse
 from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.models.index import IndexRow
@@ -97,13 +98,13 @@ class DataPlane:
     ) -> None:
         self.receipts = Receipts() if receipts is None else receipts
         self.threads = threads or request_threads()
-        self.audit = audit
-        self.access_log = access_log
+        self.audit, self.access_log = audit, access_log
         self.fleet: FleetMember | None = None
         self._admission_settings = admission or AdmissionSettings()
         self.admission: Admission | None = None
         self.tracer = tracer or Tracer()
         self.gen_ai: GenAiMetrics | None = None
+        self.loop_watch: LoopWatch | None = None
         self.log = log or Log()
         self.shared_memory = shared_memory or SharedMemory()
         self._control = control
@@ -153,8 +154,7 @@ class DataPlane:
             interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
-            admission = self.admission
-            decides = admission is not None and (admission.tenants.configured or admission.observed)
+            decides = (found := self.admission) and (found.tenants.configured or found.observed)
             has_account = decides or request.deadline or model.max_wait_ns
             is_noted = model.recorder or self.gen_ai or self.access_log or request.receipt
             if has_account or is_noted:

@@ -44,6 +44,9 @@ class LoopWatch:
     A late timer is logged when it runs, and at most one line is logged in `log_secs`: the import of
     a runtime blocks the loop ten times. A line has the count of blocks since the line before it,
     and the milliseconds and the stack of the longest.
+
+    `blocks` are those since the start, `blocked_secs` their time, `longest_secs` the longest delay
+    of a timer, also of one that is no block.
     """
 
     def __init__(self, blocked_secs: float = BLOCKED_SECS, log_secs: float = LOG_SECS) -> None:
@@ -52,6 +55,7 @@ class LoopWatch:
         self._next_line_at = 0.0
         self._count = 0
         self._longest = (0.0, "")
+        self.blocks, self.blocked_secs, self.longest_secs = 0, 0.0, 0.0
         self._ended = threading.Event()
         self._stack_at_due = (0.0, "")
         self._due: float | None = None
@@ -89,9 +93,12 @@ class LoopWatch:
         if expected is None or self._ended.is_set():
             return
         secs = now - expected
+        self.longest_secs = max(self.longest_secs, secs)
         if secs >= self._blocked_secs:
             due, stack = self._stack_at_due
             self._count += 1
+            self.blocks += 1
+            self.blocked_secs += secs
             self._longest = max(self._longest, (secs, stack if due == expected else ""))
         if self._count and now >= self._next_line_at:
             self._next_line_at = now + self._log_secs

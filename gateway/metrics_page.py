@@ -7,7 +7,7 @@ from functools import partial
 from gateway.dataplane import DataPlane
 from gateway.models.model import Model
 from gateway.observability.exposition import label, render, render_open
-from gateway.observability.machine import Machine
+from gateway.observability.machine import Machine, loop_families
 from gateway.observability.metrics import ModelReading, families
 from gateway.observability.statistics import (
     AccessReading,
@@ -62,6 +62,8 @@ class MetricsPage:
         )
         found += self._dataplane.families()
         found += self._machine.families()
+        if (watch := self._dataplane.loop_watch) is not None:
+            found += loop_families(watch)
         if self._machine.gpus is not None:
             found += await self._dataplane.threads.run(self._machine.gpus.families)
         return render_open(found) if is_open else render(found)

@@ -258,7 +258,7 @@ async def serve(
         on_ready(ports, list(server.dataplane.models()))
 
     sys.setswitchinterval(SWITCH_SECS)
-    with last_of_process(), LoopWatch():
+    with last_of_process(), LoopWatch() as server.dataplane.loop_watch:
         await server.run(ready)
 
 

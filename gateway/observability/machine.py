@@ -1,4 +1,4 @@
-"""Metrics of this machine: CPUs and memory from /proc, GPUs from NVML."""
+"""Metrics of this machine: CPUs and memory from /proc, GPUs from NVML, and of the event loop."""
 
 import importlib
 import logging
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backend import MetricReading
+from gateway.event_loop import LoopWatch
 from gateway.settings import MetricsSettings
 
 log = logging.getLogger("sluice.metrics")
@@ -41,6 +42,11 @@ CPU = {
     "nv_cpu_memory_used_bytes": "CPU used memory (RAM), in bytes",
 }
 MACHINE = PINNED | GPUS | CPU
+LOOP_METRICS = {
+    "gateway_event_loop_blocks_total": "Blocks of the event loop of at least 0.1 s",
+    "gateway_event_loop_blocked_seconds_total": "Time of these blocks",
+    "gateway_event_loop_longest_delay_seconds": "The longest delay of the event loop so far",
+}
 
 
 class Machine:
@@ -62,6 +68,16 @@ class Machine:
             moment = time.monotonic() if now is None else now
             values |= {"nv_cpu_utilization": self._cpu.utilization(moment)} | memory(self._proc)
         return [_gauge(name, value) for name, value in values.items()]
+
+
+def loop_families(watch: LoopWatch) -> list[MetricReading]:
+    """The blocks of the event loop since the start."""
+    values = (watch.blocks, watch.blocked_secs, watch.longest_secs)
+    found = []
+    for (name, text), value in zip(LOOP_METRICS.items(), values, strict=True):
+        found.append(MetricReading(name, text, "counter" if name.endswith("_total") else "gauge"))
+        found[-1].add_sample(name, {}, value)
+    return found
 
 
 class CpuTimes:

@@ -55,6 +55,17 @@ async def block_often() -> None:
         await asyncio.sleep(0.06)
 
 
+async def test_blocks_and_the_longest_delay_are_counted() -> None:
+    with LoopWatch(blocked_secs=0.2, log_secs=600) as watch:
+        await block_often()
+        assert 3 <= watch.blocks <= 4
+        assert 0.8 <= watch.longest_secs <= watch.blocked_secs
+        counted = watch.blocks
+        hold_the_loop(0.15)
+        await asyncio.sleep(0.1)
+        assert watch.blocks == counted
+
+
 async def test_many_blocks_make_two_lines_and_the_second_has_the_longest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
