@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.observability.machine import LOOP_METRICS
 from tests.conformance.clients import connect
 from tests.conformance.models import DECOUPLED, identity
 from tests.serving import WAIT_SECS, Serving, http_get, serving, write_model
@@ -114,6 +115,13 @@ def test_the_metrics_show_the_processor_and_memory_of_the_machine(page: list[str
     assert 0 <= float(values["nv_cpu_utilization"]) <= 1
     total, used = (float(values[f"nv_cpu_memory_{name}_bytes"]) for name in ("total", "used"))
     assert 0 < used < total
+
+
+def test_the_metrics_show_the_delays_of_the_event_loop(page: list[str]) -> None:
+    lines = [line.split() for line in page if line.startswith("gateway_event_loop_")]
+    found = {name: float(value) for name, value in lines}
+    assert found.keys() == LOOP_METRICS.keys()
+    assert 0 < found["gateway_event_loop_longest_delay_seconds"] < WAIT_SECS
 
 
 def test_a_family_is_there_once_and_never_without_series(page: list[str]) -> None:
