@@ -62,6 +62,7 @@ async def test_what_is_no_request_is_refused(
         ("completions", {"prompt": [5_000_000]}, 400, "out of vocabulary"),
         ("completions", {"prompt": ["a"] * 3000}, 400, "prompt list length 3000"),
         ("completions", {"prompt": "a", "logprobs": 10**6}, 400, "max allowed: 20"),
+        ("completions", {"prompt_embeds": "AAAA"}, 400, "enable-prompt-embeds"),
         ("responses", {"input": "x", "background": True}, 400, "background mode"),
         ("responses", {"input": "x", "previous_response_id": "resp_1"}, 404, "not found"),
         ("responses", {"input": "x " * 2 * CONTEXT}, 400, "maximum context length"),
