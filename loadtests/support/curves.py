@@ -10,6 +10,7 @@ LEFT, RIGHT, TOP, BETWEEN = 70, 40, 50, 50
 INK, CURVE, GRID = "#333", "#1f77b4", "#ddd"
 TICKS, LEAST_WHOLE = 4, 10.0
 """Ticks, and the largest value from which on they are whole numbers."""
+MILLION = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ def _panel(panel: Panel, secs: Sequence[float], top: float) -> Sequence[str]:
     parts = [f'<text x="{LEFT}" y="{top - 6:.0f}">{escape(panel.name)}</text>']
     for tick in range(TICKS + 1):
         value, at = highest * tick / TICKS, last * tick / TICKS
+        shown = f"{value / MILLION:,.1f} M" if highest >= MILLION else f"{value:,.{digits}f}"
         parts += [
             f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="{GRID}"/>',
-            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">'
-            f"{value:,.{digits}f}</text>",
+            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{shown}</text>',
             f'<text x="{x(at):.1f}" y="{top + PANEL_HEIGHT + 16}" text-anchor="middle">'
             f"{at / 60:.1f} min</text>",
         ]
