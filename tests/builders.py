@@ -275,6 +275,9 @@ class KeptTraces:
         self.drops = {"not_queued": 7, "rejected": 0}
         self.closed = 0
 
+    def refuses(self) -> bool:
+        return False
+
     def keep(self, trace: Trace) -> None:
         self.kept.append(trace)
 

@@ -80,6 +80,14 @@ class SpanExporter:
         """Spans that no collector got, for any reason."""
         return sum(self.drops.values())
 
+    def refuses(self) -> bool:
+        """Whether the queue has no room for a trace of one model; then its spans are dropped."""
+        count = 1 + SPANS_OF_MODEL
+        if self._put - self._got + count <= self._most and not self._closing:
+            return False
+        self.drops[NOT_QUEUED] += count
+        return True
+
     def keep(self, trace: Trace) -> None:
         """Queue a trace, or drop it."""
         count = 1 + SPANS_OF_MODEL * len(trace.members)

@@ -23,6 +23,8 @@ class TraceSampling(ABC):
 
     def __init__(self, settings: TraceSettings) -> None:
         self._settings = settings
+        self._takes_none = bool(refusal(settings))
+        self._rate = settings.rate
         self._seen = 0
         self._left = settings.count
 
@@ -35,6 +37,10 @@ class TraceSampling(ABC):
     @abstractmethod
     def on(self) -> bool:
         """Whether any request can still be traced."""
+
+    @abstractmethod
+    def skips(self) -> bool:
+        """Whether a request that is not chosen has no trace; it is counted then, else by `take`."""
 
     @abstractmethod
     def take(self, *, is_chosen: bool = False) -> bool:
@@ -63,11 +69,20 @@ class FileSampling(TraceSampling):
 
     @property
     def on(self) -> bool:
-        return not refusal(self._settings) and self._left != 0
+        return not self._takes_none and self._left != 0
+
+    def skips(self) -> bool:
+        if self._takes_none or not self._left:
+            return True
+        self._seen += 1
+        if self._seen % self._rate:
+            return True
+        self._seen -= 1
+        return False
 
     def take(self, *, is_chosen: bool = False) -> bool:
         self._seen += 1
-        if self._seen % self._settings.rate and not is_chosen:
+        if self._seen % self._rate and not is_chosen:
             return False
         self._left -= self._left > 0
         self._taken += 1
@@ -119,6 +134,12 @@ class SpanSink(Protocol):
 
     drops: Mapping[str, int]
 
+    def refuses(self) -> bool:
+        """Whether it has no room for the trace of a model; its spans are counted as dropped then.
+
+        Must not wait.
+        """
+
     def keep(self, trace: Trace) -> None:
         """Take a trace. Must not raise or wait."""
 
@@ -138,14 +159,25 @@ class SpanSampling(TraceSampling):
 
     @property
     def on(self) -> bool:
-        return not refusal(self._settings)
+        return not self._takes_none
+
+    def skips(self) -> bool:
+        if self._takes_none or not self._rate:
+            return True
+        self._seen += 1
+        if self._seen % self._rate or not self._left:
+            return True
+        if self._sink.refuses():
+            self._left -= self._left > 0
+            return True
+        self._seen -= 1
+        return False
 
     def take(self, *, is_chosen: bool = False) -> bool:
-        rate = self._settings.rate
-        if not rate:
+        if not self._rate:
             return is_chosen
         self._seen += 1
-        if self._seen % rate or not self._left:
+        if self._seen % self._rate or not self._left:
             return is_chosen
         self._left -= self._left > 0
         return True

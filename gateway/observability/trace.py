@@ -39,7 +39,7 @@ class Trace:
     "" without one.
 
     With `spans` it becomes spans of OpenTelemetry: then each child keeps its own objects, times are
-    in `stamps` instead, and `members` are this trace and all its children. `span_id` is that of the
+    in `stamps` instead, and `descendants` are those of the outermost one. `span_id` is that of the
     span of its model, `error` that of the request, `asked` are attributes of a request to a
     language model, and `generated` is the answer of one.
     """
@@ -52,10 +52,10 @@ class Trace:
         "_tensors",
         "_timestamps",
         "asked",
+        "descendants",
         "error",
         "generated",
         "id",
-        "members",
         "objects",
         "parent_id",
         "span_id",
@@ -78,7 +78,7 @@ class Trace:
         self.parent_id = 0 if parent is None else parent.id
         self.objects: list[dict[str, Any]] = []
         self.stamps: list[Stamp] = []
-        self.members: list[Trace] = [self] if parent is None else parent.members
+        self.descendants: list[Trace] = [] if parent is None else parent.descendants
         self.traceparent = ""
         self.spans: SpanIds | None = None
         self.span_id = 0
@@ -96,6 +96,14 @@ class Trace:
         self.span_id = new_id(SPAN_ID_BITS)
 
     @property
+    def members(self) -> "list[Trace]":
+        """The trace of the whole request, and those of all its members."""
+        if self._parent is not None:
+            return self._parent.members
+        # A list with the trace in it would be a cycle, which only the garbage collector frees.
+        return [self, *self.descendants]
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """The headers of requests for this one in other programs; empty if they have none."""
         return NO_PARAMETERS if self.spans is None else self.spans.as_parent(self.span_id).headers
@@ -107,7 +115,7 @@ class Trace:
         child = Trace(next(self._numbers), levels, self._adopt, self._numbers, self)
         if self.spans is not None:
             child.becomes_spans(self.spans)
-            self.members.append(child)
+            self.descendants.append(child)
         self._missing.add(child.id)
         return child
 

@@ -166,6 +166,13 @@ class Tracer:
         if self._start.levels and not self.on:
             log.warning("nothing is traced", extra={"reason": refusal(self._start)})
 
+    def skips(self, model: str) -> bool:
+        """Whether a new request to that model, without a parent, has no trace.
+
+        Then it is counted, at next to no cost; else call `begin`.
+        """
+        return (self._samplings.get(model) or self._samplings[ALL_MODELS]).skips()
+
     def begin(
         self, model: str, parent: ParentSpan | None = None, caller: Caller | None = None
     ) -> Trace | None:

@@ -3,7 +3,7 @@
 from gateway.frontends.grpc.status import Metadata
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
-from gateway.observability.traceparent import parent_in
+from gateway.observability.traceparent import TRACEPARENT, parent_in
 from gateway.observability.tracer import Tracer
 
 
@@ -12,7 +12,10 @@ def begin_trace(
 ) -> Trace | None:
     """The trace of a request whose RPC or message began then, if the request is sampled."""
     parent = None
-    if tracer.reads_headers:
+    if TRACEPARENT not in [name for name, _ in metadata]:
+        if tracer.skips(request.model):
+            return None
+    elif tracer.reads_headers:
         parent = parent_in((name, str(value)) for name, value in metadata)
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:

@@ -58,7 +58,7 @@ from gateway.frontends.http.request_scope import (
 )
 from gateway.frontends.http.rollout_keys import keyed
 from gateway.frontends.http.timing import SendingApp, begin_receipt, timed, timing_header, wishes
-from gateway.frontends.http.traces import trace_of
+from gateway.frontends.http.traces import PARENT, trace_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
@@ -176,7 +176,7 @@ class InferRoute:
             request = self._timed(call, request, call.received_ns)
         state: RequestState = call.scope["state"]
         tracer, trace = self._dataplane.tracer, None
-        if tracer.on:
+        if tracer.on and (PARENT in call.head.headers or not tracer.skips(request.model)):
             begun_ns = begun_at(call.scope, request)
             headers = call.scope["headers"]
             trace = trace_of(headers, tracer, request, begun_ns, call.received_ns)

@@ -5,10 +5,15 @@ from collections.abc import Iterable
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
 from gateway.observability.traceparent import (
+    TRACEPARENT,
+    TRACESTATE,
     ParentSpan,
     parent_in,
 )
 from gateway.observability.tracer import Tracer
+
+PARENT, STATE = TRACEPARENT.encode(), TRACESTATE.encode()
+"""The headers of a request with the span of its caller."""
 
 
 def trace_of(
@@ -28,7 +33,7 @@ def trace_of(
 
 
 def _context(headers: Iterable[tuple[bytes, bytes]]) -> ParentSpan | None:
-    found = [pair for pair in headers if pair[0] in (b"traceparent", b"tracestate")]
+    found = [pair for pair in headers if pair[0] in (PARENT, STATE)]
     if not found:
         return None
     return parent_in((name.decode(), value.decode("latin-1")) for name, value in found)

@@ -21,6 +21,7 @@ from gateway.frontends.http.infer import InferRoute
 from gateway.frontends.http.listener import DEFAULT_LIMITS, HttpListener, listening_at
 from gateway.frontends.http.request_scope import WATCH, TracedApp
 from gateway.messages import InferResponse
+from gateway.observability.traceparent import ParentSpan
 from gateway.observability.tracer import Tracer
 from gateway.policy.credentials import Credentials
 from gateway.settings import HttpTimeLimits
@@ -303,6 +304,20 @@ async def test_the_trace_of_a_begun_request_ends_with_its_response(serve: Serve)
     (names,) = traces.names
     assert names[:2] == ["HTTP_RECV_START", "HTTP_RECV_END"]
     assert names[-3:] == ["REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END"]
+
+
+async def test_of_begun_requests_at_rate_0_only_those_of_traced_callers_are_traced(
+    serve: Serve,
+) -> None:
+    traces = KeptTraces()
+    app = app_of(serve(echo(), config=ECHO), tracer=traces.tracer(rate=0))
+    parent = ParentSpan(1, 2)
+    requests = Begun(app), Begun(app, BODY, (b"traceparent", parent.text.encode()))
+    await settle()
+    assert all(each.connection.answered for each in requests)
+    (trace,) = traces.kept
+    assert trace.spans is not None
+    assert trace.spans.parent == parent
 
 
 async def test_the_trace_of_a_begun_request_ends_when_its_client_disconnects(serve: Serve) -> None:
