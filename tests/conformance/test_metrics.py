@@ -121,7 +121,7 @@ def test_the_metrics_show_the_delays_of_the_event_loop(page: list[str]) -> None:
     lines = [line.split() for line in page if line.startswith("gateway_event_loop_")]
     found = {name: float(value) for name, value in lines}
     assert found.keys() == LOOP_METRICS.keys()
-    assert 0 < found["gateway_event_loop_longest_delay_seconds"] < WAIT_SECS
+    assert 0 <= found["gateway_event_loop_longest_delay_seconds"] < WAIT_SECS
 
 
 def test_a_family_is_there_once_and_never_without_series(page: list[str]) -> None:
