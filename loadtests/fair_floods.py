@@ -151,7 +151,7 @@ def _requests(
     lengths = random.Random(seed)
 
     def request(_: int) -> bytes:
-        length = tokens + lengths.randint(-tokens // 2, tokens // 2)
+        length = lengths.randint(tokens - tokens // 2, tokens + tokens // 2)
         return with_headers(endpoint.encode(address, next(words), length), headers)
 
     return request

@@ -43,8 +43,8 @@ CPU = {
 }
 MACHINE = PINNED | GPUS | CPU
 LOOP_METRICS = {
-    "gateway_event_loop_blocks_total": "Blocks of the event loop of at least 0.1 s",
-    "gateway_event_loop_blocked_seconds_total": "Time of these blocks",
+    "gateway_event_loop_blocks_total": "Timers of the event loop that ran at least 0.1 s late",
+    "gateway_event_loop_blocked_seconds_total": "Delays of these timers",
     "gateway_event_loop_longest_delay_seconds": "The longest delay of the event loop so far",
 }
 
