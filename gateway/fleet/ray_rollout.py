@@ -183,7 +183,8 @@ class FleetRollout(RolloutLedger):
         if self.open is not None and self.description:
             self.record.weight = self._weight(self.open, usable, self.split(wanted))
         elif self.record.promoted and self._files is not None:
-            own = {self.record.promoted, self._files.rules.description}
+            files = self._files.kept or self._files.rules  # a newer version waits
+            own = {self.record.promoted, files.description}
             new = sum(each in own for each in usable)
             share = min(1.0, new / max(1, wanted)) if new < len(usable) else 1.0
             self.record.weight = ALL * share

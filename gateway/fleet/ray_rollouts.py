@@ -114,7 +114,8 @@ class FleetRollouts(ChangeableRollouts):
                 answers = {**of_model.record.answers, change.id: self._answer(of_model, change)}
                 dropped = [each for each in answers if each not in asked][:-MOST_ANSWERS]
                 of_model.record.answers = {n: a for n, a in answers.items() if n not in dropped}
-                of_model.dirty = True
+                has_record = of_model.is_kept or of_model.record.rollout is not None
+                of_model.dirty = of_model.dirty or has_record
         for model, of_model in self._models.items():
             if of_model.evidence is not None:
                 of_model.evidence.take(self._heard.evidence(model, of_model.evidence_id))

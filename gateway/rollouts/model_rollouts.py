@@ -222,7 +222,7 @@ class ModelRollouts(RolloutLedger):
         if self.source.overridden is not overridden:
             text = f"model '{self.known.id.name}' was loaded meanwhile; start the rollout again"
             raise InferenceError(Code.UNAVAILABLE, text)
-        self.record.bad.pop(wanted.version, None)
+        refused = self.record.bad.pop(wanted.version, "")
         self.record.unloadable.pop(wanted.version, None)
         stamps = {each: digest(snapshot, each) for each in (stable, wanted.version)}
         begun = self.begin(stable, wanted.version, plan, stamps)
@@ -231,8 +231,8 @@ class ModelRollouts(RolloutLedger):
             yield
         except BaseException as error:
             if (left := self.open) is not None and left is not self._attached:
-                reason = "its load was interrupted"
-                left.abort(SERVER, error.message if isinstance(error, InferenceError) else reason)
+                left.abort(SERVER, getattr(error, "message", "its load was interrupted"))
+                self.record.bad |= {wanted.version: refused} if refused else {}
                 self.changed()
                 self.hold(self.record.stable)
             raise

@@ -141,10 +141,8 @@ class Rollouts(VersionGate, ChangeableRollouts):
         if rollout is not None:
             self._start_waiting(of_model, rollout, version, by, reason)
             return
-        known, wanted = (
-            of_model.known,
-            RolloutBeginning(version=version, again=again, reason=reason),
-        )
+        known = of_model.known
+        wanted = RolloutBeginning(version=version, again=again, reason=reason)
         source = of_model.source
         found = await self._plan_file(of_model, source.entry)
         if refusal := found.refusal or of_model.unreadable:

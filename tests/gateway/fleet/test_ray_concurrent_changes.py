@@ -138,6 +138,22 @@ def test_a_newer_version_waits_for_the_roll_of_a_promotion() -> None:
     assert cluster.shown == {NEW: 4, NEWER: 1}
 
 
+def test_a_config_that_changes_while_a_newer_version_waits_ends_the_roll_of_a_promotion() -> None:
+    cluster = RollingCluster(4).rolled()
+    cluster.until("step")
+    cluster.ask(RolloutAction.PROMOTE)
+    cluster.run()
+    cluster.config = "y"
+    cluster.stamps[3] = "a"
+    weights = []
+    while pair(cluster)[:2] == (1, 2) and len(weights) < 60:
+        weights.append(pair(cluster)[2])
+        cluster.run()
+    assert 25 == weights[0] <= min(weights)
+    cluster.until("step")
+    assert cluster.ready("3ay") == 1
+
+
 def test_a_version_without_a_plan_does_not_wait_for_the_roll_of_a_promotion() -> None:
     cluster = RollingCluster(4).rolled()
     cluster.until("step")

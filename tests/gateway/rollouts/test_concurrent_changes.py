@@ -261,3 +261,20 @@ async def test_a_start_whose_stable_does_not_load_leaves_no_canary(
     backend.refusals.clear()
     await soon(explicit.rollouts.start("m", 2, "ann"))
     assert (explicit.place, known.labels) == (("step", 10), LABELS)
+
+
+async def test_a_version_that_was_rolled_back_stays_so_after_a_failed_start(
+    server: RolloutServer, backend: NumberedBackend
+) -> None:
+    await server.publish(2, steps=HALF)
+    server.rollouts.abort("m", "ann")
+    await server.until_versions("1")
+    weights = server.folder / "m" / "1" / "weights"
+    weights.write_text("wrong")
+    backend.refusals["1"] = BROKEN
+    with pytest.raises(InferenceError, match=BROKEN.message):
+        await server.rollouts.start("m", 2, "ann", again=True)
+    backend.refusals.clear()
+    weights.write_text("right")
+    await server.control.poll()
+    assert server.versions == ["1"]

@@ -138,7 +138,7 @@ def test_contents_are_read_for_the_guardrails_that_need_them(
     ("values", "has_nan"),
     [
         ([1e308, 1e308], False),
-        ([-1e308] * 40, False),
+        ([-1e308] * 30, False),
         ([1.0, float("nan")], True),
         ([float("inf"), float("-inf")], True),
     ],
