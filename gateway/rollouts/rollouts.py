@@ -159,6 +159,10 @@ class Rollouts(VersionGate, ChangeableRollouts):
         starting = of_model.starting(wanted, by, plan, snapshot, overridden=source.overridden)
         load = self._control.adjust if source.overridden else self._control.refresh
         await load(known.id, starting)
+        begun = of_model.record.rollout
+        if begun is None or begun.candidate != version or begun.state is RolloutState.ABORTED:
+            text = f"the rollout of version {version} of model '{name}' ended during its load"
+            raise InferenceError(Code.UNAVAILABLE, f"{text}; its history has the reason")
 
     def set_labels(self, name: str, changes: Mapping[str, int | None]) -> None:
         """Name loaded versions of a model; None removes a label. The state directory keeps them."""

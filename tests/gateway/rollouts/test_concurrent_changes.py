@@ -1,6 +1,7 @@
 """Changes of a rollout or its model while its versions are being loaded or unloaded."""
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -278,3 +279,25 @@ async def test_a_version_that_was_rolled_back_stays_so_after_a_failed_start(
     weights.write_text("right")
     await server.control.poll()
     assert server.versions == ["1"]
+
+
+@pytest.mark.parametrize("is_newer", [False, True], ids=["gone", "newer"])
+async def test_a_start_whose_rollout_ends_during_its_load_is_an_error(
+    explicit: RolloutServer, loads: HeldLoads, *, is_newer: bool
+) -> None:
+    (explicit.folder / "m" / "2").rmdir()
+    (explicit.folder / "m" / "1" / "weights").write_text("new")
+    loads.hold()
+    load = asyncio.create_task(explicit.control.load("m"))
+    await soon(loads.begun.wait())
+    write(explicit.folder, "m", 2)
+    begun = start(explicit)
+    await passing()
+    if is_newer:
+        write(explicit.folder, "m", 3)
+    else:
+        shutil.rmtree(explicit.folder / "m" / "2")
+    loads.release()
+    await soon(load)
+    with pytest.raises(InferenceError, match="version 2 of model 'm' ended during its load"):
+        await soon(begun)
