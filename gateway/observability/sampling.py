@@ -74,11 +74,10 @@ class FileSampling(TraceSampling):
     def skips(self) -> bool:
         if self._takes_none or not self._left:
             return True
+        if not (self._seen + 1) % self._rate:
+            return False  # `take` counts it
         self._seen += 1
-        if self._seen % self._rate:
-            return True
-        self._seen -= 1
-        return False
+        return True
 
     def take(self, *, is_chosen: bool = False) -> bool:
         self._seen += 1
@@ -164,14 +163,13 @@ class SpanSampling(TraceSampling):
     def skips(self) -> bool:
         if self._takes_none or not self._rate:
             return True
+        is_next = not (self._seen + 1) % self._rate and self._left != 0
+        if is_next and not self._sink.refuses():
+            return False  # `take` counts it
         self._seen += 1
-        if self._seen % self._rate or not self._left:
-            return True
-        if self._sink.refuses():
+        if is_next:
             self._left -= self._left > 0
-            return True
-        self._seen -= 1
-        return False
+        return True
 
     def take(self, *, is_chosen: bool = False) -> bool:
         if not self._rate:

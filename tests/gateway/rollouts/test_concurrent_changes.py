@@ -76,6 +76,21 @@ async def passing() -> None:
     await asyncio.sleep(0.1)
 
 
+async def behind_a_load(
+    server: RolloutServer, loads: HeldLoads
+) -> tuple[asyncio.Task[None], asyncio.Task[None]]:
+    """A load that is held, and a start of a version that has come to the disk meanwhile."""
+    (server.folder / "m" / "2").rmdir()
+    (server.folder / "m" / "1" / "weights").write_text("new")
+    loads.hold()
+    load = asyncio.create_task(server.control.load("m"))
+    await soon(loads.begun.wait())
+    write(server.folder, "m", 2)
+    begun = start(server)
+    await passing()
+    return load, begun
+
+
 async def starting_held(server: RolloutServer, loads: HeldLoads) -> asyncio.Task[None]:
     """A start whose load is held."""
     loads.hold()
@@ -121,14 +136,7 @@ async def test_a_start_of_a_version_that_is_new_on_disk_outlives_the_unload_of_a
 async def test_a_start_waits_for_a_load_of_the_model(
     explicit: RolloutServer, loads: HeldLoads
 ) -> None:
-    (explicit.folder / "m" / "2").rmdir()
-    (explicit.folder / "m" / "1" / "weights").write_text("new")
-    loads.hold()
-    load = asyncio.create_task(explicit.control.load("m"))
-    await soon(loads.begun.wait())
-    write(explicit.folder, "m", 2)
-    begun = start(explicit)
-    await passing()
+    load, begun = await behind_a_load(explicit, loads)
     loads.release()
     await soon(asyncio.gather(load, begun))
     assert (explicit.place, explicit.versions) == (("step", 30), BOTH)
@@ -285,14 +293,7 @@ async def test_a_version_that_was_rolled_back_stays_so_after_a_failed_start(
 async def test_a_start_whose_rollout_ends_during_its_load_is_an_error(
     explicit: RolloutServer, loads: HeldLoads, *, is_newer: bool
 ) -> None:
-    (explicit.folder / "m" / "2").rmdir()
-    (explicit.folder / "m" / "1" / "weights").write_text("new")
-    loads.hold()
-    load = asyncio.create_task(explicit.control.load("m"))
-    await soon(loads.begun.wait())
-    write(explicit.folder, "m", 2)
-    begun = start(explicit)
-    await passing()
+    load, begun = await behind_a_load(explicit, loads)
     if is_newer:
         write(explicit.folder, "m", 3)
     else:
