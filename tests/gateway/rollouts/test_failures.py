@@ -118,11 +118,11 @@ def has(folder: state.StateDirectory) -> bool:
 async def test_loads_do_not_wait_for_a_disk_that_hangs(
     starting: Starting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "ANSWER_SECS", 0.05)
     for number in range(MOST_REQUEST_THREADS):
         write(tmp_path / "models", f"m{number}", 1)
         (tmp_path / "models" / f"m{number}" / "rollout.json").write_text("{}")
-    with HangingDisk(monkeypatch) as disk:
+    with HangingDisk(monkeypatch) as disk, monkeypatch.context() as patched:
+        patched.setattr(saving, "ANSWER_SECS", 0.05)
         server = await starting()
         assert await soon(server.threads.run(str)) == ""
         await server.publish(2, steps=HALF)
@@ -133,6 +133,7 @@ async def test_loads_do_not_wait_for_a_disk_that_hangs(
         )
         assert (server.versions, await server.ask()) == (["1"], "1")
         disk.ended.set()
+        patched.undo()
         await server.eventually(lambda: (tmp_path / "state" / "rollouts" / ".pid").exists())
         await soon(server.rollouts.start("m", 2, "ann"))
         assert server.versions == ["1", "2"]
@@ -144,7 +145,6 @@ async def test_a_state_that_was_read_too_slowly_is_read_again_at_the_next_load(
     first = await starting()
     first.dataplane.set_labels("m", {"champion": 1})
     await first.stop()
-    monkeypatch.setattr(saving, "ANSWER_SECS", 0.05)
     ended, read = threading.Event(), state.StateDirectory.read
 
     def hang(self: state.StateDirectory, model: str) -> state.RolloutRecord | None:
@@ -152,6 +152,7 @@ async def test_a_state_that_was_read_too_slowly_is_read_again_at_the_next_load(
         return read(self, model)
 
     with monkeypatch.context() as patched:
+        patched.setattr(saving, "ANSWER_SECS", 0.05)
         patched.setattr(state.StateDirectory, "read", hang)
         second = await starting()
         assert second.dataplane.labels("m") == {}
