@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from types import CodeType, FrameType, TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from gateway import process_limits
 from gateway.process_limits import processors
@@ -31,6 +31,27 @@ DEEPEST = 30
 """Number of logged frames of a stack, from the innermost."""
 
 
+class LoopReading(NamedTuple):
+    """The blocks of an event loop since the start: `blocked_secs` are their time together.
+
+    `longest_secs` is the longest delay of a timer, also of one that is no block.
+    """
+
+    blocks: int = 0
+    blocked_secs: float = 0.0
+    longest_secs: float = 0.0
+
+    def with_delay(self, secs: float, *, is_block: bool) -> "LoopReading":
+        """This reading and one more delay of a timer."""
+        return self.with_other(LoopReading(is_block, secs if is_block else 0.0, secs))
+
+    def with_other(self, other: "LoopReading") -> "LoopReading":
+        """The blocks of both loops, and the longer delay."""
+        blocked_secs = self.blocked_secs + other.blocked_secs
+        longest_secs = max(self.longest_secs, other.longest_secs)
+        return LoopReading(self.blocks + other.blocks, blocked_secs, longest_secs)
+
+
 class LoopWatch:
     """Watches the running event loop inside `with`, by the lateness of timers.
 
@@ -45,8 +66,7 @@ class LoopWatch:
     a runtime blocks the loop ten times. A line has the count of blocks since the line before it,
     and the milliseconds and the stack of the longest.
 
-    `blocks` are those since the start, `blocked_secs` their time, `longest_secs` the longest delay
-    of a timer, also of one that is no block.
+    `reading` has them all.
     """
 
     def __init__(self, blocked_secs: float = BLOCKED_SECS, log_secs: float = LOG_SECS) -> None:
@@ -55,7 +75,7 @@ class LoopWatch:
         self._next_line_at = 0.0
         self._count = 0
         self._longest = (0.0, "")
-        self.blocks, self.blocked_secs, self.longest_secs = 0, 0.0, 0.0
+        self.reading = LoopReading()
         self._ended = threading.Event()
         self._stack_at_due = (0.0, "")
         self._due: float | None = None
@@ -93,17 +113,16 @@ class LoopWatch:
         if expected is None or self._ended.is_set():
             return
         secs = now - expected
-        self.longest_secs = max(self.longest_secs, secs)
-        if secs >= self._blocked_secs:
+        is_block = secs >= self._blocked_secs
+        self.reading = self.reading.with_delay(secs, is_block=is_block)
+        if is_block:
             due, stack = self._stack_at_due
             self._count += 1
-            self.blocks += 1
-            self.blocked_secs += secs
             self._longest = max(self._longest, (secs, stack if due == expected else ""))
         if self._count and now >= self._next_line_at:
             self._next_line_at = now + self._log_secs
             self._log()
-        if secs >= self._blocked_secs or _is_busy(self._spent, TIMER_SECS):
+        if is_block or _is_busy(self._spent, TIMER_SECS):
             self._idle_at = now + IDLE_AFTER_SECS
         if now < self._idle_at:
             self._expect()

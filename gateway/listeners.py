@@ -17,7 +17,7 @@ from gateway.frontends.http.app import build_app, build_metrics_app
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.playground.routes import PlaygroundRoutes
 from gateway.metrics_page import MetricsPage, access_reading, no_reading
-from gateway.observability.statistics import FrontendsReading
+from gateway.observability.metrics import FrontendsReading
 from gateway.policy.api_keys import ApiKeys
 from gateway.policy.areas import Area
 from gateway.policy.credentials import MAY_READ, Credentials, CredentialSource

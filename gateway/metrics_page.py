@@ -8,11 +8,10 @@ from gateway.dataplane import DataPlane
 from gateway.models.model import Model
 from gateway.observability.exposition import label, render, render_open
 from gateway.observability.machine import Machine, loop_families
-from gateway.observability.metrics import ModelReading, families
+from gateway.observability.metrics import FrontendsReading, ModelReading, families
 from gateway.observability.statistics import (
     AccessReading,
     CacheReading,
-    FrontendsReading,
     RecordingsReading,
 )
 from gateway.policy.credentials import Credentials
@@ -52,18 +51,20 @@ class MetricsPage:
     async def render(self, *, is_open: bool = False) -> bytes:
         """Render the current values in Prometheus' text format, or in OpenMetrics."""
         readings = [_reading(model) for model in self._dataplane.models()]
+        frontends = self._frontends()
         found = families(
             readings,
             self._settings,
             self._cache(),
             self._recordings(),
-            self._frontends(),
+            frontends,
             self._access(),
         )
         found += self._dataplane.families()
         found += self._machine.families()
         if (watch := self._dataplane.loop_watch) is not None:
-            found += loop_families(watch)
+            of_frontends = {} if frontends is None else {"frontends": frontends.loops}
+            found += loop_families({"": watch.reading, **of_frontends})
         if self._machine.gpus is not None:
             found += await self._dataplane.threads.run(self._machine.gpus.families)
         return render_open(found) if is_open else render(found)

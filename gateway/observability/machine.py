@@ -3,13 +3,13 @@
 import importlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.backend import MetricReading
-from gateway.event_loop import LoopWatch
+from gateway.event_loop import LoopReading
 from gateway.settings import MetricsSettings
 
 log = logging.getLogger("sluice.metrics")
@@ -70,13 +70,14 @@ class Machine:
         return [_gauge(name, value) for name, value in values.items()]
 
 
-def loop_families(watch: LoopWatch) -> list[MetricReading]:
-    """The blocks of the event loop since the start."""
-    values = (watch.blocks, watch.blocked_secs, watch.longest_secs)
+def loop_families(readings: Mapping[str, LoopReading]) -> list[MetricReading]:
+    """The blocks of event loops since the start, by kind of process; "" is the server's own."""
     found = []
-    for (name, text), value in zip(LOOP_METRICS.items(), values, strict=True):
-        found.append(MetricReading(name, text, "counter" if name.endswith("_total") else "gauge"))
-        found[-1].add_sample(name, {}, value)
+    for place, (name, text) in enumerate(LOOP_METRICS.items()):
+        family = MetricReading(name, text, "counter" if name.endswith("_total") else "gauge")
+        for process, reading in readings.items():
+            family.add_sample(name, {"process": process} if process else {}, reading[place])
+        found.append(family)
     return found
 
 

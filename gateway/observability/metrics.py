@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from gateway.backend import ExportedMetric, MetricReading, MetricSample
+from gateway.event_loop import LoopReading
 from gateway.messages import NO_PARAMETERS
 from gateway.observability.exposition import number
 from gateway.observability.machine import MACHINE
@@ -14,7 +15,6 @@ from gateway.observability.statistics import (
     FIRST_RESPONSE_MS,
     AccessReading,
     CacheReading,
-    FrontendsReading,
     Histogram,
     ModelStatistics,
     RecordingsReading,
@@ -170,6 +170,15 @@ class ModelReading:
     load_secs: float = 0.0
     oldest_secs: float = 0.0
     golden: Mapping[str, int] = field(default_factory=lambda: NO_PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendsReading:
+    """The values of frontend processes; `loops` are the blocks of their event loops together."""
+
+    up: int
+    restarts: int
+    loops: LoopReading
 
 
 class FleetMember(Protocol):

@@ -300,14 +300,6 @@ class RecordingsReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendsReading:
-    """The values of frontend processes."""
-
-    up: int
-    restarts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessReading:
     """The values of credentials, TLS, the audit log and the access log, empty or None without.
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gateway.errors import InferenceError
+from gateway.event_loop import LoopWatch
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Transport
 from gateway.frontends.http.listener import HttpListener
@@ -16,7 +17,7 @@ from gateway.observability.log import Log
 from gateway.processes.channel import NO_CALL, Channel, Frame, number, read_number
 from gateway.processes.grpc import relaying
 from gateway.processes.http import HttpRelay
-from gateway.processes.messages import FrontendKind
+from gateway.processes.messages import FrontendKind, written_loop
 from gateway.processes.relayed_call import RelayedCalls
 from gateway.settings import GrpcSettings, HttpSettings, LogSettings
 from gateway.tls.certificates import Certificates
@@ -38,12 +39,18 @@ class Frontend:
         self._ends: list[asyncio.Task[None]] = []
         self._followers: list[asyncio.Task[None]] = []
         self._log = Log()
+        self._watch = LoopWatch()
 
     async def run(self, connection: socket.socket) -> None:
         """Serve until the last client has disconnected after a stop."""
         loop = asyncio.get_running_loop()
         channel = Channel(lambda frame: self._receive(channel, frame))
         await loop.create_unix_connection(lambda: channel, sock=connection)
+        with self._watch:
+            await self._serve(channel)
+        channel.close()
+
+    async def _serve(self, channel: Channel) -> None:
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._stop_with_server(channel))
             first = await self._commands.get()
@@ -55,7 +62,6 @@ class Frontend:
                 for each in self._followers:
                     each.cancel()
             stopping.cancel()
-        channel.close()
 
     async def _start(
         self, settings: Mapping[str, Any], calls: RelayedCalls, tasks: asyncio.TaskGroup
@@ -99,7 +105,7 @@ class Frontend:
     def _receive(self, channel: Channel, frame: Frame) -> None:
         """Queue a command of the server; frames of ended calls are ignored."""
         if frame.kind == FrontendKind.PING:
-            channel.send(FrontendKind.PONG)
+            channel.send(FrontendKind.PONG, NO_CALL, written_loop(self._watch.reading))
         elif frame.call == NO_CALL:
             self._commands.put_nowait(frame)
 

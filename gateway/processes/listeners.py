@@ -4,15 +4,17 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from gateway.event_loop import LoopReading
 from gateway.frontends.grpc.rpc import Method, Transport
 from gateway.frontends.grpc.sockets import bound
 from gateway.frontends.http.listener import listening_at
 from gateway.observability.log import Log
-from gateway.observability.statistics import FrontendsReading
+from gateway.observability.metrics import FrontendsReading
 from gateway.processes.channel import Channel, Frame
 from gateway.processes.grpc import GrpcCall, shapes
 from gateway.processes.http import HttpCall
@@ -86,6 +88,9 @@ class ProcessListeners:
         return FrontendsReading(
             up=sum(each.up for each in self._processes),
             restarts=sum(each.restarts for each in self._processes),
+            loops=reduce(
+                LoopReading.with_other, (each.loop for each in self._processes), LoopReading()
+            ),
         )
 
     async def ended(self) -> None:

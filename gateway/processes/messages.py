@@ -1,10 +1,12 @@
 """Messages between the server and its frontend processes: kinds of frames, heads as JSON."""
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.types import Scope
 
+from gateway.event_loop import LoopReading
 from gateway.frontends.http.request_scope import BEGUN_NS, CERTIFICATE, HEADER_NAMES
 from gateway.processes.channel import FrameKind
 
@@ -80,6 +82,20 @@ def read_scope(head: Mapping[str, Any], state: dict[str, Any]) -> Scope:
         "headers": byte_pairs(head["headers"]),
         "state": state,
     }
+
+
+LOOP = struct.Struct("!Qdd")
+"""A count and two times in seconds."""
+
+
+def written_loop(reading: LoopReading) -> bytes:
+    """The blocks of a frontend's event loop, the payload of its PONG."""
+    return LOOP.pack(*reading)
+
+
+def read_loop(payload: bytes) -> LoopReading:
+    """The reading of `written_loop`."""
+    return LoopReading(*LOOP.unpack(payload))
 
 
 class FrontendKind(FrameKind):

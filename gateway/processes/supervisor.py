@@ -9,13 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from gateway.processes.channel import (
-    NO_CALL,
-    Channel,
-    Frame,
-    number,
-)
-from gateway.processes.messages import FrontendKind
+from gateway.event_loop import LoopReading
+from gateway.processes.channel import NO_CALL, Channel, Frame, number
+from gateway.processes.messages import FrontendKind, read_loop
 from gateway.processes.module_commands import module_command, module_environment
 from gateway.settings import LogSettings
 
@@ -42,7 +38,8 @@ OnFrame = Callable[[Channel, Frame], None]
 class FrontendProcess:
     """One frontend process with its listening sockets; a process that ends is restarted.
 
-    `up` is true while a process runs and has answered; `restarts` counts the restarts.
+    `up` is true while a process runs and has answered; `restarts` counts the restarts. `loop` has
+    the blocks of the event loops of all of them, as of the last ping.
     """
 
     def __init__(self, index: int, settings: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -54,6 +51,7 @@ class FrontendProcess:
         self._has_answered = False
         self.up = False
         self.restarts = 0
+        self.loop = self._ended_loops = LoopReading()
         self._stop_frames: list[tuple[int, bytes]] = []
 
     async def run(self, on_frame: OnFrame) -> None:
@@ -99,6 +97,7 @@ class FrontendProcess:
                 return f"killed after {ANSWER_SECS:g} s without an answer"
             finally:
                 self._channel, self.up = None, False
+                self._ended_loops = self.loop
                 ours.shutdown(socket.SHUT_RDWR)
                 status = await _ended(process)
         return status
@@ -111,7 +110,9 @@ class FrontendProcess:
 
         def received(frame: Frame) -> None:
             self._has_answered = self.up = True
-            if frame.kind != FrontendKind.PONG:
+            if frame.kind == FrontendKind.PONG:
+                self.loop = self._ended_loops.with_other(read_loop(frame.payload))
+            else:
                 on_frame(channel, frame)
 
         channel = Channel(received)

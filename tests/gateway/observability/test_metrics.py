@@ -2,14 +2,14 @@
 
 import pytest
 
+from gateway.event_loop import LoopReading
 from gateway.observability.exposition import render
 from gateway.observability.machine import MACHINE
-from gateway.observability.metrics import DOCUMENTED, families
+from gateway.observability.metrics import DOCUMENTED, FrontendsReading, families
 from gateway.observability.remote_metrics import REMOTE_METRICS, RemoteReading, remote_families
 from gateway.observability.statistics import (
     AccessReading,
     CacheReading,
-    FrontendsReading,
     ModelStatistics,
     RecordingsReading,
     Summaries,
@@ -88,7 +88,7 @@ def test_the_page_has_the_documented_metrics_only() -> None:
     )
     cached = reading("b", statistics=ModelStatistics(summaries=Summaries()), cached=True)
     cache = CacheReading(utilization=0.5)
-    frontends = FrontendsReading(up=2, restarts=1)
+    frontends = FrontendsReading(up=2, restarts=1, loops=LoopReading())
     failures = {"keys": 0, "jwks": 1, "certificates": 0}
     access = AccessReading(
         refusals={("http", "wrong"): 1},
@@ -124,7 +124,7 @@ def test_streams_that_can_be_resumed_are_counted() -> None:
 
 
 def test_processes_that_have_the_connections_are_counted() -> None:
-    frontends = FrontendsReading(up=2, restarts=1)
+    frontends = FrontendsReading(up=2, restarts=1, loops=LoopReading())
     found = render(families([], EVERYTHING, frontends=frontends)).decode().splitlines()
     assert [line for line in found if not line.startswith("#")] == [
         "gateway_frontends 2",

@@ -30,14 +30,20 @@ APP = Starlette(routes=[Route("/", hello)])
 
 
 @asynccontextmanager
-async def serving(log: Log) -> AsyncIterator[ProcessHttpListener]:
-    """One process with a port."""
-    listeners = ProcessListeners(1, log)
+async def running(listeners: ProcessListeners) -> AsyncIterator[ProcessHttpListener]:
+    """The processes of these listeners, with a port."""
     listener = listeners.http(APP, HttpSettings(address="127.0.0.1", port=0))
-    running = asyncio.create_task(listeners.run())
+    task = asyncio.create_task(listeners.run())
     yield listener
     listener.stop(0)
-    await asyncio.wait_for(running, WAIT_SECS)
+    await asyncio.wait_for(task, WAIT_SECS)
+
+
+@asynccontextmanager
+async def serving(log: Log) -> AsyncIterator[ProcessHttpListener]:
+    """One process with a port."""
+    async with running(ProcessListeners(1, log)) as listener:
+        yield listener
 
 
 async def until(found: Callable[[], bool]) -> None:
@@ -85,6 +91,27 @@ async def test_a_process_that_answers_is_not_restarted(monkeypatch: pytest.Monke
         before = frontends_of(os.getpid())
         await asyncio.sleep(2.5)
         assert frontends_of(os.getpid()) == before
+
+
+async def test_blocks_of_event_loops_are_counted_also_those_of_ended_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "ANSWER_SECS", 3.0)
+    listeners = ProcessListeners(1, Log())
+    async with running(listeners) as listener:
+        assert await ask(listener) == "hello"
+        [blocked] = frontends_of(os.getpid())
+        os.kill(blocked, signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        os.kill(blocked, signal.SIGCONT)
+        await until(lambda: listeners.reading().loops.blocked_secs > 0.2)
+        found = listeners.reading().loops
+        os.kill(blocked, signal.SIGKILL)
+        await until(lambda: listeners.reading().restarts == 1 and listeners.reading().up == 1)
+        assert await ask(listener) == "hello"
+        later = listeners.reading().loops
+        assert all(after >= before for after, before in zip(later, found, strict=True))
+        assert found.blocks
 
 
 async def speak_no_http(listener: ProcessHttpListener) -> None:
