@@ -21,7 +21,7 @@ class MemoryStore:
     """Objects of one prefix; `put` and `delete` are those of other programs.
 
     `down` makes every request fail. `patience` is that of the last listing. `before_read` is
-    called in each read, and may raise.
+    called in each read, and may raise; so may `before_list`, in each listing.
     """
 
     def __init__(self, origin: str = "s3://bucket/models") -> None:
@@ -32,6 +32,7 @@ class MemoryStore:
         self.reads: list[str] = []
         self.patience: Patience | None = None
         self.before_read: Callable[[RemoteObject, int], None] = lambda each, start: None
+        self.before_list: Callable[[], None] = lambda: None
         self._contents: dict[str, bytes] = {}
         self._listed: dict[str, RemoteObject] = {}
         self._folders: set[str] = set()
@@ -57,6 +58,7 @@ class MemoryStore:
         self.lists.append(under)
         self.patience = patience
         self._require_up()
+        self.before_list()
         start = f"{under}/" if under else ""
         found = [each for key, each in sorted(self._listed.items()) if key.startswith(start)]
         folders = [each for each in sorted(self._folders) if each.startswith(start)]

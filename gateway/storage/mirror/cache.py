@@ -5,12 +5,12 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.storage.mirror.blobs import GIB, Blobs
-from gateway.storage.mirror.errors import MirrorError, disk_error
+from gateway.storage.mirror.errors import ELSEWHERE, MirrorError, disk_error
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.settings import DEFAULT_BOUND, CacheBound
 from gateway.storage.mirror.trees import Manifest, RemoteTree, Trees, delete_folder
@@ -105,7 +105,11 @@ class RemoteCache:
 
     def list(self) -> list[CachedTree]:
         """All trees, the least recently used first."""
-        return [_shown(path, manifest) for path, manifest in self.trees.manifests()]
+        found = []
+        for path, manifest in self.trees.manifests():
+            with suppress(FileNotFoundError):  # evicted since
+                found.append(_shown(path, manifest))
+        return found
 
     def damaged(self) -> Iterator[DamagedFile]:
         """The files with another content than the downloaded one.
@@ -156,6 +160,8 @@ class RemoteCache:
         free = shutil.disk_usage(self.root).free
         excess = eviction.promised - min(free, bound - eviction.size)
         if bound and excess > eviction.evictable:
+            if free < bound - eviction.size:
+                raise _too_full(what, free, eviction)
             raise _too_small(what, bound, eviction)
         eviction.evict(excess)
 
@@ -237,6 +243,15 @@ def _shown(path: Path, manifest: Manifest) -> CachedTree:
         used_at=os.stat(path).st_mtime,
         in_use=not CacheLock.is_free(path),
         whole=path.with_suffix("").is_dir(),
+    )
+
+
+def _too_full(what: str, free: int, eviction: _Eviction) -> MirrorError:
+    others = eviction.promised - eviction.needed
+    left = max(0, free + eviction.evictable - others)
+    return MirrorError(
+        f"{what} needs {eviction.needed / GIB:.1f} GiB more, the disk of the cache has "
+        f"{left / GIB:.1f} GiB left: make some, {ELSEWHERE}"
     )
 
 

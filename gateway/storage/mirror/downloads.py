@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gateway.storage.mirror.blobs import GIB, PART_BYTES, Blob, Blobs, PartialBlob
 from gateway.storage.mirror.errors import DownloadStopped, disk_error
@@ -27,6 +27,8 @@ NO_PART = -1
 REPORT_SECS = 10.0
 OPEN = 64
 """Partial blobs of one download that are open at once."""
+
+T = TypeVar("T")
 
 
 class RemoteStore(Protocol):
@@ -67,8 +69,8 @@ class Transfers:
 
     def copy(
         self,
-        read: Callable[[], Bytes],
-        write: Callable[[Bytes], None],
+        read: Callable[[], T],
+        write: Callable[[T], None],
         size: int,
         stopped: threading.Event,
     ) -> None:

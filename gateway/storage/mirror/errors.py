@@ -4,6 +4,9 @@ import errno
 
 from gateway.storage.store import NO_SPACE, StoreError
 
+ELSEWHERE = "or set SLUICE_CACHE to a folder on another disk"
+"""The last fix of errors of the disk."""
+
 
 class MirrorError(StoreError):
     """A remote repository cannot be listed, downloaded or kept; the text names cause and fix."""
@@ -22,12 +25,11 @@ class DownloadStopped(MirrorError):
 
 def disk_error(error: OSError) -> MirrorError:
     """The error of a write to the cache."""
-    elsewhere = "or set SLUICE_CACHE to a folder on another disk"
     if error.errno in NO_SPACE:
         return MirrorError(
             f"no space is left on the disk of the cache: make some, lower --remote-cache-size, "
-            f"{elsewhere}"
+            f"{ELSEWHERE}"
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return MirrorError(f"no permission to write into the cache: grant it, {elsewhere}")
+        return MirrorError(f"no permission to write into the cache: grant it, {ELSEWHERE}")
     return MirrorError(f"the cache cannot be used: {error.strerror}")

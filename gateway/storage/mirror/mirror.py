@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -88,12 +88,13 @@ class Mirror:
 
     # Listings.
 
-    def open(self) -> None:
+    def open(self, stopped: threading.Event | None = None) -> None:
         """Read the first listing; a storage that is down is replaced by what the cache has.
 
-        The storage has less time for its answer if the cache has models. The listing decides
-        whether the repository is the folder of one model. A model that is being uploaded is served
-        as it was before. Raises MirrorError if there is no listing at all.
+        The storage has less time for its answer if the cache has models; if not, an overloaded one
+        is waited for until `stopped`. The listing decides whether the repository is the folder of
+        one model. A model that is being uploaded is served as it was before. Raises MirrorError if
+        there is no listing at all.
         """
         self.cache.measure()
         known = self._saved.cached()
@@ -103,7 +104,7 @@ class Mirror:
             self._show_cached(known)
             return
         try:
-            listing = self._list("", FIRST if known else None)
+            listing = self._list("", FIRST) if known else self._list_at_last(stopped)
         except MirrorError as error:
             if known is None:
                 raise
@@ -168,9 +169,31 @@ class Mirror:
         self._serve(found)
 
     def _list(self, under: str, patience: Patience | None = None) -> RemoteListing:
+        return self._listed(lambda: self._store.list(under, patience))
+
+    def _list_at_last(self, stopped: threading.Event | None) -> RemoteListing:
+        """List the repository; while the storage is overloaded again and again, as parts are."""
+        found: list[RemoteListing] = []
+
+        def ask() -> RemoteListing:
+            try:
+                return self._store.list()
+            except RemoteError as error:
+                if error.is_slow_down:
+                    about = {"address": self.address, "reason": str(error)}
+                    log.warning("remote repository overloaded, listed again", extra=about)
+                raise
+
+        def listed() -> RemoteListing:
+            self.transfers.copy(ask, found.append, 0, stopped or threading.Event())
+            return found[0]
+
+        return self._listed(listed)
+
+    def _listed(self, ask: Callable[[], RemoteListing]) -> RemoteListing:
         self.transfers.count()
         try:
-            listing = self._store.list(under, patience)
+            listing = ask()
         except RemoteError as error:
             self.up = False
             raise MirrorError(str(error)) from None

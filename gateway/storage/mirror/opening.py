@@ -1,5 +1,6 @@
 """Mirrors of the repositories of a server, which share the bound of downloads."""
 
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,21 +22,26 @@ def open_places(
 
     The repositories are listed concurrently. Raises MirrorError.
     """
-    transfers, found = Transfers(), list(places)
+    transfers, found, stopped = Transfers(), list(places), threading.Event()
 
     def opened(place: Path | RemoteRepository) -> Path | Mirror:
-        return place if isinstance(place, Path) else _open(place, environment, transfers)
+        if isinstance(place, Path):
+            return place
+        mirror = _made(place, environment, transfers)
+        mirror.open(stopped)
+        return mirror
 
     with ThreadPoolExecutor(max(1, len(found)), "opening") as threads:
-        return list(threads.map(opened, found))
+        try:
+            return list(threads.map(opened, found))
+        finally:
+            stopped.set()  # after an error, or an interrupt, no other one waits for its storage
 
 
-def _open(of: RemoteRepository, environment: Mapping[str, str], transfers: Transfers) -> Mirror:
+def _made(of: RemoteRepository, environment: Mapping[str, str], transfers: Transfers) -> Mirror:
     try:
         store = open_store(of.address, environment)
     except (AddressError, CredentialError) as error:
         raise MirrorError(str(error)) from None
     cache = RemoteCache(of.root, of.bound)
-    mirror = Mirror(store, cache, transfers, settle_secs=of.settle_secs, offline=of.offline)
-    mirror.open()
-    return mirror
+    return Mirror(store, cache, transfers, settle_secs=of.settle_secs, offline=of.offline)

@@ -82,6 +82,10 @@ class FaultyProxy:
         """Have a fault in the next answers to requests whose path has the part `of`."""
         self._faults += [(of, fault)] * times
 
+    def break_none(self) -> None:
+        """Have no fault in the answers from now on."""
+        self._faults = []
+
     def stall(self, _: Answer) -> None:
         """A fault: nothing is sent until the proxy ends."""
         self._ended.wait()

@@ -4,19 +4,28 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.cli import main
 from gateway.errors import InferenceError
 from gateway.in_process.server import Server
+from gateway.storage.mirror import downloads, opening
+from gateway.storage.mirror.downloads import Transfers
+from gateway.storage.remote.clients import open_store
+from gateway.storage.remote.objects import Patience
 from tests.conformance.models import REPEAT
 from tests.e2e.object_storage.clouds import Bucket
 from tests.e2e.object_storage.faulty_proxy import LISTS, FaultyProxy, cut, refused
 
 POLL_SECS = 0.1
+SCALE = 180
+SLOW_DOWN = refused(503, "SlowDown")
+ALWAYS = 10_000
 POLL = {"model_control_mode": "poll", "repository_poll_secs": POLL_SECS}
 SOON_SECS = 30
 CONTENT = bytes(range(256)) * 400
@@ -105,6 +114,117 @@ async def test_a_storage_that_refuses_is_the_error_of_the_start(
     with pytest.raises(InferenceError, match="AccessDenied"):
         async with serving(address):
             pass
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused requests are repeated for a second in place of 3 minutes, with short pauses.
+
+    The minute of an overload is so a third of a second in these tests: a few refusals. A listing is
+    tried twice at once, in place of 11 times.
+    """
+    monkeypatch.setattr(downloads, "SLOW_SECS", downloads.SLOW_SECS / SCALE)
+    monkeypatch.setattr(opening, "Transfers", partial(Transfers, pause_secs=0.05))
+    twice = Patience(retries=1, within_s=60)
+    monkeypatch.setattr(opening, "open_store", partial(open_store, listed=twice))
+
+
+async def ask(server: Server, model: str, version: int | str = "") -> None:
+    """Have a version answer, by default the one of requests without a version."""
+    inputs = {"text_input": ["x"], "n": np.ones(1, np.int32)}
+    response = await server.model(model, version).async_infer(inputs=inputs).only()
+    assert response.outputs["text_output"].tolist() == [b"x"]
+
+
+def put_neighbour(bucket: Bucket) -> None:
+    bucket.put("models/neighbour/config.pbtxt", REPEAT.encode())
+    bucket.put("models/neighbour/1/x", b"1")
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_start_waits_for_a_storage_that_is_overloaded_for_a_while(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use, tmp_path: Path
+) -> None:
+    address = use(proxied_bucket)
+    proxy.break_next(SLOW_DOWN, of=LISTS, times=3)
+    proxy.break_next(SLOW_DOWN, of="a%2Bb", times=5)
+    async with serving(address) as server:
+        await ask(server, "repeat", 2)
+    assert sum("a%2Bb" in path for path in proxy.paths) == 6
+    (file,) = (tmp_path / "cache/remote/trees").rglob("a+b c.bin")
+    assert file.read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_an_overload_without_end_is_the_error_of_a_start_without_a_cache(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use
+) -> None:
+    address = use(proxied_bucket)
+    proxy.break_next(SLOW_DOWN, of=LISTS, times=ALWAYS)
+    with pytest.raises(InferenceError, match=r"503 SlowDown: .*; try again later"):
+        async with serving(address):
+            pass
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_an_overload_without_end_fails_one_model_of_a_start(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use
+) -> None:
+    address = use(proxied_bucket)
+    put_neighbour(proxied_bucket)
+    proxy.break_next(SLOW_DOWN, of="a%2Bb", times=ALWAYS)
+    chosen = {"model_control_mode": "explicit", "load_model": ["*"]}
+    async with serving(address, **chosen, exit_on_error=False) as server:
+        failed = (await server.async_models())["repeat", "2"]
+        assert re.search(r"repeat/2/a\+b c\.bin': 503 SlowDown: .*; try again later", failed.reason)
+        await ask(server, "neighbour")
+        proxy.break_none()
+        await server.async_load("repeat")
+        await ask(server, "repeat", 2)
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_the_version_before_answers_while_a_poll_waits_for_an_overloaded_storage(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use
+) -> None:
+    address = use(proxied_bucket)
+    put_neighbour(proxied_bucket)
+    async with serving(address, **POLL) as server:
+        proxy.break_next(SLOW_DOWN, of=LISTS, times=3)
+        proxy.break_next(SLOW_DOWN, of="new.bin", times=5)
+        proxied_bucket.put("models/repeat/3/new.bin", CONTENT)
+        async with asyncio.timeout(SOON_SECS):
+            while ("repeat", "3") not in await ready_versions(server):
+                await ask(server, "repeat")
+                await ask(server, "neighbour")
+                await asyncio.sleep(POLL_SECS)
+        await ask(server, "repeat", 3)
+    assert sum("new.bin" in path for path in proxy.paths) == 6
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_an_overload_without_end_at_a_poll_leaves_the_version_before(
+    proxied_bucket: Bucket, proxy: FaultyProxy, use: Use
+) -> None:
+    address = use(proxied_bucket)
+    put_neighbour(proxied_bucket)
+    async with serving(address, **POLL) as server:
+        proxy.break_next(SLOW_DOWN, of="new.bin", times=ALWAYS)
+        proxied_bucket.put("models/repeat/3/new.bin", CONTENT)
+        async with asyncio.timeout(SOON_SECS):
+            while "SlowDown" not in (await reason_of(server, "repeat", "3")):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECS)
+        await ask(server, "repeat", 2)
+        await ask(server, "neighbour")
+        proxy.break_none()
+        proxied_bucket.put("models/repeat/3/new.bin", CONTENT[::-1])
+        await until(server, ("repeat", "3"), ("neighbour", "1"))
+
+
+async def reason_of(server: Server, model: str, version: str) -> str:
+    """The reason of the state of a version; "" without one."""
+    found = (await server.async_models()).get((model, version))
+    return found.reason if found is not None else ""
 
 
 def test_a_fetch_writes_warnings_as_a_server_does(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,12 @@ TURNS = 2000
 class Numbered(Instance):
     """Answers with the number of its version, or with an error."""
 
-    def __init__(
-        self, version: str, errors: dict[str, InferenceError], gates: dict[str, asyncio.Event]
-    ) -> None:
+    def __init__(self, version: str, backend: "NumberedBackend") -> None:
         self.concurrency = None
         self._version = version
-        self._errors = errors
-        self._gates = gates
+        self._errors = backend.errors
+        self._gates = backend.gates
+        self._work = backend.work
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.death = self._death
 
@@ -47,6 +46,8 @@ class Numbered(Instance):
             raise error
         if (gate := self._gates.get(self._version)) is not None:
             await gate.wait()
+        if (work := self._work.get(self._version)) is not None:
+            await work()
         for index, _ in enumerate(requests):
             yield index, text_response(self._version, final=True)
 
@@ -65,13 +66,15 @@ class Numbered(Instance):
 class NumberedBackend(Backend):
     """Loads instances.
 
-    `errors` of answers, `refusals` of loads, and `gates`, at which answers wait, are by version.
+    `errors` of answers, `refusals` of loads, `gates`, at which answers wait, and the `work` before
+    each answer are by version.
     """
 
     def __init__(self) -> None:
         self.errors: dict[str, InferenceError] = {}
         self.refusals: dict[str, InferenceError] = {}
         self.gates: dict[str, asyncio.Event] = {}
+        self.work: dict[str, Callable[[], Awaitable[None]]] = {}
         self.instances: dict[str, Numbered] = {}
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
@@ -81,7 +84,7 @@ class NumberedBackend(Backend):
         version = context.path.name
         if (error := self.refusals.get(version)) is not None:
             raise error
-        self.instances[version] = Numbered(version, self.errors, self.gates)
+        self.instances[version] = Numbered(version, self)
         return self.instances[version]
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import CacheBound
-from gateway.storage.mirror.trees import STALE_SECS, RemoteTree, delete_folder
+from gateway.storage.mirror.trees import STALE_SECS, Manifest, RemoteTree, delete_folder
 from gateway.storage.remote.objects import RemoteError, RemoteObject
 from tests.gateway.storage.mirror.conftest import Open
 from tests.remote_stores import MemoryStore
@@ -308,6 +309,24 @@ def test_files_that_disappear_during_a_scan_are_none(
     monkeypatch.setattr(Path, "is_file", lambda path: True)
     assert addresses(root) == ["a"]
     assert list(Blobs(root).sizes().values()) == [400]
+
+
+def test_a_model_that_is_evicted_while_models_are_listed_is_none(
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, cache = mirror_of(store), RemoteCache(root)
+    for name in ("a", "b"):
+        use(mirror, name)
+    manifests = cache.trees.manifests
+
+    def evicted() -> Iterator[tuple[Path, Manifest]]:
+        for path, manifest in manifests():
+            if manifest.address.endswith("/a"):
+                path.unlink()
+            yield path, manifest
+
+    monkeypatch.setattr(cache.trees, "manifests", evicted)
+    assert [each.address.rpartition("/")[2] for each in cache.list()] == ["b"]
 
 
 def test_an_eviction_during_a_load_is_repaired(

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from gateway.storage.mirror import opening
+from gateway.storage.mirror.downloads import Transfers
 from gateway.storage.mirror.errors import MirrorError
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import RemoteRepository
-from gateway.storage.remote.objects import FIRST, Patience, RemoteListing
+from gateway.storage.remote.objects import FIRST, Patience, RemoteError, RemoteListing
 from tests.gateway.storage.mirror.conftest import Open
 from tests.remote_stores import MemoryStore
 
@@ -219,6 +220,74 @@ def test_a_start_without_storage_and_cache_fails(store: MemoryStore, mirror_of: 
     store.down = True
     with pytest.raises(MirrorError, match="cannot read 's3://bucket/models': CannotConnect"):
         mirror_of(store)
+
+
+def overloaded(store: MemoryStore, times: int) -> None:
+    """Have the next listings refused."""
+    refusals = iter(range(times))
+
+    def refuse() -> None:
+        if next(refusals, None) is not None:
+            raise RemoteError("SlowDown", "cannot list 's3://bucket/models': 503 SlowDown")
+
+    store.before_list = refuse
+
+
+def test_a_start_with_nothing_in_the_cache_waits_for_an_overloaded_storage(
+    store: MemoryStore, mirror_of: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    overloaded(store, 20)
+    mirror = mirror_of(store)
+    assert mirror.files.content("") == ["m/", "n/"]
+    assert caplog.messages == ["remote repository overloaded, listed again"] * 20
+    assert (mirror.transfers.requests, mirror.up) == (21, True)
+
+
+def test_a_start_with_models_in_the_cache_does_not_wait_for_an_overloaded_storage(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    mirror_of(store).folder("n").fetch()
+    store.lists.clear()
+    overloaded(store, 1)
+    mirror = mirror_of(store)
+    assert mirror.files.content("") == ["n/"]
+    assert store.lists == [""]
+
+
+def test_an_overload_without_end_fails_a_start_with_nothing_in_the_cache(
+    store: MemoryStore, mirror_of: Open
+) -> None:
+    now = [0.0]
+
+    def refuse() -> None:
+        now[0] += 50
+        raise RemoteError("SlowDown", "cannot list 's3://bucket/models': 503 SlowDown")
+
+    store.before_list = refuse
+    with pytest.raises(MirrorError, match="503 SlowDown"):
+        mirror_of(store, transfers=Transfers(clock=lambda: now[0], pause_secs=0))
+    assert 180 < now[0] <= 300
+
+
+def test_a_repository_that_fails_ends_the_wait_for_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    class Refusing(MemoryStore):
+        def list(self, under: str = "", patience: Patience | None = None) -> RemoteListing:
+            if self.origin == "s3://busy":
+                waits.set()
+                raise RemoteError("SlowDown", "cannot list 's3://busy': 503 SlowDown")
+            assert waits.wait(SOON_SECS)
+            raise RemoteError("AccessDenied", "cannot list 's3://closed': 403 AccessDenied")
+
+    monkeypatch.setattr(opening, "open_store", lambda address, environment: Refusing(address))
+    places = [
+        RemoteRepository(address=address, root=tmp_path) for address in ("s3://closed", "s3://busy")
+    ]
+    with pytest.raises(MirrorError, match="AccessDenied"):
+        opening.open_places(places, {})
 
 
 def test_an_offline_mirror_asks_nothing(store: MemoryStore, mirror_of: Open) -> None:
