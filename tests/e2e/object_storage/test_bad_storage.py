@@ -1,7 +1,10 @@
 """Storage that refuses, cuts, stalls or changes: the error says so, and other objects are read."""
 
 import json
+import signal
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,9 +29,12 @@ from tests.e2e.object_storage.faulty_proxy import (
     refused,
     shortened,
 )
+from tests.serving import WAIT_SECS, Serving
 
 CONTENT = b"0123456789"
 READERS = 8
+SOON_SECS = 5
+"""Far less than the storage has for an answer."""
 SOON = Patience(retries=1, within_s=60)
 IMPATIENT = Patience(retries=1, within_s=60, silence_s=0.3)
 
@@ -212,3 +218,18 @@ def test_a_storage_that_stalls_ends_the_read(
     assert raised.value.code == "Timeout"
     assert not raised.value.is_slow_down
     assert read(store, "neighbour") == CONTENT
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_start_that_waits_for_a_storage(tmp_path: Path, number: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"s3://http://127.0.0.1:{silent.getsockname()[1]}/bucket/models"
+        environment = {**KEYS, "SLUICE_CACHE": str(tmp_path / "cache")}
+        server = Serving(address, (), environment)
+        silent.settimeout(WAIT_SECS)
+        asked, _ = silent.accept()
+        with asked:
+            began = time.monotonic()
+            assert server.stop(number) == -number
+            assert time.monotonic() - began < SOON_SECS
+    assert "Traceback" not in server.text
