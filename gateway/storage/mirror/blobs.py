@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,8 @@ from gateway.storage.mirror.locks import CacheLock
 from gateway.storage.remote.objects import Bytes, RemoteObject
 
 GIB = 1 << 30
-PART_BYTES = 8 << 20
-"""The C library keeps as much again of parts that it has freed: 16 parts in flight take 350 MiB."""
-HASHED_BYTES = 1 << 20
+PART_BYTES = 16 << 20
+READ_BYTES = 1 << 20
 KEY_BYTES = 20
 READ_ONLY = 0o444
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -42,12 +42,12 @@ class Blob:
 
 
 class Blobs:
-    """The folder of blobs, of partial blobs, and of the hash of each; shared by processes."""
+    """The folder of blobs, of partial blobs, and of their checksums; shared by processes."""
 
     def __init__(self, root: Path) -> None:
         self._whole = root / "blobs"
         self._partial = root / "partial"
-        self._digests = root / "digests"
+        self._checksums = root / "checksums"
 
     def path(self, key: str) -> Path:
         """The file of a blob, whether it is there or not."""
@@ -60,7 +60,7 @@ class Blobs:
     def open_partial(self, blob: Blob) -> "PartialBlob | None":
         """The partial blob, new or from an earlier attempt; None if it is open elsewhere."""
         self._partial.mkdir(parents=True, exist_ok=True)
-        self._digests.mkdir(exist_ok=True)
+        self._checksums.mkdir(exist_ok=True)
         self.path(blob.key).parent.mkdir(parents=True, exist_ok=True)
         lock = CacheLock.attempt(self._partial / f"{blob.key}.lock", create=True)
         if lock is None:
@@ -74,8 +74,8 @@ class Blobs:
     def publish(self, partial: "PartialBlob") -> None:
         """Make a partial blob that has all its parts a whole one."""
         key, path = partial.blob.key, self.path(partial.blob.key)
-        digest = partial.seal()
-        (self._digests / key).write_text(digest)
+        checksums = {"part_bytes": PART_BYTES, "crc32": partial.seal()}
+        (self._checksums / key).write_text(json.dumps(checksums))
         partial.data.rename(path)
         partial.discard()
         sync(path.parent)
@@ -106,14 +106,14 @@ class Blobs:
     def whole_since(self, key: str) -> float:
         """The time at which a blob became whole; 0 if that is unknown."""
         try:
-            return (self._digests / key).stat().st_mtime
+            return (self._checksums / key).stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def delete(self, key: str) -> None:
         """Delete a whole blob."""
         self.path(key).unlink(missing_ok=True)
-        (self._digests / key).unlink(missing_ok=True)
+        (self._checksums / key).unlink(missing_ok=True)
 
     def delete_partial(self, key: str) -> bool:
         """Delete a partial blob; False if it is being downloaded."""
@@ -127,17 +127,24 @@ class Blobs:
     def is_damaged(self, key: str) -> bool:
         """Whether the content of a blob is another one than that which was downloaded."""
         try:
+            kept = json.loads((self._checksums / key).read_bytes())
             with self.path(key).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            return found != (self._digests / key).read_text()
+                size, part = os.fstat(file.fileno()).st_size, kept["part_bytes"]
+                found = [
+                    _checksum(file.fileno(), start, min(part, size - start))
+                    for start in range(0, size, part)
+                ]
+            return bool(found != kept["crc32"])
         except FileNotFoundError:
             return self.has(key)
+        except ValueError:  # torn
+            return True
 
 
 class PartialBlob:
     """A blob whose parts are written in any order, by concurrent threads; `parts` is their map.
 
-    A later process continues it, until the next start of the machine: parts are not synced.
+    A later process continues it, until the next start of the machine: the map is not synced.
     """
 
     def __init__(self, blob: Blob, folder: Path, lock: CacheLock) -> None:
@@ -146,15 +153,16 @@ class PartialBlob:
         self._folder = folder
         self._lock = lock
         self._parts = folder / "parts"
-        self._hash = hashlib.sha256(usedforsecurity=False)
-        self._hashed = 0
-        self._hashing = threading.Lock()
         self._changing = threading.Lock()
+        self._flushing = threading.Lock()
         if not self._is_continued():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             self._create()
         self._done = bytearray(self._parts.read_bytes())
+        self._checksums: list[int | None] = [None] * len(self._done)
+        self.done_bytes = sum(self.span(part)[1] for part, done in enumerate(self._done) if done)
+        """Bytes of the parts that are there."""
         self._file = os.open(self.data, os.O_RDWR | os.O_CLOEXEC)
         self._map = os.open(self._parts, os.O_RDWR | os.O_CLOEXEC)
         self._descriptors = [self._file, self._map]
@@ -169,42 +177,54 @@ class PartialBlob:
         start = part * PART_BYTES
         return start, min(PART_BYTES, self.blob.object.size - start)
 
-    @property
-    def done_bytes(self) -> int:
-        """Bytes of the parts that are there."""
-        return sum(self.span(part)[1] for part, done in enumerate(self._done) if done)
-
-    def write(self, part: int, content: Bytes) -> bool:
+    def write(self, part: int, chunks: Iterable[Bytes]) -> bool:
         """Write one part; returns whether no part is missing any more."""
-        view, at = memoryview(content), self.span(part)[0]
-        while view:
-            written = os.pwrite(self._file, view, at)
-            view, at = view[written:], at + written
+        (at, length), checksum = self.span(part), 0
+        for chunk in chunks:
+            checksum = zlib.crc32(chunk, checksum)
+            view = memoryview(chunk)
+            while view:
+                written = os.pwrite(self._file, view, at)
+                view, at = view[written:], at + written
         with self._changing:
             os.pwrite(self._map, b"\1", part)
+            self._checksums[part] = checksum
             self._done[part] = 1
-            whole = all(self._done)
-        if not whole and self._hashing.acquire(blocking=False):
-            try:
-                self._hash_parts()
-            finally:
-                self._hashing.release()
-        return whole
+            self.done_bytes += length
+            return all(self._done)
 
-    def seal(self) -> str:
-        """Sync the whole content; returns its SHA-256."""
-        with self._hashing:
-            self._hash_parts()
+    def flush(self) -> None:
+        """Sync the present parts, so that `seal` waits for fewer; nothing once it is closed.
+
+        One thread at a time does, for the parts of all.
+        """
+        if self._flushing.acquire(blocking=False):
+            try:
+                if self._descriptors:
+                    os.fdatasync(self._file)
+            finally:
+                self._flushing.release()
+
+    def seal(self) -> list[int]:
+        """Sync the whole content; returns the CRC-32 of each part.
+
+        Those of an earlier attempt are read.
+        """
+        found = [
+            _checksum(self._file, *self.span(part)) if known is None else known
+            for part, known in enumerate(self._checksums)
+        ]
         os.fchmod(self._file, READ_ONLY)
         modified = self.blob.object.modified_ns
         os.utime(self._file, ns=(modified, modified))
         os.fsync(self._file)
-        return self._hash.hexdigest()
+        return found
 
     def close(self) -> None:
         """Leave the parts to a later attempt; idempotent."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        with self._flushing:
+            while self._descriptors:
+                os.close(self._descriptors.pop())
         self._lock.close()
 
     def discard(self) -> None:
@@ -212,15 +232,6 @@ class PartialBlob:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.path.unlink(missing_ok=True)
         self.close()
-
-    def _hash_parts(self) -> None:
-        """Hash the parts behind the last hashed one, up to the first that is missing."""
-        while self._hashed < len(self._done) and self._done[self._hashed]:
-            start, length = self.span(self._hashed)
-            for at in range(start, start + length, HASHED_BYTES):
-                size = min(HASHED_BYTES, start + length - at)
-                self._hash.update(os.pread(self._file, size, at))
-            self._hashed += 1
 
     def _is_continued(self) -> bool:
         try:
@@ -244,6 +255,14 @@ class PartialBlob:
             os.close(descriptor)
         self._parts.write_bytes(bytes(self.blob.parts))
         (self._folder / "boot").write_text(_boot())
+
+
+def _checksum(file: int, start: int, length: int) -> int:
+    """The CRC-32 of a part of a file."""
+    found, end = 0, start + length
+    for at in range(start, end, READ_BYTES):
+        found = zlib.crc32(os.pread(file, min(READ_BYTES, end - at), at), found)
+    return found
 
 
 def sync(path: Path) -> None:

@@ -5,15 +5,23 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from gateway.storage.mirror.blobs import GIB, PART_BYTES, Blob, Blobs, PartialBlob
 from gateway.storage.mirror.errors import DownloadStopped, disk_error
-from gateway.storage.remote.objects import Bytes, Patience, RemoteError, RemoteListing, RemoteObject
+from gateway.storage.remote.objects import (
+    Bytes,
+    Patience,
+    RemoteError,
+    RemoteListing,
+    RemoteObject,
+    Taken,
+)
+from gateway.storage.store import NO_SPACE
 
 UNITS = 32
 """The units of all requests in flight: a part takes two, a small object one."""
@@ -25,10 +33,10 @@ TURN_SECS = 0.2
 NO_PART = -1
 """The part of a blob that lacks none: it is empty, or its last process died before the end."""
 REPORT_SECS = 10.0
+USELESS = (*NO_SPACE, errno.EIO)
+"""Errors of a disk after which partial blobs are deleted: it is full, or has lost parts."""
 OPEN = 64
 """Partial blobs of one download that are open at once."""
-
-T = TypeVar("T")
 
 
 class RemoteStore(Protocol):
@@ -39,8 +47,14 @@ class RemoteStore(Protocol):
     def list(self, under: str = "", patience: Patience | None = None) -> RemoteListing:
         """All objects below a folder; `patience` replaces the store's own."""
 
-    def read(self, object: RemoteObject, start: int, length: int) -> Bytes:
-        """Bytes of an object; ObjectChanged if it is another version now."""
+    def read(
+        self,
+        object: RemoteObject,
+        start: int,
+        length: int,
+        take: Callable[[Iterable[Bytes]], Taken],
+    ) -> Taken:
+        """Bytes of an object, taken in chunks; ObjectChanged if it is another version now."""
 
 
 class Transfers:
@@ -67,30 +81,24 @@ class Transfers:
         grown = int((self._clock() - self._halved_at) / RECOVERY_SECS) * 2
         return min(UNITS, self._halved + grown)
 
-    def copy(
-        self,
-        read: Callable[[], T],
-        write: Callable[[T], None],
-        size: int,
-        stopped: threading.Event,
-    ) -> None:
-        """Read and write bytes of that size; repeat the read while the storage is overloaded."""
+    def copy(self, part: Callable[[], Taken], size: int, stopped: threading.Event) -> Taken:
+        """The result of `part`, which reads and writes bytes of that size.
+
+        It is repeated while the storage is overloaded.
+        """
         pause, deadline = self._pause_secs, math.inf
         while True:
             with self._slot(1 if size <= SMALL_BYTES else 2) as halvings:
                 if stopped.is_set():
                     raise DownloadStopped("the download was stopped")
                 try:
-                    content = read()
+                    return part()
                 except RemoteError as error:
                     if not error.is_slow_down or self._clock() > deadline:
                         raise
                     deadline = min(deadline, self._clock() + SLOW_SECS)
                     self._slow_down(halvings)
                     self.count()
-                else:
-                    write(content)
-                    return
             stopped.wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECS)
 
@@ -242,14 +250,17 @@ class _Run:
         start, length = partial.span(part)
         store, transfers = self._of.store, self._of.transfers
 
-        def write(content: Bytes) -> None:
+        def copied() -> bool:
+            whole = store.read(
+                partial.blob.object, start, length, lambda chunks: partial.write(part, chunks)
+            )
             transfers.count(length)
-            if partial.write(part, content):
-                self._of.blobs.publish(partial)
+            return whole
 
-        transfers.copy(
-            lambda: store.read(partial.blob.object, start, length), write, length, self._ended
-        )
+        if transfers.copy(copied, length, self._ended):
+            self._of.blobs.publish(partial)
+        else:
+            partial.flush()
 
     def _show(self) -> None:
         done = self._base + sum(each.done_bytes for each in self._partials)
@@ -260,9 +271,8 @@ class _Run:
     def _abandon(self, error: BaseException) -> None:
         self._ended.set()
         self._threads.shutdown(cancel_futures=True)
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         for partial in self._partials:
-            if is_full:
+            if isinstance(error, OSError) and error.errno in USELESS:
                 partial.discard()
             else:
                 partial.close()

@@ -173,7 +173,6 @@ class Mirror:
 
     def _list_at_last(self, stopped: threading.Event | None) -> RemoteListing:
         """List the repository; while the storage is overloaded again and again, as parts are."""
-        found: list[RemoteListing] = []
 
         def ask() -> RemoteListing:
             try:
@@ -184,11 +183,8 @@ class Mirror:
                     log.warning("remote repository overloaded, listed again", extra=about)
                 raise
 
-        def listed() -> RemoteListing:
-            self.transfers.copy(ask, found.append, 0, stopped or threading.Event())
-            return found[0]
-
-        return self._listed(listed)
+        ended = stopped or threading.Event()
+        return self._listed(lambda: self.transfers.copy(ask, 0, ended))
 
     def _listed(self, ask: Callable[[], RemoteListing]) -> RemoteListing:
         self.transfers.count()

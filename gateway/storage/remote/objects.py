@@ -2,10 +2,10 @@
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.storage.remote.addresses import Address
 from gateway.storage.remote.credentials import CredentialError
@@ -14,6 +14,9 @@ from gateway.storage.remote.storage_clock import StorageClock
 
 Bytes = bytes | memoryview
 """The type of what is read; it has the buffer protocol."""
+Taken = TypeVar("Taken")
+CHUNK_BYTES = 256 << 10
+"""The least size of a chunk but the last one of a read: small enough for the processor's cache."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -103,7 +106,7 @@ class Patience:
 LISTED = Patience(retries=10, within_s=180)
 FIRST = Patience(retries=1, within_s=3, connect_s=2, silence_s=3, whole_s=10)
 """Patience of the listing at a start that can do without it."""
-READ = Patience(retries=2, within_s=30)
+READ = Patience(retries=2, within_s=30, whole_s=600)
 """A read fails soon, so that its caller makes fewer of them at once and reads again."""
 
 
@@ -163,17 +166,26 @@ class ObjectStore:
             raise (self._unusable(error) if error.code in UNUSABLE else error) from None
         return _listing(entries, self._address.prefix, at)
 
-    def read(self, object: RemoteObject, start: int, length: int) -> Bytes:
-        """Bytes of one object, exactly `length`; ObjectChanged if it is not as listed.
+    def read(
+        self,
+        object: RemoteObject,
+        start: int,
+        length: int,
+        take: Callable[[Iterable[Bytes]], Taken],
+    ) -> Taken:
+        """The result of `take`, whose argument is exactly `length` bytes of one object, in chunks.
 
-        A failure that asks for fewer requests has been retried only a few times.
+        It is called again, from the start, if the storage refuses the request in between.
+        ObjectChanged if the object is not as listed. A failure that asks for fewer requests has
+        been retried only a few times.
         """
         if length == 0:
-            return b""
+            return take(())
         key = "/".join(part for part in (self._address.prefix, object.key) if part)
         match = f'"{object.etag}"' if object.etag else None
+        what = f"read '{self._named(object.key)}'"
 
-        def got(connection: Connection) -> Any:
+        def got(connection: Connection) -> Taken:
             import obstore
 
             result = obstore.get(
@@ -181,14 +193,12 @@ class ObjectStore:
                 key,
                 options={"range": (start, start + length), "if_match": match},
             )
-            return result.meta, result.bytes()
+            # A storage may ignore `If-Match`.
+            if _etag(result.meta) != object.etag or result.meta["size"] != object.size:
+                raise _not_listed(what)
+            return take(_exactly(length, result.stream(min_chunk_size=CHUNK_BYTES), what))
 
-        what = f"read '{self._named(object.key)}'"
-        meta, content = self._reading.call(got, what)
-        # A storage may ignore `If-Match`, and shortens a range that ends behind the object.
-        if _etag(meta) != object.etag or meta["size"] != object.size or len(content) != length:
-            raise ObjectChanged("PreconditionFailed", f"cannot {what}: it is not the one listed")
-        return content  # type: ignore[no-any-return]
+        return self._reading.call(got, what)
 
     def _named(self, key: str) -> str:
         return f"{self.origin}/{key}" if key else self.origin
@@ -209,7 +219,7 @@ class _Client:
         self._lock = threading.Lock()
         self._made: Connection | None = None
 
-    def call(self, work: Callable[[Connection], Any], what: str) -> Any:
+    def call(self, work: Callable[[Connection], Taken], what: str) -> Taken:
         """The result of `work` with the connection; RemoteError that says `what` failed."""
         used = self._current(None, what)
         try:
@@ -235,7 +245,7 @@ class _Client:
         except (BaseError, ValueError) as error:
             raise RemoteError("Credentials", f"cannot {what}: {words_of(error)}") from None
 
-    def _tried(self, used: Connection, work: Callable[[Connection], Any], what: str) -> Any:
+    def _tried(self, used: Connection, work: Callable[[Connection], Taken], what: str) -> Taken:
         from obstore.exceptions import BaseError, PreconditionError
 
         try:
@@ -247,6 +257,21 @@ class _Client:
             if code in REFUSED and used.unsigned:
                 text = f"{text}; the request was not signed: {used.unsigned}"
             raise RemoteError(code, text) from None
+
+
+def _exactly(length: int, chunks: Iterable[Bytes], what: str) -> Iterator[Bytes]:
+    """The chunks; ObjectChanged before one behind the length, or at the end if some are missing."""
+    for chunk in chunks:
+        length -= len(chunk)
+        if length < 0:
+            break
+        yield chunk
+    if length:  # A storage shortens a range that ends behind the object.
+        raise _not_listed(what)
+
+
+def _not_listed(what: str) -> ObjectChanged:
+    return ObjectChanged("PreconditionFailed", f"cannot {what}: it is not the one listed")
 
 
 def _listing(entries: Sequence[Any], prefix: str, at: datetime | None) -> RemoteListing:

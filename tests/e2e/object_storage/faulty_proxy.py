@@ -48,6 +48,16 @@ def shortened(by: int) -> Fault:
     return fault
 
 
+def lengthened(by: int) -> Fault:
+    """A whole answer that has more bytes than were asked for, and says so."""
+
+    def fault(answer: Answer) -> None:
+        answer.content += b"+" * by
+        answer.length = len(answer.content)
+
+    return fault
+
+
 def refused(status: int, code: str) -> Fault:
     """An error of S3 in place of the answer."""
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gateway.storage.remote.addresses import parse_address
 from gateway.storage.remote.clients import connect, open_store
 from gateway.storage.remote.objects import (
     READ,
+    Bytes,
     Connection,
     ObjectChanged,
     ObjectStore,
@@ -26,6 +28,7 @@ from tests.e2e.object_storage.faulty_proxy import (
     Answer,
     FaultyProxy,
     cut,
+    lengthened,
     refused,
     shortened,
 )
@@ -49,7 +52,7 @@ def store(proxied_bucket: Bucket) -> ObjectStore:
 
 def read(store: ObjectStore, key: str) -> bytes:
     found = next(each for each in store.list().objects if each.key == f"m/{key}")
-    return bytes(store.read(found, 0, found.size))
+    return store.read(found, 0, found.size, b"".join)
 
 
 def error_of(store: ObjectStore, key: str = "broken") -> RemoteError:
@@ -143,7 +146,7 @@ def test_readers_that_are_refused_at_once_renew_credentials_once(
     (found,) = store.list().objects
     proxy.break_next(refuse, of="m/x", times=READERS)
     with ThreadPoolExecutor(READERS) as threads:
-        reads = threads.map(lambda _: bytes(store.read(found, 0, 10)), range(READERS))
+        reads = threads.map(lambda _: store.read(found, 0, 10, b"".join), range(READERS))
         assert set(reads) == {CONTENT}
     assert made == [SOON, READ, READ]
 
@@ -174,19 +177,45 @@ def test_answers_that_are_always_cut_end_the_read(store: ObjectStore, proxy: Fau
     assert error_of(store).code == "Interrupted"
 
 
+def test_a_rest_that_is_refused_after_a_cut_is_read_with_new_credentials(
+    store: ObjectStore, proxy: FaultyProxy
+) -> None:
+    (found,) = (each for each in store.list().objects if each.key == "m/broken")
+    proxy.break_next(cut(5), of="broken")
+    proxy.break_next(refused(400, "ExpiredToken"), of="broken")
+    taken: list[bytes] = []
+
+    def take(chunks: Iterable[Bytes]) -> bytes:
+        taken.append(b"".join(chunks))
+        return taken[-1]
+
+    assert store.read(found, 0, found.size, take) == CONTENT
+    assert taken == [CONTENT]
+    assert len([each for each in proxy.paths if "broken" in each and LISTS not in each]) == 3
+
+
 def test_an_answer_of_another_length_is_no_content(store: ObjectStore, proxy: FaultyProxy) -> None:
     proxy.break_next(shortened(3), of="broken", times=10)
     assert isinstance(error_of(store), ObjectChanged)
+
+
+def test_bytes_behind_a_part_are_not_taken(store: ObjectStore, proxy: FaultyProxy) -> None:
+    (found,) = (each for each in store.list().objects if each.key == "m/broken")
+    proxy.break_next(lengthened(3), of="broken", times=10)
+    taken: list[Bytes] = []
+    with pytest.raises(ObjectChanged):
+        store.read(found, 0, 5, taken.extend)
+    assert len(b"".join(taken)) <= 5
 
 
 def test_two_ranges_are_never_of_two_objects(
     store: ObjectStore, proxy: FaultyProxy, s3_bucket: Bucket
 ) -> None:
     found = next(each for each in store.list().objects if each.key == "m/broken")
-    assert bytes(store.read(found, 0, 5)) == CONTENT[:5]
+    assert store.read(found, 0, 5, b"".join) == CONTENT[:5]
     s3_bucket.put("r/m/broken", CONTENT[::-1])
     with pytest.raises(ObjectChanged, match="412 PreconditionFailed"):
-        store.read(found, 5, 5)
+        store.read(found, 5, 5, b"".join)
 
 
 def test_a_storage_that_asks_for_fewer_requests_gets_the_same_again(
@@ -214,7 +243,7 @@ def test_a_storage_that_stalls_ends_the_read(
     address, environment = proxied_bucket.address, proxied_bucket.environment
     impatient = open_store(f"{address}/r", environment, read=IMPATIENT)
     with pytest.raises(RemoteError, match="m/broken") as raised:
-        impatient.read(found, 0, found.size)
+        impatient.read(found, 0, found.size, b"".join)
     assert raised.value.code == "Timeout"
     assert not raised.value.is_slow_down
     assert read(store, "neighbour") == CONTENT

@@ -124,7 +124,7 @@ async def test_a_disk_that_hangs_holds_neither_other_loads_nor_an_unload(
     control = await start(mirror_of(store), **EXPLICIT)
     reached, held, seal = threading.Event(), threading.Event(), PartialBlob.seal
 
-    def hang(partial: PartialBlob) -> str:
+    def hang(partial: PartialBlob) -> list[int]:
         if partial.blob.object.key == "m/3/weights":
             reached.set()
             held.wait(SOON_SECS)

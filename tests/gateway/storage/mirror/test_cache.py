@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -229,6 +229,28 @@ def test_a_damaged_file_is_found_and_downloaded_again(
     assert list(RemoteCache(root).damaged()) == [DamagedFile(DAMAGED, in_use=False)]
     assert list(RemoteCache(root).damaged()) == []
     assert (mirror.folder("a").fetch().path / "1/weights").read_bytes() == b"a" * 400
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda blob, _: os.truncate(blob, 399),
+        lambda blob, _: os.truncate(blob, 401),
+        lambda _, checksums: os.truncate(checksums, 20),
+        lambda _, checksums: os.truncate(checksums, 0),
+        lambda _, checksums: checksums.unlink(),
+    ],
+    ids=["shorter", "longer", "checksums torn", "checksums empty", "checksums missing"],
+)
+def test_a_blob_that_does_not_have_its_checksums_is_damaged(
+    store: MemoryStore, mirror_of: Open, root: Path, damage: Callable[[Path, Path], None]
+) -> None:
+    use(mirror_of(store), "a")
+    (blob,) = (each for each in (root / "blobs").glob("*/*") if each.stat().st_size == 400)
+    assert not Blobs(root).is_damaged(blob.name)
+    blob.chmod(0o644)
+    damage(blob, root / "checksums" / blob.name)
+    assert Blobs(root).is_damaged(blob.name)
 
 
 def test_a_damaged_file_of_a_model_in_use_is_reported_until_it_is_free(

@@ -12,7 +12,7 @@ import pytest
 from gateway.storage.mirror import downloads
 from gateway.storage.mirror.blobs import Blob, Blobs
 from gateway.storage.mirror.downloads import Download, DownloadProgress, Transfers, rarely
-from gateway.storage.remote.objects import Bytes, RemoteError, RemoteObject
+from gateway.storage.remote.objects import RemoteError, RemoteObject
 from tests.gateway.storage.mirror.conftest import Open
 from tests.remote_stores import MemoryStore, slow_down
 
@@ -34,7 +34,7 @@ def test_the_bound_of_downloads_is_halved_and_grows_again() -> None:
             slow_down(RemoteObject("k", "e", 1, 0), 0)
         return b""
 
-    transfers.copy(read, lambda content: None, 1, threading.Event())
+    transfers.copy(read, 1, threading.Event())
     assert transfers.bound == 32 // 8
     now[0] += 30
     assert transfers.bound == 32 // 8 + 2
@@ -53,9 +53,10 @@ def test_refusals_of_requests_that_were_in_flight_together_halve_the_bound_once(
             if next(refusals, False):
                 together.wait(SOON_SECS)
                 slow_down(RemoteObject("k", "e", 1, 0), 0)
+            bounds.append(transfers.bound)
             return b""
 
-        transfers.copy(read, lambda content: bounds.append(transfers.bound), 1, threading.Event())
+        transfers.copy(read, 1, threading.Event())
 
     threads = [threading.Thread(target=copy) for _ in range(8)]
     for each in threads:
@@ -74,10 +75,8 @@ def test_the_time_of_an_overload_begins_at_the_first_refusal_of_a_part() -> None
             slow_down(RemoteObject("k", "e", 1, 0), 0)
         return b"k"
 
-    written: list[Bytes] = []
     transfers = Transfers(clock=lambda: now[0], pause_secs=0)
-    transfers.copy(read, written.append, 1, threading.Event())
-    assert written == [b"k"]
+    assert transfers.copy(read, 1, threading.Event()) == b"k"
 
 
 def test_an_overload_without_end_is_an_error() -> None:
@@ -90,7 +89,7 @@ def test_an_overload_without_end_is_an_error() -> None:
 
     transfers = Transfers(clock=lambda: now[0], pause_secs=0)
     with pytest.raises(RemoteError, match="SlowDown"):
-        transfers.copy(read, lambda content: None, 1, threading.Event())
+        transfers.copy(read, 1, threading.Event())
     assert now[0] == 300
 
 
@@ -140,7 +139,7 @@ from gateway.storage.remote.objects import RemoteObject
 blobs.PART_BYTES = 64
 partial = Blobs(Path(sys.argv[1])).open_partial(Blob.of("s3://b", RemoteObject("k", "e", 640, 0)))
 for part in range(5):
-    partial.write(part, b"x" * 64)
+    partial.write(part, [b"x" * 64])
 sys.stdout.write("half\\n")
 sys.stdout.flush()
 sys.stdin.readline()
@@ -179,13 +178,26 @@ def test_a_download_of_a_process_that_is_killed_is_continued_by_another(root: Pa
     assert list((root / "partial").iterdir()) == []
 
 
+def test_a_part_may_be_synced_after_the_last_one_was_published(root: Path) -> None:
+    blobs = Blobs(root)
+    blob = Blob.of("s3://b", RemoteObject("k", "e", 128, 0))
+    partial = blobs.open_partial(blob)
+    assert partial is not None
+    assert not partial.write(0, [b"x" * 64])
+    assert partial.write(1, [b"x", b"y" * 63])
+    blobs.publish(partial)
+    partial.flush()
+    assert blobs.path(blob.key).read_bytes() == b"x" * 65 + b"y" * 63
+    assert not blobs.is_damaged(blob.key)
+
+
 def test_the_parts_of_another_start_of_the_machine_are_not_trusted(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob = Blob.of("s3://b", RemoteObject("k", "e", 640, 0))
     first = Blobs(root).open_partial(blob)
     assert first is not None
-    first.write(0, b"x" * 64)
+    first.write(0, [b"x" * 64])
     first.close()
     again = Blobs(root).open_partial(blob)
     assert again is not None

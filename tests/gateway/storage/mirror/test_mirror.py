@@ -225,6 +225,24 @@ def test_a_full_disk_fails_one_model_and_leaves_its_space(
     assert mirror.folder("n").fetch().path.is_dir()
 
 
+def test_parts_that_a_disk_has_lost_are_downloaded_again(
+    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed sync is reported once: a later one would succeed without those parts."""
+    mirror = mirror_of(store)
+
+    def lose(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lose)
+        with pytest.raises(MirrorError):
+            mirror.folder("m").fetch(without=["1"])
+    assert list((root / "partial").iterdir()) == []
+    tree = mirror.folder("m").fetch(without=["1"])
+    assert (tree.path / "2/weights").read_bytes() == b"2" * 1000
+
+
 def test_a_cache_that_cannot_be_written_serves_what_it_has(
     store: MemoryStore, mirror_of: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
