@@ -14,6 +14,7 @@ from collections.abc import (
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +29,9 @@ from gateway.models.mirrors import RemoteRepositories
 from gateway.models.model import Model
 from gateway.models.residents import Residents
 from gateway.observability.request_record import Record
+from gateway.observability.span_trace import SpanTrace
+from gateway.observability.spans import OF_MODEL
 from gateway.observability.statistics import ModelStatistics
-from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
 from gateway.schedulers.execution import Entry
 from gateway.settings import TraceSettings
@@ -267,18 +269,25 @@ async def death_of(instance: Instance) -> str:
     return await asyncio.shield(instance.death)
 
 
+def moments(trace: SpanTrace) -> list[tuple[int, str]]:
+    """The times and names of the events of an ended trace, without those of `compute`."""
+    of_model = trace.started_ns, trace.queued_ns, trace.ended_ns
+    own = zip(trace.times, trace.names, strict=True)
+    return sorted([*own, *zip(of_model, OF_MODEL, strict=True)], key=itemgetter(0))
+
+
 class KeptTraces:
     """Keeps the traces that would become spans."""
 
     def __init__(self) -> None:
-        self.kept: list[Trace] = []
+        self.kept: list[SpanTrace] = []
         self.drops = {"not_queued": 7, "rejected": 0}
         self.closed = 0
 
     def refuses(self) -> bool:
         return False
 
-    def keep(self, trace: Trace) -> None:
+    def keep(self, trace: SpanTrace) -> None:
         self.kept.append(trace)
 
     def close(self) -> None:
@@ -291,8 +300,8 @@ class KeptTraces:
 
     @property
     def names(self) -> list[list[str]]:
-        """The names of the stamps of each trace."""
-        return [[name for name, _ in each.stamps] for each in self.kept]
+        """The names of the events of each trace, in the order of their times."""
+        return [[name for _, name in moments(each)] for each in self.kept]
 
 
 class LoadedModels:

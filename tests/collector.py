@@ -2,7 +2,7 @@
 
 import gzip
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
 from tests.serving import wait_until
 
@@ -50,6 +50,11 @@ class Collector:
         assert len({each.trace_id for each in spans}) == 1
         self.spans = [each for each in self.spans if each not in spans]
         return spans
+
+
+def read_spans(messages: Iterable[bytes]) -> list[Span]:
+    """The spans of messages, each of which is a field `spans` of `ScopeSpans`."""
+    return list(ScopeSpans.FromString(b"".join(messages)).spans)
 
 
 def texts(attributes: Any) -> dict[str, str]:

@@ -272,7 +272,7 @@ class Model:
         if trace is None and isinstance(request.trace, Trace):
             trace = request.trace.child()
         if trace is not None:
-            request = replace(request, trace=trace)
+            request.trace = trace  # type: ignore[misc]  # as `Execution` sets `sink`
             trace.accepted(self.name, self.version, request)
         remove = self.requests.remove
         on_end = remove if shared is None else shared.counted(request, remove)

@@ -14,6 +14,14 @@ def exemplify(histogram: Histogram, value: float, trace: Trace) -> None:
         return
     if histogram.exemplars is None:
         histogram.exemplars = {}
-    labels = {"trace_id": f"{trace.spans.trace_id:032x}"}
     bucket = bisect_left(histogram.bounds, value)
-    histogram.exemplars[bucket] = Exemplar(labels, value, time.time())
+    histogram.exemplars[bucket] = trace.spans.trace_id, value, time.time()
+
+
+def exemplars(histogram: Histogram) -> dict[int, Exemplar]:
+    """The exemplars by the indexes of their buckets."""
+    found = histogram.exemplars or {}
+    return {
+        bucket: Exemplar({"trace_id": f"{trace_id:032x}"}, value, time_secs)
+        for bucket, (trace_id, value, time_secs) in found.items()
+    }

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from gateway.backend import ExportedMetric, MetricReading, MetricSample
 from gateway.event_loop import LoopReading
 from gateway.messages import NO_PARAMETERS
+from gateway.observability.exemplars import exemplars
 from gateway.observability.exposition import number
 from gateway.observability.machine import MACHINE
 from gateway.observability.statistics import (
@@ -349,12 +350,12 @@ def histogram_samples(
     name: str, labels: Mapping[str, str], histogram: Histogram
 ) -> Iterator[MetricSample]:
     """The samples of a histogram: its buckets, its sum and its count."""
-    running, exemplars = 0, histogram.exemplars or {}
+    running, found = 0, exemplars(histogram)
     bounds = _bound_texts(histogram.bounds)
     for index, (bound, count) in enumerate(zip(bounds, histogram.counts, strict=True)):
         running += count
         own = {**labels, "le": bound}
-        yield MetricSample(f"{name}_bucket", own, running, exemplars.get(index))
+        yield MetricSample(f"{name}_bucket", own, running, found.get(index))
     yield MetricSample(f"{name}_sum", dict(labels), histogram.total)
     yield MetricSample(f"{name}_count", dict(labels), running)
 

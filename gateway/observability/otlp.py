@@ -4,23 +4,29 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from opentelemetry.exporter.http.transport._base import BaseHTTPResult, BaseHTTPTransport
+from opentelemetry.exporter.http.transport._urllib3 import Urllib3HTTPResult
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTracePartialSuccess,
     ExportTraceServiceResponse,
 )
 from opentelemetry.sdk.resources import Resource
+from requests import Request, Session
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Timeout
 from urllib3.exceptions import HTTPError
+from urllib3.util import Retry
 
 from gateway.json_lines import cut
-from gateway.observability.otlp_wire import export_message
+from gateway.observability.otlp_wire import ExportForm
+from gateway.observability.span_trace import SpanTrace
 from gateway.observability.spans import spans_of
-from gateway.observability.trace import Trace
 from gateway.span_settings import SpanSettings
 
 log = logging.getLogger("sluice.trace")
@@ -39,6 +45,8 @@ REDIRECTIONS = 300
 """The first status of an answer from which nothing was taken."""
 MOST_ANSWER_BYTES, MOST_ANSWER_SECS = 16 * 1024, 2.0
 """An answer of a collector that is longer, or takes longer, says nothing of its spans."""
+ONE_TRY = Retry(0, read=False)
+"""As in `requests`: the SDK's client tries again."""
 PROTOBUF = "application/x-protobuf"
 NOT_QUEUED, NOT_BUILT, NOT_TAKEN, REJECTED = "not_queued", "not_built", "not_taken", "rejected"
 """The reasons of dropped spans: the queue was full, a defect, no answer of the collector with a
@@ -60,13 +68,19 @@ class SpanExporter:
         self._batch = settings.bsp_max_export_batch_size
         self._delay = settings.bsp_schedule_delay / 1000
         own = {SERVICE_NAME: SERVICE, **dict(settings.resource)}
-        self._resource = Resource.create(own).attributes
+        self._form = ExportForm(Resource.create(own).attributes, SCOPE)
         self._exporter = OTLPSpanExporter(settings.url)
         # Its public method takes spans of the SDK only, and drops the answer.
         client: Any = self._exporter._client  # noqa: SLF001
         self._send_message = client.export
-        self._answer = CollectorAnswer(client._transport._session)  # noqa: SLF001
-        self._queue: deque[tuple[int, Trace]] = deque()
+        self._answer = CollectorAnswer()
+        session = client._transport._session  # noqa: SLF001
+        if type(session) is Session:
+            headers = client._headers  # noqa: SLF001
+            client._transport = PooledTransport(session, settings.url, headers, self._answer)  # noqa: SLF001
+        else:  # of a credential provider, which has its own ways to send
+            self._answer.follow(session)
+        self._queue: deque[tuple[int, SpanTrace]] = deque()
         # Each has one writer, so that neither needs a lock.
         self._put = self._got = 0
         self.drops = dict.fromkeys((NOT_QUEUED, NOT_BUILT, NOT_TAKEN, REJECTED), 0)
@@ -88,9 +102,9 @@ class SpanExporter:
         self.drops[NOT_QUEUED] += count
         return True
 
-    def keep(self, trace: Trace) -> None:
+    def keep(self, trace: SpanTrace) -> None:
         """Queue a trace, or drop it."""
-        count = 1 + SPANS_OF_MODEL * len(trace.members)
+        count = 1 + SPANS_OF_MODEL * (1 + len(trace.descendants))
         waiting = self._put - self._got + count
         if waiting > self._most or self._closing:
             self.drops[NOT_QUEUED] += count
@@ -118,33 +132,42 @@ class SpanExporter:
             each.addFilter(self._failure)
         try:
             while not self._closing:
-                self._wake.wait(self._delay)
+                is_full = self._wake.wait(self._delay)
                 self._wake.clear()
-                self._send_all()
-            self._send_all()
+                self._send_all(self._batch if is_full else 1)
+            self._send_all(1)
         finally:
             for each in loggers:
                 each.removeFilter(self._failure)
 
-    def _send_all(self) -> None:
+    def _send_all(self, least: int) -> None:
+        """Send batches while at least that many spans wait.
+
+        So a batch that is sent because it is full has no small one behind it.
+        """
+        while self._put - self._got >= least and self._queue:
+            spans = self._next_batch()
+            for begin in range(0, len(spans), self._batch):
+                self._send(spans[begin : begin + self._batch])
+
+    def _next_batch(self) -> Sequence[bytes]:
+        """The spans of the oldest traces; more than a batch if a trace has more than it counts."""
         spans: list[bytes] = []
-        while self._queue:
+        left = self._batch
+        while self._queue and (self._queue[0][0] <= left or left == self._batch):
             count, trace = self._queue.popleft()
+            left -= count
+            self._got += count
             try:
                 spans += spans_of(trace)
             except Exception:
                 # Around one trace: the others are sent.
                 log.exception("spans not built")
                 self.drops[NOT_BUILT] += count
-            self._got += count
-            while len(spans) >= self._batch:
-                self._send(spans[: self._batch])
-                del spans[: self._batch]
-        if spans:
-            self._send(spans)
+        return spans
 
     def _send(self, spans: Sequence[bytes]) -> None:
-        sent = self._send_message(export_message(self._resource, SCOPE, spans))
+        sent = self._send_message(self._form.message(spans))
         if not sent.success:
             self._drop(NOT_TAKEN, len(spans))
         elif (sent.status_code or 0) >= REDIRECTIONS:  # the client takes it for a success
@@ -168,34 +191,103 @@ class SpanExporter:
 
 
 class CollectorAnswer:
-    """The latest answer of a collector in a session of `requests`; call it in the session's thread.
+    """The latest answer of a collector; read it in the thread that sends.
 
     The status of an answer counts without its body: one that is too long or too slow, breaks off or
     has another type is as an empty one.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self) -> None:
         self._body = b""
-        session.stream = True  # bodies are read here only
-        session.hooks["response"].append(self._read)
 
     @property
     def partial_success(self) -> ExportTracePartialSuccess:
         """The part of the answer about rejected spans; empty without one."""
-        with suppress(DecodeError):
-            return ExportTraceServiceResponse.FromString(self._body).partial_success
+        if self._body:
+            with suppress(DecodeError):
+                return ExportTraceServiceResponse.FromString(self._body).partial_success
         return ExportTracePartialSuccess()
 
-    def _read(self, response: Any, *_: object, **__: object) -> None:
+    def follow(self, session: Session) -> None:
+        """Read all answers of a session of `requests`."""
+        session.stream = True  # bodies are read here only
+        session.hooks["response"].append(lambda response, *_, **__: self.read(response.raw))
+
+    def read(self, response: BaseHTTPResponse) -> None:
+        """Read an answer, and return its connection."""
         self._body = b""
         with response, suppress(OSError, HTTPError):
             body, until = b"", time.monotonic() + MOST_ANSWER_SECS
-            while piece := response.raw.read1(MOST_ANSWER_BYTES, decode_content=True):
+            while piece := response.read1(MOST_ANSWER_BYTES, decode_content=True):
                 body += piece
                 if len(body) > MOST_ANSWER_BYTES or time.monotonic() > until:
                     return
             if response.headers.get("Content-Type", "").partition(";")[0].strip() == PROTOBUF:
                 self._body = body
+
+
+class PooledTransport(BaseHTTPTransport):
+    """Requests to one URL, by the pool of connections that a session of `requests` has for it.
+
+    The session would read the environment and write the same headers for each message, which takes
+    five times as long as all the rest. Here the first one takes them from the session: proxies,
+    certificates, passwords of `.netrc`.
+    """
+
+    def __init__(
+        self, session: Session, url: str, headers: Mapping[str, str], answer: CollectorAnswer
+    ) -> None:
+        self._session = session
+        self._request = Request("POST", url, headers=headers)
+        self._answer = answer
+
+    @cached_property
+    def _target(self) -> tuple[HTTPConnectionPool, str, Mapping[str, str]]:
+        """The pool, the path and the headers of each request."""
+        session = self._session
+        request = session.prepare_request(self._request)
+        url = request.url or ""
+        found = session.merge_environment_settings(url, {}, None, None, None)
+        proxies, verify, certificate = (found[name] for name in ("proxies", "verify", "cert"))
+        adapter: Any = session.get_adapter(url)
+        pool = adapter.get_connection_with_tls_context(request, verify, proxies, certificate)
+        adapter.cert_verify(pool, url, verify, certificate)
+        own: Any = request.headers
+        del own["Content-Length"]  # that of a request without a body
+        return pool, adapter.request_url(request, proxies), {**own}
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        data: bytes | None = None,
+    ) -> BaseHTTPResult:
+        """The result of a request, of which the SDK's client changes the data only."""
+        pool, path, own = self._target
+        try:
+            response = pool.urlopen(
+                *(method, path, data, own, ONE_TRY),
+                redirect=False,
+                assert_same_host=False,
+                timeout=Timeout(connect=timeout, read=timeout),
+                preload_content=False,
+                decode_content=False,
+            )
+        except (HTTPError, OSError) as error:
+            return Urllib3HTTPResult(error=error)
+        self._answer.read(response)
+        return Urllib3HTTPResult(response.status, response.reason, response=response)
+
+    def is_connection_error(self, exception: Exception | None) -> bool:
+        """Whether a request has failed before its answer."""
+        return isinstance(exception, HTTPError | OSError)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._session.close()
 
 
 class QuietLine:

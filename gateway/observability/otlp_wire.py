@@ -5,9 +5,10 @@ interpreter lock that the event loop needs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
 from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 fixed64 = Struct("<Q").pack
 fixed32 = Struct("<I").pack
@@ -18,61 +19,156 @@ OF_BYTES = 2
 INTERNAL, SERVER, CLIENT = 1, 2, 3
 """Kinds of spans."""
 HAS_IS_REMOTE, IS_REMOTE, SAMPLED = 0x100, 0x200, 1
-BETWEEN = b"\x30%c\x39%b\x41%b"
-"""The fields of the kind and of both times."""
 FLAGS = tuple(b"\x85\x01" + fixed32(HAS_IS_REMOTE | remote | SAMPLED) for remote in (0, IS_REMOTE))
 FAILED = b"\x7a\x02\x18\x02"
 """The status of a span with an error."""
+TRACE_ID, SPAN_ID, PARENT_ID = b"\x0a\x10", b"\x12\x08", b"\x22\x08"
+START, END = b"\x39", b"\x41"
+"""The fields of a span, but for its events, whose values differ and are of one size."""
+SPANS = 2
+"""The field of a span in the message `ScopeSpans`."""
 MOST_UNSIGNED = (1 << 64) - 1
 
 
-class WireSpan(NamedTuple):
-    """A span: ids as numbers, times in nanoseconds of the epoch."""
+class Parent(Enum):
+    """The parent of a span."""
 
-    name: str
-    trace_id: int
-    span_id: int
-    parent_id: int
-    start_ns: int
-    end_ns: int
-    kind: int = SERVER
-    state: str = ""
-    is_parent_remote: bool = False
-    is_failed: bool = False
+    NONE = auto()
+    LOCAL = auto()
+    REMOTE = auto()
 
 
-def span_message(
-    span: WireSpan,
-    attributes: Mapping[str, Any],
-    events: Iterable[tuple[str, int]],
-    offset_ns: int = 0,
-) -> bytes:
-    """The message `Span`; all times are `offset_ns` before those of the epoch."""
-    name, trace_id, span_id, parent_id, start_ns, end_ns, kind, state, is_remote, is_failed = span
-    parts = [
-        b"\x0a\x10%b\x12\x08%b" % (trace_id.to_bytes(16, "big"), span_id.to_bytes(8, "big")),
-        _name(name),
-        BETWEEN % (kind, fixed64(start_ns + offset_ns), fixed64(end_ns + offset_ns)),
-        FLAGS[is_remote],
-    ]
-    if state:
-        parts.append(_text(3, state))
-    if parent_id:
-        parts.append(b"\x22\x08%b" % parent_id.to_bytes(8, "big"))
-    for each, value in attributes.items():
-        parts.append(field(9, attribute(each, value)))
-    for each, ns in events:
-        parts.append(_event(each) % fixed64(ns + offset_ns))
-    if is_failed:
-        parts.append(FAILED)
-    return b"".join(parts)
+class SpanForm:
+    """The bytes that spans with one name, kind, and row of events have in common.
+
+    They are packed with the ids and the times of each: a third of the time of an encoder that
+    writes field by field. Fields of a message may have any order. `fixed` are further fields, and
+    `more_size` is the size of those that differ, if all have one size.
+    """
+
+    __slots__ = ("_begin", "_template", "pieces", "size")
+
+    def __init__(
+        self,
+        name: str,
+        events: Sequence[str] = (),
+        *,
+        kind: int = SERVER,
+        parent: Parent = Parent.LOCAL,
+        fixed: bytes = b"",
+        more_size: int = 0,
+    ) -> None:
+        common = _text(5, name) + b"\x30%c" % kind + FLAGS[parent is Parent.REMOTE] + fixed
+        ids = [(TRACE_ID, b"", "16s"), (SPAN_ID, b"", "8s"), (PARENT_ID, b"", "8s")]
+        times = [(START, b"", "Q"), (END, b"", "Q"), *[(*_event(each), "Q") for each in events]]
+        pieces = []
+        for before, behind, code in (*ids[: 2 + (parent is not Parent.NONE)], *times):
+            pieces.append((common + before, code))
+            common = behind
+        pieces += [(common, f"{more_size}s"), (b"", "")] if more_size else [(common, "")]
+        size = _size(pieces)
+        begin = _begin(SPANS, size)
+        self._begin, self.size = len(begin), len(begin) + size
+        self.pieces = [(begin + pieces[0][0], pieces[0][1]), *pieces[1:]]
+        self._template = ByteTemplate(self.pieces)
+
+    def message(self, values: Sequence[bytes | int], more: bytes = b"") -> bytes:
+        """A span as field `spans` of `ScopeSpans`, with `more` fields at its end.
+
+        `values` are the id of its trace, its own and that of its parent, if it has one, then its
+        start, its end, and the times of its events, in nanoseconds of the epoch.
+        """
+        found = self._template.pack(values)
+        if not more:
+            return found
+        size = self.size - self._begin + len(more)
+        return b"".join((_begin(SPANS, size), found[self._begin :], more))
 
 
-def export_message(resource: Mapping[str, Any], scope: str, spans: Sequence[bytes]) -> bytes:
-    """The message `ExportTraceServiceRequest` with spans of one resource and one scope."""
-    about = b"".join([field(1, attribute(name, value)) for name, value in resource.items()])
-    scoped = field(1, _text(1, scope)) + b"".join([field(2, each) for each in spans])
-    return field(1, field(1, about) + field(2, scoped))
+class SpanRow:
+    """Spans that are packed at once: half the time of one after another."""
+
+    __slots__ = ("_parts", "_template")
+
+    def __init__(self, forms: Sequence[SpanForm]) -> None:
+        pieces, common, end = [], b"", 0
+        self._parts = []
+        for form in forms:
+            self._parts.append(slice(end, end + form.size))
+            end += form.size
+            for constant, code in form.pieces[:-1]:
+                pieces.append((common + constant, code))
+                common = b""
+            common = form.pieces[-1][0]
+        self._template = ByteTemplate([*pieces, (common, "")])
+
+    def messages(self, values: Sequence[bytes | int]) -> list[bytes]:
+        """The spans as of `SpanForm.message`, with the values of each, and its `more`, in turn."""
+        found = self._template.pack(values)
+        return [found[part] for part in self._parts]
+
+
+class ByteTemplate:
+    """Constant bytes with a value behind each but the last one; codes are those of `struct`."""
+
+    __slots__ = ("_arguments", "_pack")
+
+    def __init__(self, pieces: Sequence[tuple[bytes, str]]) -> None:
+        codes = "".join([f"{len(constant)}s{code}" for constant, code in pieces])
+        self._pack = Struct(f"<{codes}").pack
+        self._arguments: list[Any] = [None] * (2 * len(pieces) - 1)
+        self._arguments[::2] = [constant for constant, _ in pieces]
+
+    def pack(self, values: Sequence[bytes | int]) -> bytes:
+        """The bytes with these values."""
+        arguments = self._arguments.copy()
+        arguments[1::2] = values
+        return self._pack(*arguments)
+
+
+def _size(pieces: Iterable[tuple[bytes, str]]) -> int:
+    return sum([len(constant) + Struct(f"<{code}").size for constant, code in pieces])
+
+
+def trace_state(text: str) -> bytes:
+    """The field `trace_state` of a span; nothing if it is empty."""
+    return _text(3, text) if text else b""
+
+
+def attributes(found: Mapping[str, Any]) -> bytes:
+    """The fields `attributes` of a span."""
+    return b"".join([field(9, attribute(name, value)) for name, value in found.items()])
+
+
+def numbered(name: str, number: int) -> bytes:
+    """As `attributes` of one number, which is close to those of the calls before."""
+    high = number >> 7
+    return _numbered(name, high) % (number & 0x7F | 0x80 if high else number)
+
+
+@lru_cache(64)
+def _numbered(name: str, high: int) -> bytes:
+    """An attribute with `%c` in place of the first byte of its number; `high` is the rest."""
+    rest = varint(high) if high else b""
+    number = b"\x18\x00" + rest
+    found = field(9, _key(name) + field(2, number))[: -len(number)]
+    return (found + b"\x18").replace(b"%", b"%%") + b"%c" + rest.replace(b"%", b"%%")
+
+
+class ExportForm:
+    """The bytes that all messages `ExportTraceServiceRequest` of one server have in common."""
+
+    def __init__(self, resource: Mapping[str, Any], scope: str) -> None:
+        about = b"".join([field(1, attribute(name, value)) for name, value in resource.items()])
+        self._resource = field(1, about)
+        self._scope = field(1, _text(1, scope))
+
+    def message(self, spans: Sequence[bytes]) -> bytes:
+        """The message with spans of the resource and the scope."""
+        size = len(self._scope) + sum(map(len, spans))
+        scoped = _begin(2, size)
+        begin = _begin(1, len(self._resource) + len(scoped) + size)
+        return b"".join((begin, self._resource, scoped, self._scope, *spans))
 
 
 def attribute(name: str, value: Any) -> bytes:
@@ -94,10 +190,13 @@ def _any_value(value: Any) -> bytes:
 
 def field(number: int, payload: bytes) -> bytes:
     """A field of bytes with a number below 16."""
-    size = len(payload)
-    if size < 0x80:
-        return b"%c%c%b" % (number << 3 | OF_BYTES, size, payload)
-    return b"%c%b%b" % (number << 3 | OF_BYTES, varint(size), payload)
+    return _begin(number, len(payload)) + payload
+
+
+@lru_cache(1024)
+def _begin(number: int, size: int) -> bytes:
+    """The bytes in front of the payload of a field of bytes."""
+    return b"%c%b" % (number << 3 | OF_BYTES, varint(size))
 
 
 def varint(value: int) -> bytes:
@@ -119,14 +218,8 @@ def _key(name: str) -> bytes:
     return _text(1, name)
 
 
-@lru_cache(1024)
-def _name(name: str) -> bytes:
-    return _text(5, name)
-
-
-@lru_cache(256)
-def _event(name: str) -> bytes:
-    """An event with `%b` in place of its time."""
+def _event(name: str) -> tuple[bytes, bytes]:
+    """The bytes of an event in front of its time, and those behind it."""
     text = _text(2, name)
-    begin = field(11, b"\x09" + fixed64(0) + text)[: -len(text) - 8]
-    return begin.replace(b"%", b"%%") + b"%b" + text.replace(b"%", b"%%")
+    found = field(11, b"\x09" + fixed64(0) + text)
+    return found[: -len(text) - 8], text

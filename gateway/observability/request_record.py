@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
-from gateway.messages import EngineStamps, InferResponse, Phases, Usage, responses_of_texts
+from gateway.messages import EngineStamps, InferResponse, Phases, responses_of_texts
 from gateway.observability.exemplars import exemplify
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
@@ -237,8 +237,7 @@ class Record:
     def _trace_end(self, trace: Trace, now: int, error: InferenceError | None) -> None:
         if self._started_ns and not self._hit_ns and not self.statistics.composed:
             trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
-        usage = Usage(self.prompt_tokens, self.completion_tokens, cached_tokens=self.cached_tokens)
-        trace.ended(now, error, usage)
+        trace.ended(now, error, self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
     def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
         """Count one response of several; its time is from the previous response."""

@@ -2,14 +2,16 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
 
 from gateway.observability.escaping import escaped
-from gateway.observability.trace import TIMESTAMPS, Trace, TraceFile
+from gateway.observability.span_trace import SpanTrace
+from gateway.observability.trace import TIMESTAMPS, FileTrace, Trace, TraceFile
+from gateway.observability.traceparent import ParentSpan, SpanIds
 from gateway.settings import TraceSettings
 
 PIECE_CHARS = 256 * 1024
@@ -47,8 +49,8 @@ class TraceSampling(ABC):
         """Count a request; return whether it is sampled, as one that `is_chosen` always is."""
 
     @abstractmethod
-    def keep(self, trace: Trace) -> None:
-        """Take a complete trace."""
+    def begin(self, numbers: Iterator[int], parent: ParentSpan | None) -> Trace:
+        """The trace of a request that `take` has sampled, with the next of the numbers."""
 
     @abstractmethod
     def retire(self) -> None:
@@ -80,6 +82,8 @@ class FileSampling(TraceSampling):
         return True
 
     def take(self, *, is_chosen: bool = False) -> bool:
+        if self._takes_none or not self._left:
+            return False
         self._seen += 1
         if self._seen % self._rate and not is_chosen:
             return False
@@ -87,7 +91,13 @@ class FileSampling(TraceSampling):
         self._taken += 1
         return True
 
-    def keep(self, trace: Trace) -> None:
+    def begin(self, numbers: Iterator[int], parent: ParentSpan | None) -> Trace:
+        trace = FileTrace(next(numbers), self._settings.levels, self.keep, numbers)
+        if parent is not None:
+            trace.traceparent = parent.text
+        return trace
+
+    def keep(self, trace: FileTrace) -> None:
         """Write the trace, or hold it until its file is full; an empty one only counts."""
         if trace.objects:
             text = escaped(_json(trace.objects)[1:-1])
@@ -139,7 +149,7 @@ class SpanSink(Protocol):
         Must not wait.
         """
 
-    def keep(self, trace: Trace) -> None:
+    def keep(self, trace: SpanTrace) -> None:
         """Take a trace. Must not raise or wait."""
 
     def close(self) -> None:
@@ -155,6 +165,7 @@ class SpanSampling(TraceSampling):
     def __init__(self, settings: TraceSettings, sink: SpanSink) -> None:
         super().__init__(settings)
         self._sink = sink
+        self._keep = sink.keep  # one for all traces
 
     @property
     def on(self) -> bool:
@@ -172,16 +183,16 @@ class SpanSampling(TraceSampling):
         return True
 
     def take(self, *, is_chosen: bool = False) -> bool:
-        if not self._rate:
-            return is_chosen
+        if self._takes_none or not self._rate:
+            return is_chosen and not self._takes_none
         self._seen += 1
         if self._seen % self._rate or not self._left:
             return is_chosen
         self._left -= self._left > 0
         return True
 
-    def keep(self, trace: Trace) -> None:
-        self._sink.keep(trace)
+    def begin(self, numbers: Iterator[int], parent: ParentSpan | None) -> Trace:
+        return SpanTrace(next(numbers), SpanIds(parent), self._keep, numbers)
 
     def retire(self) -> None:
         pass

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gateway.backend import Exemplar
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import Phases
@@ -52,7 +51,7 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.exemplars: dict[int, Exemplar] | None = None
+        self.exemplars: dict[int, tuple[int, float, float]] | None = None
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 

@@ -3,141 +3,180 @@
 import json
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gateway.errors import InferenceError
 from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases, Usage
 from gateway.observability.gen_ai import Generated
-from gateway.observability.traceparent import (
-    SPAN_ID_BITS,
-    TRACE_ID_BITS,
-    ParentSpan,
-    SpanIds,
-    new_id,
-)
+from gateway.observability.traceparent import TRACE_ID_BITS, ParentSpan, SpanIds, new_id
 from gateway.tensor import Datatype, Tensor, bf16_floats
 
 TIMESTAMPS = "TIMESTAMPS"
 TENSORS = "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 
-Stamp = tuple[str, int]
-"""The name of an event, and its time."""
 NO_NUMBERS: Iterator[int] = iter(())
 """The ids for children of a trace without children."""
+END, SENT, CHILD = 1, 2, 4
+"""Missing parts of a trace: two flags, and in the bits above them a count of children."""
 
 
-class Trace:
-    """The JSON objects of one trace, in the order of their events.
+class Trace(ABC):
+    """The events of one request.
 
     `keep` gets the complete trace: the request and its children have ended, and the frontend has
     called `sent`. A `refused` trace goes to `keep` at once. `numbers` gives the ids of children.
-    Times are `time.perf_counter_ns`. `traceparent` is that of the router that has sent the request,
-    "" without one.
-
-    With `spans` it becomes spans of OpenTelemetry: then each child keeps its own objects, times are
-    in `stamps` instead, and `descendants` are those of the outermost one. `span_id` is that of the
-    span of its model, `error` that of the request, `asked` are attributes of a request to a
-    language model, and `generated` is the answer of one.
+    Times are `time.perf_counter_ns`. `asked` are attributes of a request to a language model,
+    `generated` is the answer of one, `spans` are the ids if the trace becomes spans.
     """
 
-    __slots__ = (
-        "_keep",
-        "_missing",
-        "_numbers",
-        "_parent",
-        "_tensors",
-        "_timestamps",
-        "asked",
-        "descendants",
-        "error",
-        "generated",
-        "id",
-        "objects",
-        "parent_id",
-        "span_id",
-        "spans",
-        "stamps",
-        "traceparent",
-    )
+    __slots__ = ("_keep", "_missing", "_numbers", "_parent", "asked", "generated", "id")
+
+    spans: SpanIds | None = None
+
+    def __init__(
+        self,
+        number: int,
+        keep: Callable[[Self], None],
+        numbers: Iterator[int] = NO_NUMBERS,
+        parent: Self | None = None,
+    ) -> None:
+        self.id = number
+        self._keep: Callable[[Any], None] = keep
+        self._numbers = numbers
+        self._parent = parent
+        self._missing = END if parent is not None else END | SENT
+        self.asked: Mapping[str, Any] = NO_PARAMETERS
+        self.generated: Generated | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of requests for this one in other programs; empty if they have none."""
+        return NO_PARAMETERS
+
+    def child(self) -> Self:
+        """The trace of a member request, a part of this trace."""
+        self._missing += CHILD
+        return self._child(next(self._numbers))
+
+    @abstractmethod
+    def _child(self, number: int) -> Self:
+        """The trace with that number, which `_adopt` keeps."""
+
+    def _adopt(self, child: Self) -> None:
+        """Take a complete child."""
+        self._missing -= CHILD
+        if not self._missing:
+            self._keep(self)
+
+    @abstractmethod
+    def stamp(self, activity: str, ns: int | None = None) -> None:
+        """Add a timestamp: now, or the given time."""
+
+    @abstractmethod
+    def accepted(self, model: str, version: str, request: InferRequest) -> None:
+        """Record the request and its inputs, before it is queued."""
+
+    @abstractmethod
+    def routed(self, replica: str) -> str:
+        """Record that the request is sent to a replica; returns its `traceparent` there."""
+
+    @abstractmethod
+    def responded(self, response: InferResponse, ns: int, *, first: bool) -> None:
+        """Record the outputs of a response."""
+
+    def answered(self, ns: int) -> None:
+        """Stamp the first response or error; a child has no client, so it gets no stamp."""
+        if self._parent is None:
+            self.stamp("INFER_RESPONSE_COMPLETE", ns)
+
+    @abstractmethod
+    def computed(self, started_ns: int, phases: Phases) -> None:
+        """Stamp the phases of an execution with that start."""
+
+    def ended(
+        self,
+        ns: int,
+        error: InferenceError | None = None,
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        cached_tokens: int | None = None,
+    ) -> None:
+        """Stamp the end of the request, successful or not, with its tokens."""
+        if self.generated is not None:
+            tokens = Usage(prompt_tokens, completion_tokens, cached_tokens=cached_tokens)
+            self.generated.usage = tokens
+        self._end(ns, error)
+        self._complete(END)
+
+    @abstractmethod
+    def _end(self, ns: int, error: InferenceError | None) -> None:
+        """Stamp the end of the request."""
+
+    def refused(self, error: InferenceError | None = None) -> None:
+        """End the trace: the request was refused before it was queued."""
+        self._refuse(error)
+        self._missing = 0
+        self._keep(self)
+
+    @abstractmethod
+    def _refuse(self, error: InferenceError | None) -> None:
+        """Record the refusal, after which nothing is recorded."""
+
+    def sent(self) -> None:
+        """Record that the frontend has sent the response; idempotent."""
+        self._complete(SENT)
+
+    def _complete(self, part: int) -> None:
+        if self._missing & part:
+            self._missing ^= part
+            if not self._missing:
+                self._keep(self)
+
+
+class FileTrace(Trace):
+    """The JSON objects of one trace, in the order of their events.
+
+    `traceparent` is that of the router that has sent the request, "" without one.
+    """
+
+    __slots__ = ("_tensors", "_timestamps", "objects", "traceparent")
 
     def __init__(
         self,
         number: int,
         levels: Iterable[str],
-        keep: Callable[["Trace"], None],
+        keep: Callable[["FileTrace"], None],
         numbers: Iterator[int] = NO_NUMBERS,
-        parent: "Trace | None" = None,
+        parent: "FileTrace | None" = None,
     ) -> None:
-        self.id = number
-        self._numbers = numbers
-        self._parent = parent
-        self.parent_id = 0 if parent is None else parent.id
+        super().__init__(number, keep, numbers, parent)
         self.objects: list[dict[str, Any]] = []
-        self.stamps: list[Stamp] = []
-        self.descendants: list[Trace] = [] if parent is None else parent.descendants
         self.traceparent = ""
-        self.spans: SpanIds | None = None
-        self.span_id = 0
-        self.error: InferenceError | None = None
-        self.asked: Mapping[str, Any] = NO_PARAMETERS
-        self.generated: Generated | None = None
         self._timestamps = TIMESTAMPS in levels
         self._tensors = TENSORS in levels
-        self._keep = keep
-        self._missing: set[str | int] = {"end"} if parent else {"end", "sent"}
 
-    def becomes_spans(self, ids: SpanIds) -> None:
-        """Make it one of OpenTelemetry; call this before any stamp."""
-        self.spans = ids
-        self.span_id = new_id(SPAN_ID_BITS)
-
-    @property
-    def members(self) -> "list[Trace]":
-        """The trace of the whole request, and those of all its members."""
-        if self._parent is not None:
-            return self._parent.members
-        # A list with the trace in it would be a cycle, which only the garbage collector frees.
-        return [self, *self.descendants]
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers of requests for this one in other programs; empty if they have none."""
-        return NO_PARAMETERS if self.spans is None else self.spans.as_parent(self.span_id).headers
-
-    def child(self) -> "Trace":
-        """The trace of a member request, a part of this trace."""
+    def _child(self, number: int) -> "FileTrace":
         on = ((TIMESTAMPS, self._timestamps), (TENSORS, self._tensors))
         levels = [level for level, wanted in on if wanted]
-        child = Trace(next(self._numbers), levels, self._adopt, self._numbers, self)
-        if self.spans is not None:
-            child.becomes_spans(self.spans)
-            self.descendants.append(child)
-        self._missing.add(child.id)
-        return child
+        return FileTrace(number, levels, self._adopt, self._numbers, self)
 
-    def _adopt(self, child: "Trace") -> None:
+    def _adopt(self, child: "FileTrace") -> None:
         """Put the objects of a child in front, as Triton does."""
-        if self.spans is None:
-            self.objects = child.objects + self.objects
-        self._complete(child.id)
+        self.objects = child.objects + self.objects
+        super()._adopt(child)
 
     def stamp(self, activity: str, ns: int | None = None) -> None:
-        """Add a timestamp: now, or the given time."""
-        if not self._timestamps:
-            return
-        moment = time.perf_counter_ns() if ns is None else ns
-        if self.spans is not None:
-            self.stamps.append((activity, moment))
-        else:
+        if self._timestamps:
+            moment = time.perf_counter_ns() if ns is None else ns
             stamp = {"name": activity, "ns": moment}
             self.objects.append({"id": self.id, "timestamps": [stamp]})
 
     def accepted(self, model: str, version: str, request: InferRequest) -> None:
-        """Record the request and its inputs, before it is queued."""
         about: dict[str, Any] = {"id": self.id, "model_name": model, "model_version": int(version)}
         if request.id:
             about["request_id"] = request.id
@@ -151,32 +190,17 @@ class Trace:
         self._show("TENSOR_QUEUE_INPUT", request.inputs)
 
     def routed(self, replica: str) -> str:
-        """Record that the request is sent to a replica; returns its `traceparent` there."""
-        if self.spans is None:
-            traceparent = ParentSpan(new_id(TRACE_ID_BITS), self.id).text
-        else:
-            traceparent = self.spans.as_parent(new_id(SPAN_ID_BITS)).text
+        traceparent = ParentSpan(new_id(TRACE_ID_BITS), self.id).text
         sent = {"replica": replica, "traceparent": traceparent, "ns": time.perf_counter_ns()}
         self.objects.append({"id": self.id, **sent})
         return traceparent
 
     def responded(self, response: InferResponse, ns: int, *, first: bool) -> None:
-        """Record the outputs of a response."""
         self._show("TENSOR_BACKEND_OUTPUT", response.outputs)
         if first:
             self.answered(ns)
-        if self.spans is not None and (response.usage is not None or response.engine is not None):
-            if self.generated is None:
-                self.generated = Generated()
-            self.generated.add(response, ns)
-
-    def answered(self, ns: int) -> None:
-        """Stamp the first response or error; a child has no client, so it gets no stamp."""
-        if self._parent is None:
-            self.stamp("INFER_RESPONSE_COMPLETE", ns)
 
     def computed(self, started_ns: int, phases: Phases) -> None:
-        """Stamp the phases of an execution with that start."""
         input_end_ns = started_ns + phases.input_ns
         output_start_ns = input_end_ns + phases.infer_ns
         self.stamp("COMPUTE_START", started_ns)
@@ -184,37 +208,13 @@ class Trace:
         self.stamp("COMPUTE_OUTPUT_START", output_start_ns)
         self.stamp("COMPUTE_END", output_start_ns + phases.output_ns)
 
-    def ended(
-        self, ns: int, error: InferenceError | None = None, usage: Usage | None = None
-    ) -> None:
-        """Stamp the end of the request, successful or not; `usage` are its tokens."""
-        self.error = error
-        if self.generated is not None and usage is not None:
-            self.generated.usage = usage
+    def _end(self, ns: int, error: InferenceError | None) -> None:
         self.stamp("REQUEST_END", ns)
-        self._complete("end")
 
-    def refused(self, error: InferenceError | None = None) -> None:
-        """End the trace: the request was refused before it was queued.
-
-        It is empty, unless it becomes spans: then a caller may know of it.
-        """
-        self.error = error
-        if self.spans is None:
-            self.objects.clear()
+    def _refuse(self, error: InferenceError | None) -> None:
+        """Empty the trace: it is counted only."""
+        self.objects.clear()
         self._timestamps = False
-        self._missing.clear()
-        self._keep(self)
-
-    def sent(self) -> None:
-        """Record that the frontend has sent the response; idempotent."""
-        self._complete("sent")
-
-    def _complete(self, part: str | int) -> None:
-        if part in self._missing:
-            self._missing.discard(part)
-            if not self._missing:
-                self._keep(self)
 
     def _show(self, activity: str, tensors: Iterable[Tensor]) -> None:
         if not self._tensors:

@@ -92,13 +92,22 @@ class SpanIds:
     durations are exact.
     """
 
-    __slots__ = ("offset_ns", "parent", "root_id", "trace_id")
+    __slots__ = ("_latest", "offset_ns", "parent", "root_id", "trace_id")
 
     def __init__(self, parent: ParentSpan | None) -> None:
         self.parent = parent
         self.trace_id = new_id(TRACE_ID_BITS) if parent is None else parent.trace_id
-        self.root_id = new_id(SPAN_ID_BITS)
+        self.root_id = self._latest = getrandbits(SPAN_ID_BITS - 1) + 1
         self.offset_ns = time.time_ns() - time.perf_counter_ns()
+
+    def next_id(self) -> int:
+        """The id of a further span.
+
+        Those of a trace are a random number and its successors: each other program of the trace
+        has its own number, and one is faster than as many as there are spans.
+        """
+        self._latest += 1
+        return self._latest
 
     def as_parent(self, span_id: int) -> ParentSpan:
         """One of its spans, as the parent of others."""

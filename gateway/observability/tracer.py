@@ -21,8 +21,8 @@ from gateway.observability.sampling import (
     TraceSampling,
     refusal,
 )
-from gateway.observability.trace import LEVELS, TENSORS, TIMESTAMPS, Trace, TraceFile
-from gateway.observability.traceparent import ForcedSampling, ParentSpan, SpanIds
+from gateway.observability.trace import LEVELS, TENSORS, Trace, TraceFile
+from gateway.observability.traceparent import ForcedSampling, ParentSpan
 from gateway.policy.caller import Caller
 from gateway.settings import TraceSettings
 from gateway.span_settings import SpanSettings
@@ -183,20 +183,14 @@ class Tracer:
         """
         sampling = self._samplings.get(model) or self._samplings[ALL_MODELS]
         is_chosen = parent is not None and self._may_choose(caller)
-        if not sampling.on or not sampling.take(is_chosen=is_chosen):
+        if not sampling.take(is_chosen=is_chosen):
             return None
         if not sampling.on:
             self._look()
-        # Tensors are no part of spans.
-        levels = sampling.settings.levels if self._sink is None else (TIMESTAMPS,)
-        trace = Trace(next(self._numbers), levels, sampling.keep, self._numbers)
-        if self._sink is not None:
-            ids = SpanIds(parent)
-            trace.becomes_spans(ids)
-            if (logged := current_request()) is not None:
-                logged.belongs(ids.trace_id, ids.root_id)
-        elif parent is not None:
-            trace.traceparent = parent.text
+        trace = sampling.begin(self._numbers, parent)
+        ids = trace.spans
+        if ids is not None and (logged := current_request()) is not None:
+            logged.belongs(ids.trace_id, ids.root_id)
         return trace
 
     def _may_choose(self, caller: Caller | None) -> bool:

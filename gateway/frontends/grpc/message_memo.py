@@ -110,7 +110,7 @@ class MessageMemo:
         if not _is_plain(message, raw, request):
             return
         known = MemoEntry(
-            replace(request, inputs=(), caller=None, deadline=None, receipt=None),
+            replace(request, inputs=(), trace=None, caller=None, deadline=None, receipt=None),
             tuple(_pieces(len(header), marks, raw, request)),
         )
         if known.fits(data) and _is_all_but_raw(header, message):

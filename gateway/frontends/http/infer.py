@@ -178,7 +178,7 @@ class InferRoute:
         tracer, trace = self._dataplane.tracer, None
         if tracer.on and (PARENT in call.head.headers or not tracer.skips(request.model)):
             begun_ns = begun_at(call.scope, request)
-            headers = call.scope["headers"]
+            headers = call.scope["headers"] if PARENT in call.head.headers else ()
             trace = trace_of(headers, tracer, request, begun_ns, call.received_ns)
         if model.chooser is not None and model.chooser.has_keys:
             request = keyed(request, model.chooser, call.scope)

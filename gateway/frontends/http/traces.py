@@ -1,6 +1,6 @@
 """The beginning of a request's trace, with the headers by which it continues that of its caller."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.messages import InferRequest
 from gateway.observability.trace import Trace
@@ -17,14 +17,17 @@ PARENT, STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
 
 def trace_of(
-    headers: Iterable[tuple[bytes, bytes]],
+    headers: Sequence[tuple[bytes, bytes]],
     tracer: Tracer,
     request: InferRequest,
     begun_ns: int,
     whole_ns: int,
 ) -> Trace | None:
-    """The trace of a request, if it is sampled: its head began, and its body was whole, then."""
-    parent = _context(headers) if tracer.reads_headers else None
+    """The trace of a request, if it is sampled: its head began, and its body was whole, then.
+
+    Without `traceparent` there may be no headers.
+    """
+    parent = _context(headers) if headers and tracer.reads_headers else None
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:
         trace.stamp("HTTP_RECV_START", begun_ns)

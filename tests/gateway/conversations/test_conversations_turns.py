@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code
 from gateway.messages import SequenceTag
+from gateway.observability.span_trace import SpanTrace
 from gateway.observability.spans import spans_of
 from gateway.tensor import Datatype, Tensor
 from tests.builders import (
@@ -19,7 +19,7 @@ from tests.builders import (
     soon,
     text_response,
 )
-from tests.collector import values
+from tests.collector import read_spans, values
 from tests.conftest import Serve
 from tests.gateway.conversations.chats import (
     CHAT,
@@ -271,10 +271,10 @@ async def test_the_span_of_a_turn_has_the_id_of_its_conversation(
     found: dict[str, str],
 ) -> None:
     trace = KeptTraces().tracer(rate=1).begin("chat")
-    assert trace is not None
+    assert isinstance(trace, SpanTrace)
     with dataplane.infer(raw_turn(json.dumps([user("x")]), tag), trace=trace) as stream:
         (await instance.begun()).finish("y")
         await soon(read_all(stream))
-    spans = {each.name: each for each in map(Span.FromString, spans_of(trace))}
+    spans = {each.name: each for each in read_spans(spans_of(trace))}
     attributes = values(spans["chat"])
     assert {n: v for n, v in attributes.items() if n == CONVERSATION_ID} == found

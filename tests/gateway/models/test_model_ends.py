@@ -13,7 +13,7 @@ from gateway.models import instances as instances_module
 from gateway.models.instances import backoff_secs
 from gateway.models.model import Model
 from gateway.observability.statistics import FailureReason
-from gateway.observability.trace import TIMESTAMPS, Trace
+from gateway.observability.trace import TIMESTAMPS, FileTrace
 from tests.builders import (
     TEXT,
     ScriptedInstance,
@@ -315,12 +315,12 @@ async def test_a_model_is_needed_while_it_is_held_or_has_requests(
 async def test_a_request_on_behalf_of_a_traced_one_has_a_trace_of_its_own(serve: Serve) -> None:
     instance = ScriptedInstance()
     model = serve(instance)
-    kept: list[Trace] = []
-    trace = Trace(1, (TIMESTAMPS,), kept.append, iter((2,)))
+    kept: list[FileTrace] = []
+    trace = FileTrace(1, (TIMESTAMPS,), kept.append, iter((2,)))
     with model.submit(text_request(trace=trace)) as stream:
         execution = await instance.begun()
         [request] = execution.requests
-        assert isinstance(request.trace, Trace)
+        assert isinstance(request.trace, FileTrace)
         assert request.trace.id == 2
         execution.finish("done")
         await soon(read_all(stream))

@@ -10,15 +10,14 @@ from gateway.backend import MetricReading
 from gateway.observability.exemplars import exemplify
 from gateway.observability.exposition import reads_open_metrics, render, render_open
 from gateway.observability.metrics import histogram_samples
+from gateway.observability.span_trace import SpanTrace
 from gateway.observability.statistics import Histogram
-from gateway.observability.trace import Trace
+from gateway.observability.trace import FileTrace
 from gateway.observability.traceparent import ParentSpan, SpanIds
 
 
-def traced() -> Trace:
-    trace = Trace(1, (), lambda _: None)
-    trace.becomes_spans(SpanIds(ParentSpan(7, 8)))
-    return trace
+def traced() -> SpanTrace:
+    return SpanTrace(1, SpanIds(ParentSpan(7, 8)), lambda _: None)
 
 
 def page() -> Sequence[MetricReading]:
@@ -27,7 +26,7 @@ def page() -> Sequence[MetricReading]:
         histogram.observe(value)
     exemplify(histogram, 0.7, traced())
     exemplify(histogram, 30.0, traced())
-    exemplify(histogram, 0.1, Trace(2, (), lambda _: None))
+    exemplify(histogram, 0.1, FileTrace(2, (), lambda _: None))
     times = MetricReading("times", 'Seconds of "x"\\', "histogram")
     times.samples += histogram_samples("times", {"model": 'm"\n'}, histogram)
     counter = MetricReading("gateway_tokens_total", "Tokens", "counter")

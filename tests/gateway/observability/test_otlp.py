@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from gateway.json_lines import MOST_CHARS
 from gateway.observability.otlp import MOST_ANSWER_BYTES, QUIET_SECS, Failure, SpanExporter
-from gateway.observability.trace import Trace
+from gateway.observability.span_trace import SpanTrace
 from gateway.observability.traceparent import SpanIds
 from gateway.span_settings import SpanSettings
 from tests.collector import PROTOBUF, Collector, answered, collector
@@ -38,8 +38,7 @@ def started(url: str, **fields: Any) -> SpanExporter:
 
 def keep(exporter: SpanExporter, count: int = 1) -> None:
     for _ in range(count):
-        trace = Trace(1, ("TIMESTAMPS",), exporter.keep)
-        trace.becomes_spans(SpanIds(None))
+        trace = SpanTrace(1, SpanIds(None), exporter.keep)
         trace.stamp("HTTP_RECV_START", 5)
         trace.refused()
 
@@ -69,6 +68,26 @@ def test_a_full_batch_is_sent_at_once_and_a_request_has_no_more(spans: Collector
     keep(many, 3)
     many.close()
     assert spans.asked == 3
+
+
+def test_what_is_behind_a_full_batch_waits_for_the_next_one(spans: Collector) -> None:
+    asked, freed = threading.Event(), threading.Event()
+
+    def hold(handler: BaseHTTPRequestHandler) -> None:
+        asked.set()
+        assert freed.wait(20)
+        answered(handler, 200, b"")
+
+    spans.answer = hold
+    exporter = started(spans.url, bsp_max_export_batch_size=2 * SPANS)
+    keep(exporter, 2)
+    assert asked.wait(20)
+    keep(exporter, 3)
+    freed.set()
+    wait_until(lambda: spans.asked == 2, "the second batch is sent")
+    keep(exporter)
+    exporter.close()
+    assert (spans.asked, exporter.dropped) == (3, 0)
 
 
 def test_a_queue_that_is_full_drops_the_newest(spans: Collector) -> None:

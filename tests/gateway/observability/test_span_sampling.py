@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from gateway.errors import Code, InferenceError
+from gateway.observability.span_trace import SpanTrace
+from gateway.observability.spans import spans_of
 from gateway.observability.traceparent import ParentSpan
 from gateway.observability.tracer import MOST_FORCED, Tracer, build_tracer, show_trace_settings
 from gateway.policy.caller import Caller
 from gateway.settings import TraceSettings
 from gateway.span_settings import SpanSettings
 from tests.builders import KeptTraces, text_request
+from tests.collector import read_spans
 
 PARENT = ParentSpan(1, 2)
 
@@ -66,14 +69,12 @@ def test_tensors_are_not_traced_even_if_their_level_is_set_later() -> None:
     found = tracer(sink, rate=1)
     found.update("", {"levels": ("TIMESTAMPS", "TENSORS")})
     trace = found.begin("m")
-    assert trace is not None
-    trace.accepted("m", "1", text_request())
-    trace.child().accepted("m", "1", text_request())
-    assert [list(each.objects[0]) for each in trace.members] == [
-        ["id", "model_name", "model_version"],
-        ["id", "model_name", "model_version", "parent_id"],
-    ]
-    assert [len(each.objects) for each in trace.members] == [1, 1]
+    assert isinstance(trace, SpanTrace)
+    trace.accepted("m", "1", text_request("secret"))
+    trace.child().accepted("m", "1", text_request("secret"))
+    spans = spans_of(trace)
+    assert [each.name for each in read_spans(spans)] == ["InferRequest", "m", "m"]
+    assert not any(b"secret" in each for each in spans)
 
 
 def test_a_refused_request_is_a_trace_and_one_that_ends_is_kept_once() -> None:
@@ -90,7 +91,8 @@ def test_a_refused_request_is_a_trace_and_one_that_ends_is_kept_once() -> None:
     ended.sent()
     ended.sent()
     assert sink.kept == [refused, ended]
-    assert refused.stamps == [("HTTP_RECV_START", 1)]
+    assert isinstance(refused, SpanTrace)
+    assert (refused.names, refused.times) == (["HTTP_RECV_START"], [1])
 
 
 def test_dropped_spans_are_a_metric_and_the_sink_is_closed() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from gateway.messages import InferRequest, InferResponse, Phases, Usage
 from gateway.observability.request_record import Record
+from gateway.observability.span_trace import SpanTrace
 from gateway.observability.statistics import ModelStatistics
-from gateway.observability.trace import LEVELS, TENSORS, Trace
+from gateway.observability.trace import LEVELS, TENSORS, FileTrace
 from gateway.observability.traceparent import SpanIds
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
 from tests.builders import ScriptedInstance, read_all, soon, text_request
@@ -20,10 +21,10 @@ class Kept:
     """The folder of a test's traces."""
 
     def __init__(self) -> None:
-        self.traces: list[Trace] = []
+        self.traces: list[FileTrace] = []
 
-    def trace(self, *levels: str, number: int = 7) -> Trace:
-        return Trace(number, levels or LEVELS, self.traces.append)
+    def trace(self, *levels: str, number: int = 7) -> FileTrace:
+        return FileTrace(number, levels or LEVELS, self.traces.append)
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_tensor_is_shown_as_text(kept: Kept, tensor: Tensor, data: str, shape:
     ]
 
 
-def times(trace: Trace) -> dict[str, int]:
+def times(trace: FileTrace) -> dict[str, int]:
     found = (stamp for each in trace.objects for stamp in each.get("timestamps", ()))
     return {stamp["name"]: stamp["ns"] for stamp in found}
 
@@ -159,9 +160,8 @@ def test_a_hit_in_the_cache_has_no_execution(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("cached", [None, 0, 2])
-def test_a_trace_has_the_tokens_that_the_record_has_counted(kept: Kept, cached: int | None) -> None:
-    trace = kept.trace("TIMESTAMPS")
-    trace.becomes_spans(SpanIds(None))
+def test_a_trace_has_the_tokens_that_the_record_has_counted(cached: int | None) -> None:
+    trace = SpanTrace(7, SpanIds(None), lambda _: None)
     record = Record(ModelStatistics(), 1, 0, lambda _: None, trace)
     record.started()
     record.responded(InferResponse(usage=Usage(3, 1, cached_tokens=cached)))
@@ -190,7 +190,7 @@ def test_the_trace_of_a_refused_request_is_kept_at_once_and_empty(kept: Kept) ->
 
 
 def test_the_traces_of_requests_on_its_behalf_come_first_and_belong_to_it(kept: Kept) -> None:
-    trace = Trace(1, LEVELS, kept.traces.append, iter((2, 3)))
+    trace = FileTrace(1, LEVELS, kept.traces.append, iter((2, 3)))
     trace.accepted("outer", "1", text_request(id="r"))
     inner, other = trace.child(), trace.child()
     inner.accepted("inner", "4", text_request(id="r"))
@@ -213,7 +213,7 @@ def test_the_traces_of_requests_on_its_behalf_come_first_and_belong_to_it(kept: 
 
 
 def test_a_child_has_the_levels_of_its_parent(kept: Kept) -> None:
-    trace = Trace(1, (TENSORS,), kept.traces.append, iter((2,)))
+    trace = FileTrace(1, (TENSORS,), kept.traces.append, iter((2,)))
     child = trace.child()
     child.accepted("inner", "1", text_request("hi"))
     assert stamps(child.objects) == []

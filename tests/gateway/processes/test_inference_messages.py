@@ -34,7 +34,7 @@ from gateway.messages import (
     Usage,
 )
 from gateway.observability.receipt import Receipt, receipt_of
-from gateway.observability.trace import Trace
+from gateway.observability.trace import FileTrace
 from gateway.openai_contract import OpenAiRefusal
 from gateway.policy.caller import Caller, tenant_of
 from gateway.processes.error_messages import read_error, write_error
@@ -209,7 +209,7 @@ def test_the_parent_of_the_traces_of_a_request_is_sent() -> None:
 
 
 def test_a_trace_with_numbers_of_its_process_stays_there() -> None:
-    trace = Trace(1, (), lambda _: None)
+    trace = FileTrace(1, (), lambda _: None)
     assert read_request(write_request(InferRequest(model="m", trace=trace))).trace is None
 
 

@@ -13,6 +13,7 @@ from gateway.frontends.grpc.parameters import HeaderForwarding
 from gateway.frontends.grpc.protobuf_wire import LARGE_BYTES, parse_request
 from gateway.frontends.grpc.request import RequestDecoder
 from gateway.messages import InferRequest
+from gateway.processes.request_terms import TraceParent
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.request_memo import MOST_BYTES, MOST_KNOWN
 from gateway.shared_memory.regions import SharedMemory
@@ -80,6 +81,17 @@ def test_a_known_message_has_a_new_receive_time(known: MessageMemo) -> None:
     again = known.parse(data).known
     assert again is not None
     assert again.request(data).received_ns > first.received_ns
+
+
+def test_the_trace_of_a_request_is_not_kept(known: MessageMemo) -> None:
+    data = message(4).SerializeToString()
+    for _ in range(2):
+        request = replace(decoded(data), trace=TraceParent("00-1-2-01"))
+        known.add(known.parse(data), request)
+    again = known.parse(data).known
+    assert again is not None
+    assert again.asked.trace is None
+    assert again.request(data).trace is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 from hyperframe.frame import DataFrame
 
 from backends.identity import ExecutionGate
-from tests.builders import KeptTraces, soon
+from tests.builders import KeptTraces, moments, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.grpc.test_unary_infer import (
     ECHO,
@@ -45,5 +45,5 @@ async def test_a_trace_begins_with_the_headers_of_its_rpc(serve: Serve) -> None:
             connection.send(DataFrame(1, MESSAGES["floats"], flags=("END_STREAM",)))
             assert (await read(connection)).client_status == "OK"
         await until(lambda: bool(traces.kept))
-    (_, began), (_, whole) = traces.kept[0].stamps[:2]
+    (began, _), (whole, _) = moments(traces.kept[0])[:2]
     assert whole - began >= 10_000_000
