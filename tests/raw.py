@@ -4,10 +4,11 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.serving import WAIT_SECS
+from tests.serving import WAIT_SECS, wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,21 @@ class Connection:
             self.send(data)
         except (BrokenPipeError, ConnectionResetError):
             return
+
+    def wait_taken(self) -> None:
+        """Wait until the server has accepted the connection, and read all that was sent."""
+        (host, own), (_, other) = self.socket.getsockname(), self.socket.getpeername()
+        address = socket.inet_aton(host)[::-1].hex().upper()
+        ends = [f"{address}:{port:04X}" for port in (other, own)]
+
+        def is_taken() -> bool:
+            rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines())
+            (found,) = [row for row in rows if row[1:3] == ends]
+            _, unread = found[4].split(":")
+            inode = found[9]  # 0 before it is accepted
+            return inode != "0" and int(unread, 16) == 0
+
+        wait_until(is_taken, "the server has read it")
 
     def ask(self, path: str, body: Any, *headers: str) -> None:
         """Send a POST with a JSON body."""

@@ -54,13 +54,18 @@ def _answer(step: Mapping[str, Any], request: InferRequest) -> InferResponse | I
 
 
 class ScriptedBackend(Backend):
-    """Reads `script` and `load_secs` from `parameters`; `load_raises` is an exception's text."""
+    """Reads `script` and `load_secs` from `parameters`; `load_raises` is an exception's text.
+
+    A load takes as long as the version folder has the file of `serving.held`.
+    """
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         return config
 
     async def load(self, context: ModelContext) -> Instance:
         await asyncio.sleep(float(context.config.parameter("load_secs", "0")))
+        while (context.path / "held").exists():  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(0.01)
         if trouble := context.config.parameter("load_raises"):
             raise RuntimeError(trouble)
         return ScriptedInstance(json.loads(context.config.parameter("script", "[]")))

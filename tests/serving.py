@@ -36,6 +36,7 @@ STOP_SECS = 60.0
 WAIT_SECS = 20.0
 POLL_SECS = 0.01
 LEAST_POLLS = 20
+BLOCKED = "event loop blocked"
 PORTS = "http|grpc|metrics|admin|grpc-admin|fleet"
 ANNOUNCED = re.compile(rf"^\s*({PORTS})\s+(?:http://)?(?:\S+:\d+|unix:\S+)\s*$")
 LISTENING = re.compile(rf"listening for=({PORTS}) port=(\d+)")
@@ -92,6 +93,11 @@ class Serving:
     def text(self) -> str:
         """All it has written so far."""
         return "\n".join(self.log)
+
+    @property
+    def said(self) -> list[str]:
+        """The lines of its log, without those about the event loop of a busy machine."""
+        return [line for line in self.log if BLOCKED not in line]
 
     @property
     def every_line(self) -> Iterator[str]:

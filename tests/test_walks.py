@@ -25,7 +25,7 @@ from tests.conformance.openai_models import contract, piece
 from tests.raw import Connection, post
 from tests.rpc import connected, infer_request, streaming
 from tests.scripted import installed
-from tests.serving import ROOT, write_model
+from tests.serving import ROOT, wait_until, write_model
 
 SOURCES = (f"{ROOT}/gateway/", f"{ROOT}/backends/")
 POLL_SECS = 0.2
@@ -235,7 +235,7 @@ async def test_a_cancelled_model_stream_infer(server: Server) -> None:
         with Walk() as walk:
             await asyncio.to_thread(rpc.cancel)
             await asyncio.sleep(CANCEL_SECS)
-    assert failures(server) == 1
+    wait_until(lambda: failures(server) == 1, "the request is cancelled")
     assert len(walk.files) <= CANCEL_FILES, "\n".join(sorted(walk.files))
 
 

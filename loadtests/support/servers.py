@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -19,6 +20,10 @@ LOGS = Path(__file__).parents[1] / "results" / "logs"
 START_TIMEOUT_SECS = 300.0
 STOP_TIMEOUT_SECS = 20.0
 LOG_TAIL = 20
+CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The ports that Linux gives to clients, and to servers that leave the choice to it."""
+FIRST_CLIENT_PORT = 32768
+PORT_TRIES = 100
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 """The environment of every server: vLLM reports no usage."""
 
@@ -124,12 +129,20 @@ def serving(launch: Launch, cpus: Cpus) -> Iterator[Server]:
 
 
 def free_ports() -> Ports:
-    """Ports that are free now."""
+    """Ports that are free now, and that the system gives to no client before a server has them.
+
+    LoadTestFailed if there are none.
+    """
+    first = int(CLIENT_PORTS.read_text().split()[0]) if CLIENT_PORTS.exists() else FIRST_CLIENT_PORT
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return Ports(*(each.getsockname()[1] for each in sockets))
+        for port in SystemRandom().sample(range(first // 2, first), PORT_TRIES):
+            with suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == 3:
+                return Ports(*found)
+    raise LoadTestFailed(f"ports below {first}: found {len(found)} free ones, expected 3")
 
 
 def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -22,7 +22,7 @@ CANCEL = struct.pack(">L", 8)
 FRAME_BYTES = 16384
 """The bytes that a frame may have without asking."""
 
-STALL_SECS = 0.3
+STALL_SECS = 1.0
 """A server that takes nothing for so long does not read any more."""
 
 

@@ -121,9 +121,8 @@ CATALOGUE = {
     "chatting_once": CHATTING,
     "chatting_briefly": CHATTING
     + DECOUPLED
-    + with_parameters(
-        {"conversation_max_turns": 2, "conversation_idle_secs": 1, "conversation_max": 3}
-    ),
+    + with_parameters({"conversation_max_turns": 2, "conversation_max": 3}),
+    "chatting_now": CHATTING + DECOUPLED + with_parameters({"conversation_idle_secs": 2}),
     "two_at_once": REPEAT + with_parameters({"max_in_flight": 2}),
     "two_single": identity("BYTES", "1", delay_us=NEVER_US, max_in_flight=2),
 }

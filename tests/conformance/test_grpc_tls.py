@@ -254,7 +254,7 @@ def test_mutual_tls_without_an_authority_is_one_clear_line(models: Path, own: Ce
     server = Serving(models, ("--grpc-use-ssl-mutual=true", *flags(own)))
     assert server.wait_ended() == 1
     needed = "--grpc-use-ssl-mutual needs --grpc-root-cert, the path of a PEM file; none is given"
-    assert server.log == [f"sluice: {needed}"]
+    assert server.said == [f"sluice: {needed}"]
 
 
 @contextmanager

@@ -110,9 +110,10 @@ def test_the_bytes_of_a_head_do_not_extend_its_limit(connection: Connection) -> 
     assert time.monotonic() - began > HEAD_SECS - EARLY_SECS
 
 
-def test_a_connection_that_says_nothing_is_closed_without_a_word(connection: Connection) -> None:
+def test_a_connection_that_says_nothing_is_closed_without_a_word(server: Serving) -> None:
     began = time.monotonic()
-    assert connection.ended
+    with Connection(server.ports["http"]) as connection:
+        assert connection.ended
     assert time.monotonic() - began > IDLE_SECS - EARLY_SECS
 
 
@@ -170,8 +171,8 @@ def test_a_body_that_stops_after_its_refusal_is_not_waited_for(connection: Conne
 
 
 def test_an_idle_connection_is_closed_without_a_word(connection: Connection) -> None:
-    answered(connection)
     began = time.monotonic()
+    answered(connection)
     assert connection.ended
     assert time.monotonic() - began > IDLE_SECS - EARLY_SECS
 
@@ -243,6 +244,8 @@ def test_0_turns_the_limits_off(models: Path) -> None:
         answered(crowd[1])
         crowd[2].send(HEAD)
         crowd[3].send(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY))
+        for each in crowd:
+            each.wait_taken()
         before = server.open_files
         time.sleep(IDLE_SECS + HEAD_SECS)
         assert server.open_files == before

@@ -265,8 +265,8 @@ def test_a_port_in_use_is_one_clear_line(models: Path, wire: str) -> None:
         port = other.getsockname()[1]
         server = ended(models, f"--{wire}-port={port}")
     assert server.process.returncode == 1
-    assert len(server.log) == 1
-    assert server.log[0].startswith(f"sluice: cannot listen on 127.0.0.1:{port}: Address")
+    (line,) = server.said
+    assert line.startswith(f"sluice: cannot listen on 127.0.0.1:{port}: Address")
 
 
 @pytest.mark.parametrize("wires", [("http", "grpc"), ("http", "metrics")])
@@ -301,7 +301,7 @@ def test_a_flag_that_cannot_be_understood_is_named(
 def test_a_repository_that_does_not_exist_is_one_clear_line(tmp_path: Path) -> None:
     server = ended(tmp_path / "absent")
     assert server.process.returncode == 1
-    assert server.log == ["sluice: folder 'absent' does not exist"]
+    assert server.said == ["sluice: folder 'absent' does not exist"]
 
 
 def test_an_empty_repository_is_served(tmp_path: Path) -> None:
@@ -348,7 +348,8 @@ def test_version_policies_decide_which_versions_are_served(tmp_path: Path) -> No
 def test_a_model_that_is_loading_is_not_ready_and_answers_503(
     models: Path, environment: dict[str, str]
 ) -> None:
-    write_model(models, "tardy", scripted({"text": "x", "final": True}, load_secs=4))
+    write_model(models, "tardy", scripted({"text": "x", "final": True}))
+    (held := models / "tardy" / "1" / "held").touch()
     server = Serving(models, ("--http-port", "0"), environment).wait_listening()
     try:
         wait_until(lambda: not refuses_connections(server.ports["http"]), "the port answers")
@@ -368,6 +369,7 @@ def test_a_model_that_is_loading_is_not_ready_and_answers_503(
             live = stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=WAIT_SECS)
             ready = stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=WAIT_SECS)
             assert (live.live, ready.ready) == (True, False)
+            held.unlink()
             server.wait_ready()
             assert http.get("/v2/health/ready").status_code == 200
             answer = http.post("/v2/models/tardy/generate", json={"text_input": "x"})

@@ -270,4 +270,4 @@ def test_a_file_that_cannot_be_opened_ends_the_start(tmp_path: Path) -> None:
     started = Serving(tmp_path, [f"--audit-log={tmp_path}/no/audit.log"])
     assert started.wait_ended() == 1
     text = f"sluice: --audit-log {tmp_path}/no/audit.log: No such file or directory"
-    assert started.log == [text]
+    assert started.said == [text]

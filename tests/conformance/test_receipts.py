@@ -29,7 +29,8 @@ ROUNDS = 40
 LEAST_MS, LEAST_SHARE = 1.0, 0.01
 NEAR, TRIES = 0.99, 40
 PAUSE_SECS = 0.1
-SLOW_SECS = 0.4
+SLOW_SECS = 1.0
+"""Half of it is enough to fill the buffers of the sockets on a busy machine."""
 
 
 def read_header(text: str) -> dict[str, float]:
@@ -158,6 +159,7 @@ def test_a_receipt_begins_with_the_first_byte(connection: Connection, at: int) -
     for _ in range(3):
         since = time.perf_counter()
         connection.send(sent[:at])
+        connection.wait_taken()
         time.sleep(PAUSE_SECS)  # the client is slow
         connection.send(sent[at:])
         parts = read_header(connection.answer().headers["server-timing"])

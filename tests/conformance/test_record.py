@@ -155,10 +155,12 @@ def test_the_audit_log_has_a_recording_from_its_beginning(
         found = map(json.loads, log.read_text().splitlines())
         return [each for each in found if each.get("count") == 7]
 
+    ended = server.text.count(ENDED)
     with Connection(server.ports["http"]) as connection:
         connection.ask(PATH.format("numbers"), {"count": 7, "redact": "Ann"})
         connection.head()
         wait_until(lambda: bool(lines()), "it has a line")
+    wait_until(lambda: server.text.count(ENDED) > ended, "the next test finds no line of this one")
     (found,) = lines()
     assert (found["action"], found["model"], found["redacted"]) == ("record", "numbers", True)
     assert found["result"] == "ok"

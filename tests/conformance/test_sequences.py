@@ -552,7 +552,7 @@ async def test_a_sequence_that_waits_for_a_slot_begins_when_another_ends(
     await ask(client, name, 1, 1, "start")
     waiting = [asyncio.create_task(ask(client, name, 2, 2, "start"))]
     await reached(server, name, in_flight=1, pending=1)
-    late = [asyncio.create_task(refusal(client, name, 3, "start", timeout=1_000_000))]
+    late = [asyncio.create_task(refusal(client, name, 3, "start", timeout=3_000_000))]
     await reached(server, name, in_flight=2, pending=2)
     late.append(asyncio.create_task(refusal(client, name, 3)))
     expired = (

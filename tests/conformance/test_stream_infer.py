@@ -114,7 +114,7 @@ def test_a_decoupled_model_that_ends_without_a_flag_is_complete(stub: Any) -> No
 
 def test_requests_of_decoupled_models_interleave(stub: Any) -> None:
     with streaming(stub) as rpc:
-        rpc.ask(repeat("slow", 3, delay_us=150_000))
+        rpc.ask(repeat("slow", 3, delay_us=400_000))
         assert ids([rpc.answer()]) == ["slow"]
         rpc.ask(repeat("fast", 3))
         found = rpc.rest()
@@ -201,7 +201,7 @@ def test_in_strict_mode_a_models_error_ends_the_rpc_with_its_status(
         server.wait_metric("gateway_requests_in_flight", "endless", 1)
         rpc.ask(single(model, "a", name))
         assert rpc.error() == (code, message)
-    server.wait_metric("gateway_requests_in_flight", "endless", 0, within=1)
+    server.wait_metric("gateway_requests_in_flight", "endless", 0)
 
 
 def test_in_strict_mode_a_refusal_is_still_a_message(stub: Any) -> None:
@@ -241,11 +241,9 @@ def test_a_cancelled_stream_cancels_all_its_requests_and_no_others(
         with streaming(stub) as rpc:
             rpc.ask(*(single("endless", str(number)) for number in range(5)))
             server.wait_metric("gateway_requests_in_flight", "endless", 6)
-        server.wait_metric("gateway_requests_in_flight", "endless", 1, within=1)
+        server.wait_metric("gateway_requests_in_flight", "endless", 1)
         assert not bystander.ended
-    server.wait_metric(
-        "nv_inference_request_failure", "endless", before + 6, within=1, reason="CANCELED"
-    )
+    server.wait_metric("nv_inference_request_failure", "endless", before + 6, reason="CANCELED")
 
 
 def test_many_requests_are_in_flight_on_one_stream(server: Serving, stub: Any) -> None:
@@ -381,9 +379,7 @@ async def test_the_official_aio_client_may_cancel(server: Serving) -> None:
         assert error is None
         await asyncio.to_thread(server.wait_metric, "gateway_requests_in_flight", "endless", 1)
         assert answers.cancel()
-        await asyncio.to_thread(
-            server.wait_metric, "gateway_requests_in_flight", "endless", 0, within=1
-        )
+        await asyncio.to_thread(server.wait_metric, "gateway_requests_in_flight", "endless", 0)
 
 
 def test_different_models_and_versions_share_a_stream(stub: Any) -> None:

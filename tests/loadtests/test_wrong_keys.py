@@ -57,12 +57,15 @@ def test_requests_beyond_those_without_an_answer_are_not_sent(
         flooding = threading.Thread(target=flood, args=(address, REQUEST, begun, ended))
         flooding.start()
         clients = [silent.accept()[0] for _ in range(CONNECTIONS)]
+        most = REQUEST * MOST_UNANSWERED
+        for each in clients:
+            assert each.recv(len(most), socket.MSG_WAITALL) == most
         time.sleep(0.2)
         ended.set()
         flooding.join()
         for each in clients:
-            with each, each.makefile("rb") as received:
-                assert received.read() == REQUEST * MOST_UNANSWERED
+            with each:
+                assert each.recv(1) == b""
 
 
 def test_the_latency_is_that_of_the_slowest_hundredth() -> None:

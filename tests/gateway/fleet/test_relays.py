@@ -118,17 +118,18 @@ async def test_a_router_that_cannot_be_reached_is_gone(
     routers: tuple[At, At], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = routers
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        free = closed.getsockname()[1]
     fleet, http = first.server.settings.fleet, first.http.base_url.port
     assert fleet is not None
-    strangers = free, fleet.replicas[0][1], http or 0, second.ports["fleet"]
-    for number, each in enumerate(strangers):
-        name = f"{number:016}"
-        relays_of(first).table.take(name, {name: ("127.0.0.1", each)})
-        for _ in range(2):
-            assert (await rest(first, name[:6] + "x" * 32, 0)).status_code == 404
-        relays_of(first).table.take(name, {})
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        unused: int = closed.getsockname()[1]
+        strangers = unused, fleet.replicas[0][1], http or 0, second.ports["fleet"]
+        for number, each in enumerate(strangers):
+            name = f"{number:016}"
+            relays_of(first).table.take(name, {name: ("127.0.0.1", each)})
+            for _ in range(2):
+                assert (await rest(first, name[:6] + "x" * 32, 0)).status_code == 404
+            relays_of(first).table.take(name, {})
     logged = [each for each in caplog.records if each.message == "router not reached"]
     assert len(logged) == len(strangers)
 

@@ -55,17 +55,17 @@ def connected(port: FleetPort) -> socket.socket:
 
 
 async def test_a_connection_without_a_handshake_is_dropped_in_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKE_SECS", 0.05)
     async with opened() as port:
         with connected(port):
-            await until(lambda: len(port.links) == 1)
+            await until(lambda: "router dropped" in caplog.text)
             await until(lambda: not port.links)
 
 
 async def test_a_connection_that_begins_no_tls_is_dropped_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKE_SECS", 0.05)
     authority = Authority(tmp_path / "authority")
@@ -79,7 +79,7 @@ async def test_a_connection_that_begins_no_tls_is_dropped_in_time(
     )
     async with opened(pem) as port:
         with connected(port):
-            await until(lambda: len(port.links) == 1)
+            await until(lambda: "router dropped" in caplog.text)
             await until(lambda: not port.links)
 
 

@@ -273,7 +273,7 @@ def test_a_start_that_takes_too_long_is_given_up(models: Path) -> None:
 
 
 def test_requests_of_others_may_end_while_the_server_stops(models: Path) -> None:
-    write_model(models, "short", SLOW % 200_000)
+    write_model(models, "short", SLOW % 1_000_000)
     found: list[object] = []
     with explicit(models, "short") as server:
         model = server.model("short")

@@ -12,7 +12,7 @@ from gateway.models.index import IndexRow
 from gateway.models.repository import ModelRepository
 from gateway.models.repository_control import RepositoryControl
 from gateway.settings import ControlMode, ModelSettings
-from tests.builders import settle, soon
+from tests.builders import WAIT_SECS, settle, soon
 from tests.gateway.models.lifecycles import EXPLICIT, NO_WEIGHTS, answer, lookup, refusal, states
 from tests.registries import ALL_VERSIONS, Backends, ScriptedBackend, Start, no_infer, write
 
@@ -230,7 +230,7 @@ async def test_a_model_that_never_loaded_and_is_removed_is_forgotten(
 async def test_polling_happens_by_itself(tmp_path: Path, start: Start) -> None:
     control = await start(control_mode=ControlMode.POLL, poll_secs=0.01)
     write(tmp_path, "a", 1)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_SECS):
         while not list(control.registry.models()):
             await control.registry.changed()
 

@@ -13,7 +13,7 @@ from gateway.models import instances as instances_module
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.scheduler import DirectScheduler
 from gateway.settings import ControlMode, ResourceLimit
-from tests.builders import ScriptedInstance, read_all, settle, soon, text_request
+from tests.builders import WAIT_SECS, ScriptedInstance, read_all, settle, soon, text_request
 from tests.registries import ScriptedBackend, Start, write
 
 PASSIVE = "instance_group { kind: KIND_CPU passive: true }"
@@ -98,7 +98,7 @@ async def test_a_restarted_instance_is_made_as_ready_as_the_first(
     write(tmp_path, "a", 1)
     control = await start()
     backend.instances["a 1"][0].die("killed")
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_SECS):
         while len(backend.instances["a 1"]) < 2 or not control.registry.find("a", "").ready:
             await control.registry.changed()
     assert steps == done(backend.instances["a 1"])

@@ -188,7 +188,8 @@ async def test_the_caller_of_an_expired_key_is_no_longer_valid(file: Path) -> No
     key = ApiKey(KEY_ID, DIGEST, "team", expires=expires)
     write(file, text_of_key(key).replace("Z\n", f".{int(expires % 1 * 1000):03}Z\n"))
     keys, called = ApiKeys(file), asyncio.Event()
-    found = caller(keys)
+    found = keys.find(KEY.encode(), expires - 0.1)
+    assert found is not None
     async with followed(keys.follow(called.set)):
         await soon(called.wait())
     assert not found.valid

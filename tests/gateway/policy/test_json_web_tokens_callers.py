@@ -177,7 +177,11 @@ async def test_callers_end_when_their_token_expires(
 ) -> None:
     monkeypatch.setattr(json_web_tokens, "LOOK_SECS", 0.005)
     expires = time.time() + 0.2
-    ended, kept = caller(tokens, EC.token(exp=expires)), caller(tokens, EC.token())
+    ended, kept = (
+        tokens.find(EC.token(exp=expires).encode(), expires - 0.1),
+        caller(tokens, EC.token()),
+    )
+    assert ended is not None
     async with followed(tokens) as called:
         await soon(called.wait())
         assert time.time() >= expires

@@ -1,4 +1,4 @@
-"""The processes of a server, by /proc."""
+"""The processes of a server, by /proc, and its ports."""
 
 import os
 import subprocess
@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 from loadtests.support.servers import (
+    CLIENT_PORTS,
     cpu_secs,
     descendants,
+    free_ports,
     is_running,
     name_of,
     open_files,
@@ -60,3 +62,11 @@ def test_processor_time_is_that_of_the_block() -> None:
         while time.process_time() < until:
             """Take processor time."""
     assert spent.secs >= 0.03
+
+
+def test_free_ports_are_none_that_a_client_gets_meanwhile() -> None:
+    first = int(CLIENT_PORTS.read_text().split()[0])
+    found = free_ports()
+    ports = {found.http, found.grpc, found.metrics}
+    assert len(ports) == 3
+    assert max(ports) < first

@@ -5,7 +5,7 @@ import asyncio
 from hyperframe.frame import DataFrame
 
 from backends.identity import ExecutionGate
-from tests.builders import KeptTraces, moments, soon
+from tests.builders import KeptTraces, moments, settle, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.grpc.test_unary_infer import (
     ECHO,
@@ -41,6 +41,7 @@ async def test_a_trace_begins_with_the_headers_of_its_rpc(serve: Serve) -> None:
         server.dataplane.tracer = traces.tracer(rate=1)
         with server.connected() as connection:
             connection.send(connection.headers(1, request(PATH)))
+            await settle()  # the server reads them
             await asyncio.sleep(0.02)
             connection.send(DataFrame(1, MESSAGES["floats"], flags=("END_STREAM",)))
             assert (await read(connection)).client_status == "OK"

@@ -20,7 +20,7 @@ from gateway.frontends.grpc.server import GrpcServer
 from gateway.messages import InferResponse
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.settings import CompressionLevel, GrpcSettings
-from tests.builders import DECOUPLED, LoadedModels, ScriptedInstance, settle, soon
+from tests.builders import DECOUPLED, WAIT_SECS, LoadedModels, ScriptedInstance, settle, soon
 from tests.conftest import Serve
 from tests.gateway.frontends.http.test_infer import ECHO, FLOATS, echo
 from tests.http2 import CANCEL, DEFAULT_WINDOW, Answer, Connection, message, request
@@ -114,7 +114,7 @@ def shown(answer: Answer) -> tuple[Any, ...]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_SECS):
         while not holds():  # noqa: ASYNC110 - the other end of a socket
             await asyncio.sleep(0.001)
 
@@ -371,7 +371,7 @@ async def test_the_answer_is_written_in_the_call_that_puts_the_response(serve: S
             (stream,) = model.requests.values()
             stream.put(InferResponse(outputs=execution.requests[0].inputs, final=True))
             # No turn of the event loop: this thread reads itself.
-            assert connection.answer(1, within=1.0).client_status == "OK"
+            assert connection.answer(1).client_status == "OK"
             execution.end()
 
 

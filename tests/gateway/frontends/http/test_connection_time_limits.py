@@ -1,7 +1,7 @@
 """The deadline of a connection: it expires once, for time in which bytes were due."""
 
-import asyncio
-import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -9,108 +9,157 @@ from gateway import client_limits
 from gateway.client_limits import PACE_BYTES
 from gateway.frontends.http.connection_parts import HELD_SECS, ClientDeadline, Owed
 from gateway.settings import HttpTimeLimits
-from tests.builders import soon
 
 SECS = 0.02
 LIMITS = HttpTimeLimits(head_secs=SECS, body_idle_secs=5 * SECS, connection_idle_secs=0)
+
+
+class Timer:
+    """One timer of a `Clock`."""
+
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due = due
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """See `asyncio.TimerHandle`."""
+        self.is_cancelled = True
+
+
+class Clock:
+    """The time of a loop, which the test decides, and its timers."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._timers: list[Timer] = []
+
+    def time(self) -> float:
+        """See `asyncio.AbstractEventLoop`."""
+        return self._now
+
+    def call_later(self, secs: float, callback: Callable[[], None]) -> Timer:
+        """See `asyncio.AbstractEventLoop`."""
+        self._timers.append(Timer(self._now + secs, callback))
+        return self._timers[-1]
+
+    def run(self, secs: float) -> None:
+        """Run for that long; each timer fires in time."""
+        ends_at = self._now + secs
+        while (first := min(self._timers, key=lambda each: each.due, default=None)) is not None:
+            if first.due > ends_at:
+                break
+            self._timers.remove(first)
+            self._now = max(self._now, first.due)
+            if not first.is_cancelled:
+                first.callback()
+        self._now = ends_at
+
+    def hold(self, secs: float) -> None:
+        """Fire no timer for that long, and then those that are late."""
+        self._now += secs
+        self.run(0)
 
 
 class Debtor:
     """A client whose debt the test decides."""
 
     def __init__(self, owed: Owed, limits: HttpTimeLimits = LIMITS) -> None:
-        loop = asyncio.get_running_loop()
         self.owed = owed
-        self.expired: asyncio.Future[tuple[Owed, float]] = loop.create_future()
+        self.expired: list[tuple[Owed, float]] = []
+        self.clock: Any = Clock()
         self.deadline = ClientDeadline(
-            loop, limits, lambda: self.owed, lambda *found: self.expired.set_result(found)
+            self.clock, limits, lambda: self.owed, lambda *found: self.expired.append(found)
         )
 
-    async def after(self, secs: float) -> bool:
+    def after(self, secs: float) -> bool:
         """Whether the deadline has expired that much later."""
-        await asyncio.wait((self.expired,), timeout=secs)
-        return self.expired.done()
+        self.clock.run(secs)
+        return bool(self.expired)
 
 
 @pytest.mark.parametrize(("owed", "secs"), [(Owed.HEAD, SECS), (Owed.BODY, 5 * SECS)])
-async def test_each_debt_has_its_own_limit(owed: Owed, secs: float) -> None:
-    began = time.monotonic()
-    assert await soon(Debtor(owed).expired) == (owed, secs)
-    assert time.monotonic() - began > secs - 0.005
+def test_each_debt_has_its_own_limit(owed: Owed, secs: float) -> None:
+    debtor = Debtor(owed)
+    assert not debtor.after(secs - 0.001)
+    assert debtor.after(0.002)
+    assert debtor.expired == [(owed, secs)]
 
 
 @pytest.mark.parametrize("owed", [Owed.NOTHING, Owed.REQUEST])
-async def test_a_debt_without_a_limit_never_expires(owed: Owed) -> None:
+def test_a_debt_without_a_limit_never_expires(owed: Owed) -> None:
     debtor = Debtor(owed)
-    assert not await debtor.after(10 * SECS)
+    assert not debtor.after(10 * SECS)
     debtor.owed = Owed.HEAD
-    assert await soon(debtor.expired) == (Owed.HEAD, SECS)
+    assert debtor.after(3 * SECS)
+    assert debtor.expired == [(Owed.HEAD, SECS)]
 
 
-async def test_without_limits_nothing_expires() -> None:
+def test_without_limits_nothing_expires() -> None:
     limits = HttpTimeLimits(head_secs=0, body_idle_secs=0, connection_idle_secs=0)
-    assert not await Debtor(Owed.HEAD, limits).after(5 * SECS)
+    assert not Debtor(Owed.HEAD, limits).after(5 * SECS)
 
 
-async def test_a_restart_begins_the_time_anew() -> None:
+def test_a_restart_begins_the_time_anew() -> None:
     debtor = Debtor(Owed.BODY)
-    began = time.monotonic()
-    while time.monotonic() - began < 10 * SECS:
-        debtor.deadline.since = asyncio.get_running_loop().time()
-        assert not await debtor.after(SECS)
-    assert await debtor.after(10 * SECS)
+    for _ in range(10):
+        debtor.deadline.since = debtor.clock.time()
+        assert not debtor.after(SECS)
+    assert debtor.after(10 * SECS)
 
 
-async def test_a_body_keeps_the_pace_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_keeps_the_pace_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause is longer than the limit of pauses."""
     monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 10 * SECS)
     debtor = Debtor(Owed.BODY)
-    began = time.monotonic()
+    began = debtor.clock.time()
     debtor.deadline.take_body(int(5 * SECS * PACE_BYTES), begins=True)
-    while not await debtor.after(SECS):
+    while not debtor.after(SECS):
+        assert debtor.clock.time() - began < 100 * SECS
         debtor.deadline.take_body(1, begins=False)
-    assert time.monotonic() - began > 14.5 * SECS
-    assert debtor.expired.result() == (Owed.BODY, 5 * SECS)
+    assert debtor.clock.time() - began > 14.5 * SECS
+    assert debtor.expired == [(Owed.BODY, 5 * SECS)]
 
 
-async def test_the_pace_of_a_body_is_measured_from_its_own_first_byte(
+def test_the_pace_of_a_body_is_measured_from_its_own_first_byte(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 10 * SECS)
     debtor = Debtor(Owed.BODY)
     for _ in range(30):
         debtor.deadline.take_body(1, begins=True)
-        assert not await debtor.after(SECS)
+        assert not debtor.after(SECS)
 
 
-async def test_time_without_a_debt_does_not_count_for_the_pace(
+def test_time_without_a_debt_does_not_count_for_the_pace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_limits, "PACE_AFTER_SECS", 10 * SECS)
     debtor = Debtor(Owed.BODY)
     debtor.deadline.take_body(1, begins=True)
     debtor.owed = Owed.NOTHING
-    assert not await debtor.after(20 * SECS)
+    assert not debtor.after(20 * SECS)
     debtor.owed = Owed.BODY
     debtor.deadline.take_body(1, begins=False)
-    assert not await debtor.after(3 * SECS)
+    assert not debtor.after(3 * SECS)
 
 
-async def test_a_cancelled_deadline_never_expires() -> None:
+def test_a_cancelled_deadline_never_expires() -> None:
     debtor = Debtor(Owed.HEAD)
     debtor.deadline.cancel()
-    assert not await debtor.after(5 * SECS)
+    assert not debtor.after(5 * SECS)
 
 
-async def test_bytes_that_came_while_the_loop_was_held_are_in_time() -> None:
+def test_bytes_that_came_while_the_loop_was_held_are_in_time() -> None:
     debtor = Debtor(Owed.HEAD)
-    time.sleep(2 * SECS + HELD_SECS)  # noqa: ASYNC251 - the held loop is the matter of the test
-    assert not await debtor.after(SECS)
+    debtor.clock.hold(2 * SECS + HELD_SECS)
+    assert not debtor.after(SECS)
     debtor.owed = Owed.NOTHING
-    assert not await debtor.after(HELD_SECS + 5 * SECS)
+    assert not debtor.after(HELD_SECS + 5 * SECS)
 
 
-async def test_a_held_loop_saves_no_client_that_sends_nothing() -> None:
+def test_a_held_loop_saves_no_client_that_sends_nothing() -> None:
     debtor = Debtor(Owed.HEAD)
-    time.sleep(2 * SECS + HELD_SECS)  # noqa: ASYNC251 - the held loop is the matter of the test
-    assert await soon(debtor.expired) == (Owed.HEAD, SECS)
+    debtor.clock.hold(2 * SECS + HELD_SECS)
+    assert debtor.after(HELD_SECS + SECS)
+    assert debtor.expired == [(Owed.HEAD, SECS)]

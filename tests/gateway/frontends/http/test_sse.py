@@ -242,6 +242,7 @@ async def test_the_wait_of_a_comment_is_no_stall_of_the_answer(stream: ResponseS
         await asyncio.sleep(0.02)
         since_ns = time.perf_counter_ns()
         stream.put(text_response("late", final=True))
+        await settle()  # the answer waits for the client
         await asyncio.sleep(0.01)
         exchange.reads.set()
         await exchange.rest()

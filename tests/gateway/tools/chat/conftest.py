@@ -66,9 +66,8 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=talker", "--load-mode
 
 
 @pytest.fixture
-def unused_port() -> int:
-    """A port that refuses connections."""
+def unused_port() -> Iterator[int]:
+    """A port that refuses connections: no other process may listen there meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
+        yield taken.getsockname()[1]

@@ -12,6 +12,7 @@ from playwright.sync_api import (
     ConsoleMessage,
     Error,
     Page,
+    expect,
     sync_playwright,
 )
 
@@ -91,7 +92,8 @@ def server(repository: Path) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium without a window."""
+    """Chromium without a window, in which a test waits for what it expects as for all else."""
+    expect.set_options(timeout=1000 * WAIT_SECS)
     found = needs.program(*BROWSERS, package=SHELL)
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not work for root, and containers run tests as root.

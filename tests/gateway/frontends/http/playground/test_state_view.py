@@ -66,17 +66,17 @@ def test_requests_show_in_flight_in_the_queue_and_as_rates(state: Person, server
     state.page.evaluate(f"window.asked = ({script})(); undefined")
     expect(slow.locator("[data-label='In flight']")).not_to_have_text("0")
     expect(slow.locator("[data-label='Queue']")).not_to_have_text("0")
-    state.page.evaluate("window.enough = true; window.asked")
     requests = slow.locator("[data-label='Requests per second']")
     expect(requests.locator(".amount")).to_have_text(re.compile(r"^(?!0$)[\d.]+$"))
     expect(requests.locator("svg")).to_have_attribute("aria-label", re.compile(r"^now [\d.]+$"))
-    assert re.match(r"M[\d.]+ [\d.]+L", requests.locator(".line").get_attribute("d") or "")
+    expect(requests.locator(".line")).to_have_attribute("d", re.compile(r"^M[\d.]+ [\d.]+L"))
     latency = slow.locator("[data-label='Latency, mean']")
     expect(latency.locator(".amount")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
     expect(latency.locator(".note")).to_have_text(re.compile(r"^[\d.]+ m?s in the queue$"))
-    expect(slow.locator("[data-label='In flight']")).to_have_text("0")
     slow.scroll_into_view_if_needed()
     state.picture("state-requests")
+    state.page.evaluate("window.enough = true; window.asked")
+    expect(slow.locator("[data-label='In flight']")).to_have_text("0")
 
 
 def test_two_minutes_of_a_busy_server_with_a_gpu_and_an_engine_are_plotted(

@@ -245,13 +245,18 @@ def test_a_late_description_leaves_what_has_been_typed(form: Person) -> None:
 
 
 def test_an_answer_to_another_model_is_not_shown(form: Person) -> None:
+    page, late = form.page, list[Route]()
+    page.route("**/v2/models/slow/infer", lambda route: late.append(route))
     choose(form, "slow", "x")
-    form.page.click("#infer")
-    expect(form.page.locator("#infer")).to_be_disabled()
+    page.click("#infer")
+    while not late:
+        page.wait_for_timeout(WAIT_MS)
+    expect(page.locator("#infer")).to_be_disabled()
     choose(form, "texts")
-    expect(form.page.locator("#infer")).to_be_enabled()
-    form.page.wait_for_timeout(LATE_MS)
-    expect(form.page.locator("#answer")).to_be_hidden()
+    expect(page.locator("#infer")).to_be_enabled()
+    late[0].continue_()
+    page.wait_for_timeout(LATE_MS)
+    expect(page.locator("#answer")).to_be_hidden()
     assert shown(infer(form, "texts", "and on"))[2] == "and on"
 
 
