@@ -61,7 +61,7 @@ class ResponseStream:
     follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
     `request_id`, `caller` and `model`, the loaded version, are set for requests of clients.
-    `model_at`: see `Sink`.
+    `model_at`: see `Sink`. `on_end` is called once it is done, behind its recorder.
     """
 
     __slots__ = (
@@ -86,6 +86,7 @@ class ResponseStream:
         "done",
         "model",
         "model_at",
+        "on_end",
         "request_id",
         "stopping",
     )
@@ -107,6 +108,7 @@ class ResponseStream:
         self._write_texts: WriteTexts | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self._subscriber: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
@@ -154,6 +156,8 @@ class ResponseStream:
             self.done = True  # as `_finish`, without a call
             if self._recorder is not None:
                 self._recorder.ended(None)
+            if self.on_end is not None:
+                self.on_end()
             self._on_cancel = self._subscriber = None
         # As `_wake_reader`, without a call for each token.
         reader = self._reader
@@ -205,11 +209,6 @@ class ResponseStream:
         if self._held:
             self._held = False
             self._wake_reader()
-
-    def observe(self, recorder: StreamRecorder) -> StreamRecorder | None:
-        """Set another recorder; it passes every event on to the former one, which is returned."""
-        former, self._recorder = self._recorder, recorder
-        return former
 
     async def room(self) -> None:
         """Wait until the stream is not full, or done."""
@@ -376,6 +375,8 @@ class ResponseStream:
         self.done = True
         if self._recorder is not None:
             self._recorder.ended(error)
+        if self.on_end is not None:
+            self.on_end()
 
     def _cancel_producer(
         self, on_cancel: Callable[[], None] | None, subscriber: Callable[[], None] | None

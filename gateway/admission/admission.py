@@ -7,13 +7,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from gateway.admission.booking import Booking, TenantAccount
-from gateway.admission.costs import Asked, ModelCosts
-from gateway.admission.quotas import Limit, LimitKind, TenantLimits, limits_of
+from gateway.admission.booking import Booked, Booking, TenantAccount
+from gateway.admission.costs import WITHOUT_TOKENS, Asked, ModelCosts
+from gateway.admission.quotas import (
+    COMPUTE_MS,
+    REQUESTS,
+    TOKENS,
+    WORDS,
+    Header,
+    Limit,
+    LimitKind,
+    TenantLimits,
+    limits_of,
+    texts,
+)
 from gateway.admission.waits import WAIT_METRICS, Waits
 from gateway.backend import MetricReading
 from gateway.errors import (
@@ -24,7 +35,7 @@ from gateway.errors import (
     RefusalReason,
     RetryAdvice,
 )
-from gateway.messages import NO_PARAMETERS, InferRequest
+from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.models.sharing import Sharing
 from gateway.observability.stream_tap import Tap
@@ -47,11 +58,6 @@ LOG_SECS = 1.0
 MOST_RETRY_SECS = 60.0
 LOGGED = frozenset({RefusalReason.RATE_LIMITED, RefusalReason.DEADLINE_UNREACHABLE})
 """The reasons that are logged here; frontends log a deadline that has passed, and overload."""
-WORDS = {
-    LimitKind.REQUESTS: "requests",
-    LimitKind.TOKENS: "tokens",
-    LimitKind.COMPUTE_MS: "milliseconds of compute time",
-}
 
 
 def jitter() -> float:
@@ -60,13 +66,17 @@ def jitter() -> float:
 
 
 class _Account(TenantAccount):
-    """An account with its refusals; `unlogged` are those since the last line of the log."""
+    """An account with its refusals; `unlogged` are those since the last line of the log.
+
+    Its rules are those of the tenants at that number of `changes`, -1 before any.
+    """
 
     def __init__(self, tenant: str) -> None:
         super().__init__(tenant)
         self.refused: Counter[str] = Counter()
         self.unlogged = 0
         self.logged_at = -math.inf
+        self.changes = -1
 
 
 class Admission:
@@ -93,7 +103,7 @@ class Admission:
         self._jitter = jitter
         self.refusals: Counter[str] = Counter()
         self._accounts: dict[str, _Account] = {}
-        self._costs: WeakKeyDictionary[Model, ModelCosts] = WeakKeyDictionary()
+        self._costs: dict[Model, ModelCosts] = {}
 
     def admit(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
         """The tap of a request: its account around the given tap, or that without limits.
@@ -101,16 +111,17 @@ class Admission:
         Raises Refusal. A refused request has cost one request; what an accepted one costs is taken
         when the model accepts it.
         """
-        tenant = tenant_of(request.caller)
-        account = self._limited(tenant)
-        observes = self._waits.observes(request, model)
+        caller = request.caller
+        account = self._limited("" if caller is None else caller.tenant)
+        observes = bool(self.observed or request.deadline or model.max_wait_ns)
+        observes = observes and self._waits.observes(request, model)
         if not (account or observes):
             return tap
-        costs = self._costs_of(model)
+        costs = self._costs.get(model) or self._costs_of(model)
         asked = costs.asked(request)
         if account is not None:
             booked = self._book(request, model, account, costs, asked)
-            tap = Booking(account, costs, asked, booked, tap=tap, clock=self._clock)
+            tap = Booking(account, costs, asked, booked, self._clock, tap)
         if not observes:
             return tap
         try:
@@ -139,25 +150,29 @@ class Admission:
         account: _Account,
         costs: ModelCosts,
         asked: Asked,
-    ) -> dict[LimitKind, float]:
+    ) -> Booked:
         """The units of a request within the limits of its tenant, which has taken one request."""
-        by_kind, now, prompts = account.limits.by_kind, self._clock(), asked.prompts
-        requests = by_kind.get(LimitKind.REQUESTS)
-        if requests is not None and not request.prepaid:
-            self._check(account, LimitKind.REQUESTS, prompts, requests, now)
-            account.buckets[LimitKind.REQUESTS].take(1, requests, now)
+        limits, now, prompts = account.limits, self._clock(), asked.prompts
+        if (limit := limits.requests) is not None and not request.prepaid:
+            bucket = account.buckets[REQUESTS]
+            if prompts > 1:
+                self._check(account, REQUESTS, prompts, limit, now)
+            if not bucket.draw(limit, now):
+                raise self._lacking(account, REQUESTS, prompts, limit, now)
             prompts -= 1
-        if account.is_full:
+        if (most := limits.in_flight) is not None and account.in_flight >= most:
             raise self._full(account)
-        booked = {
-            LimitKind.REQUESTS: 0 if request.prepaid else prompts,
-            LimitKind.TOKENS: costs.tokens(asked, account.tenant, model.max_model_len),
-            LimitKind.COMPUTE_MS: costs.compute_ms,
-        }
-        for kind, limit in by_kind.items():
-            if kind is not LimitKind.REQUESTS:
-                self._check(account, kind, booked[kind], limit, now)
-        return booked
+        tokens = 0.0
+        if asked is not WITHOUT_TOKENS:
+            tokens = costs.tokens(asked, account.tenant, model.max_model_len)
+        compute_ms = costs.compute_ms
+        limit = limits.tokens
+        if limit is not None and not account.buckets[TOKENS].has(tokens, limit, now):
+            raise self._lacking(account, TOKENS, tokens, limit, now)
+        limit = limits.compute_ms
+        if limit is not None and not account.buckets[COMPUTE_MS].has(compute_ms, limit, now):
+            raise self._lacking(account, COMPUTE_MS, compute_ms, limit, now)
+        return 0 if request.prepaid else prompts, tokens, compute_ms, now
 
     def _check(
         self,
@@ -167,10 +182,20 @@ class Admission:
         limit: Limit,
         now: float,
     ) -> None:
+        if not account.buckets[kind].has(needed, limit, now):
+            raise self._lacking(account, kind, needed, limit, now)
+
+    def _lacking(
+        self,
+        account: _Account,
+        kind: LimitKind,
+        needed: float,
+        limit: Limit,
+        now: float,
+    ) -> Refusal:
+        """The refusal of a request that needs more units than a bucket has."""
         bucket = account.buckets[kind]
         wait_secs = bucket.wait_secs(needed, limit, now)
-        if not wait_secs:
-            return
         word = WORDS[kind]
         if math.isinf(wait_secs):
             fix = "; lower 'max_tokens', or 'n'" if kind is LimitKind.TOKENS else ""
@@ -181,7 +206,7 @@ class Admission:
                 f"has {left:.0f} of {limit.per_minute:g} {word} per minute left, the request needs "
                 f"{needed:.0f}: in {wait_secs:.1f} s"
             )
-        raise self._refusal(account, text, kind, wait_secs)
+        return self._refusal(account, text, kind, wait_secs)
 
     def _full(self, account: _Account) -> Refusal:
         most = account.limits.in_flight
@@ -191,11 +216,9 @@ class Admission:
     def _refusal(self, account: _Account, text: str, limit: str, wait_secs: float) -> Refusal:
         may_succeed = math.isfinite(wait_secs)
         secs = min(wait_secs * self._jitter(), MOST_RETRY_SECS) if may_succeed else 0.0
+        headers = texts(account.headers(self._clock()))
         advice = RetryAdvice(
-            retry_after_secs=secs,
-            retries=may_succeed,
-            limit=limit,
-            headers=self._headers(account.tenant),
+            retry_after_secs=secs, retries=may_succeed, limit=limit, headers=headers
         )
         return Refusal(RefusalReason.RATE_LIMITED, f"tenant '{account.tenant}' {text}", advice)
 
@@ -211,12 +234,15 @@ class Admission:
 
     def _limited(self, tenant: str) -> _Account | None:
         """The account of a tenant with its present limits; None without any."""
-        rules = self.tenants.rules(tenant)
-        if rules is NO_RULES:
-            return None
-        found = self._account(tenant)
-        if rules is not found.rules:
-            found.replace(rules)
+        found = self._accounts.get(tenant)
+        if found is None or found.changes != self.tenants.changes:
+            rules = self.tenants.rules(tenant)
+            if rules is NO_RULES:
+                return None
+            found = self._account(tenant)
+            found.changes = self.tenants.changes
+            if rules is not found.rules:
+                found.replace(rules)
         return found if found.is_limited else None
 
     def _account(self, tenant: str) -> _Account:
@@ -238,7 +264,11 @@ class Admission:
         found = self._costs.get(model)
         if found is None:
             found = self._costs[model] = ModelCosts(model)
+            model.when_closed(partial(self._forget, model))
         return found
+
+    def _forget(self, model: Model) -> None:
+        self._costs.pop(model, None)
 
     # For frontends.
 
@@ -299,13 +329,12 @@ class Admission:
 
     def limit_headers(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, or metadata of gRPC; none without limits."""
-        return self._headers(tenant_of(caller))
+        return texts(self.raw_limit_headers(caller))
 
-    def _headers(self, tenant: str) -> Mapping[str, str]:
-        account = self._limited(tenant)
-        if account is None:
-            return NO_PARAMETERS
-        return account.buckets.headers(account.limits.by_kind, self._clock())
+    def raw_limit_headers(self, caller: Caller | None) -> Sequence[Header]:
+        """As `limit_headers`, as they are written."""
+        account = self._limited("" if caller is None else caller.tenant)
+        return () if account is None else account.headers(self._clock())
 
     def describe(
         self, models: Iterable[Model] = (), in_flight: Mapping[str, int] = NO_REQUESTS

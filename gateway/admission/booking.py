@@ -1,18 +1,26 @@
 """The account of one request: what it was booked with, and what it has used at its end."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
-from gateway.admission.quotas import Buckets, LimitKind, limits_of
+from gateway.admission.quotas import (
+    COMPUTE_MS,
+    REQUESTS,
+    SHOWN,
+    TOKENS,
+    Buckets,
+    Header,
+    ShownLimit,
+    limits_of,
+)
 from gateway.errors import Code, InferenceError, Refusal
-from gateway.messages import InferResponse, StreamRecorder
+from gateway.messages import StreamRecorder, Usage
 from gateway.observability.request_record import Record
-from gateway.observability.stream_tap import StreamTap, Tap
+from gateway.observability.stream_tap import Tap
 from gateway.policy.tenants import NO_RULES, TenantRules
 
-NOTHING = 0.0, 0.0
-"""Units of a kind that was not booked, and the time at which they are back."""
+Booked = tuple[int, float, float, float]
+"""The requests, tokens and milliseconds of a request, and the time."""
 
 
 class TenantAccount:
@@ -37,26 +45,41 @@ class TenantAccount:
         """Take rules that have changed."""
         self.rules, self.limits = rules, limits_of(rules)
         self.is_limited = bool(self.limits)
+        by_kind = self.limits.by_kind
+        self._shown = [
+            ShownLimit(each, self.buckets[each], by_kind[each]) for each in SHOWN if each in by_kind
+        ]
+
+    def headers(self, now: float) -> list[Header]:
+        """The headers of its limits."""
+        found: list[Header] = []
+        for each in self._shown:
+            found += each.headers(now)
+        return found
 
 
-class Booking(StreamTap):
-    """The account of one request.
+class Booking:
+    """The account of one request. Implements `Tap` and `LimitsAccount`.
 
     An accepted request takes the `booked` units, estimates by kind of limit; its end takes the
     difference to those it has used, by the limits of its booking. Tokens are those of the record,
     so a cancelled request has used what was made. One that its caller ends after its execution has
-    begun, and before it reports tokens, has used the estimate of its prompt, its `prefill`.
+    begun, and before it reports tokens, has used the estimate of its prompt, its `prefill`. The
+    record calls it at its end, so that no event of the stream passes through it.
     """
 
     __slots__ = (
+        "_account",
         "_asked",
         "_booked",
         "_clock",
+        "_compute_back_at",
         "_costs",
+        "_inner",
         "_limits",
         "_prefill",
-        "_taken",
-        "_tenant",
+        "_record",
+        "_tokens_back_at",
     )
 
     def __init__(
@@ -64,71 +87,69 @@ class Booking(StreamTap):
         account: TenantAccount,
         costs: ModelCosts,
         asked: Asked,
-        booked: Mapping[LimitKind, float],
-        *,
-        tap: Tap | None,
+        booked: Booked,
         clock: Callable[[], float],
+        inner: Tap | None,
     ) -> None:
-        super().__init__(tap)
-        self._tenant = account
-        self._limits = account.limits
-        self._costs = costs
-        self._asked = asked
-        self._booked = booked
-        self._clock = clock
-        self._taken: dict[LimitKind, tuple[float, float]] = {}
-        self._prefill = 0.0
+        self._account, self._limits = account, account.limits
+        self._costs, self._asked, self._booked = costs, asked, booked
+        self._clock, self._inner = clock, inner
+        self._tokens_back_at = self._compute_back_at = self._prefill = 0.0
+        self._record: Record | None = None
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
-        found = super().recorder(record, account)
-        self._tenant.in_flight += 1
-        now, buckets = self._clock(), self._tenant.buckets
-        for kind, limit in self._limits.by_kind.items():
-            units = self._booked[kind]
-            if units:
-                self._taken[kind] = units, buckets[kind].take(units, limit, now)
-        return found
+        record.account, self._record = self, record
+        tenant, limits = self._account, self._limits
+        tenant.in_flight += 1
+        requests, tokens, compute_ms, now = self._booked
+        if requests and limits.requests is not None:
+            tenant.buckets[REQUESTS].take(requests, limits.requests, now)
+        if tokens and limits.tokens is not None:
+            self._tokens_back_at = tenant.buckets[TOKENS].take(tokens, limits.tokens, now)
+        if compute_ms and (limit := limits.compute_ms) is not None:
+            self._compute_back_at = tenant.buckets[COMPUTE_MS].take(compute_ms, limit, now)
+        inner, self._inner = self._inner, None
+        return account if inner is None else inner.recorder(record, account)
 
-    def wasted(self, response: InferResponse) -> None:
-        """See `StreamRecorder`; tokens after the end are taken at once."""
-        limit = self._limits.by_kind.get(LimitKind.TOKENS)
-        if response.usage is not None and limit is not None:
-            units = max(0.0, used_tokens(response.usage) - self._prefill)
-            self._tenant.buckets[LimitKind.TOKENS].take(units, limit, self._clock())
+    def wasted(self, usage: Usage) -> None:
+        """See `LimitsAccount`; tokens after the end are taken at once."""
+        limit = self._limits.tokens
+        if limit is not None:
+            units = max(0.0, used_tokens(usage) - self._prefill)
+            self._account.buckets[TOKENS].take(units, limit, self._clock())
             self._prefill = 0.0
-        self.account.wasted(response)
 
     def ended(self, error: InferenceError | None) -> None:
-        """See `StreamRecorder`."""
-        record = self.record
-        tokens = used_tokens(record)
-        if error is not None and not tokens and record.has_begun and _is_of_caller(error):
+        """See `LimitsAccount`."""
+        record, self._record = self._record, None  # without a cycle both are freed at once
+        if record is None:
+            return
+        tokens: float = record.prompt_tokens + record.completion_tokens
+        if record.cached_tokens:
+            tokens = used_tokens(record)
+        if error is not None and not tokens and record.started_ns and _is_of_caller(error):
             tokens = self._prefill = self._costs.prefill(self._asked)
         # An engine that reports tokens executes many requests at once.
-        compute_ms = 0.0 if tokens else record.compute_ms(time.perf_counter_ns())
-        self._tenant.in_flight -= 1
-        self._settle(LimitKind.TOKENS, tokens)
-        self._settle(LimitKind.COMPUTE_MS, compute_ms)
+        compute_ms = 0.0 if tokens else record.compute_ms(record.ended_ns)
+        tenant, limits = self._account, self._limits
+        tenant.in_flight -= 1
+        _, booked_tokens, booked_ms, _ = self._booked
+        if tokens != booked_tokens and (limit := limits.tokens) is not None:
+            unused, back_at = booked_tokens - tokens, self._tokens_back_at
+            tenant.buckets[TOKENS].settle(unused, limit, self._clock(), back_at)
+        if compute_ms != booked_ms and (limit := limits.compute_ms) is not None:
+            unused, back_at = booked_ms - compute_ms, self._compute_back_at
+            tenant.buckets[COMPUTE_MS].settle(unused, limit, self._clock(), back_at)
         if error is None and not record.is_hit:
-            self._learn(compute_ms)
-        self.account.ended(error)
+            if tokens:
+                self._learn(record)
+            else:
+                self._costs.learn_compute(compute_ms)
 
-    def _settle(self, kind: LimitKind, used: float) -> None:
-        limit = self._limits.by_kind.get(kind)
-        if limit is None:
-            return
-        booked, back_at = self._taken.get(kind, NOTHING)
-        if booked != used:
-            self._tenant.buckets[kind].settle(booked - used, limit, self._clock(), back_at)
-
-    def _learn(self, compute_ms: float) -> None:
-        record = self.record
-        if record.prompt_tokens or record.completion_tokens:
-            prompt, answers = record.prompt_tokens, record.completion_tokens
-            self._costs.learn(self._asked, self._tenant.tenant, prompt, answers)
-        else:
-            self._costs.learn_compute(compute_ms)
+    def _learn(self, record: Record) -> None:
+        prompt, answers = record.prompt_tokens, record.completion_tokens
+        self._costs.learn(self._asked, self._account.tenant, prompt, answers)
 
 
 def _is_of_caller(error: InferenceError) -> bool:

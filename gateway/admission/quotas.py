@@ -1,7 +1,7 @@
 """The limits of tenants per minute: buckets in the form of GCRA; the time is an argument."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -22,7 +22,15 @@ class LimitKind(StrEnum):
     __hash__ = str.__hash__
 
 
-SHOWN = (LimitKind.REQUESTS, LimitKind.TOKENS)
+REQUESTS, TOKENS, COMPUTE_MS = LimitKind
+"""As names of this module, whose look-up is cheap."""
+WORDS = {
+    REQUESTS: "requests",
+    TOKENS: "tokens",
+    COMPUTE_MS: "milliseconds of compute time",
+}
+"""The units of a limit in the text of a refusal."""
+SHOWN = (REQUESTS, TOKENS)
 """The limits with headers, by OpenAI's names."""
 NAMES = {
     kind: tuple(f"x-ratelimit-{part}-{kind}" for part in ("limit", "remaining", "reset"))
@@ -53,9 +61,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """The limits of one tenant."""
+    """The limits of one tenant; those per minute are in `by_kind`, too."""
 
     by_kind: Mapping[LimitKind, Limit]
+    requests: Limit | None
+    tokens: Limit | None
+    compute_ms: Limit | None
     in_flight: int | None
 
     def __bool__(self) -> bool:
@@ -64,14 +75,16 @@ class TenantLimits:
 
 def limits_of(rules: TenantRules) -> TenantLimits:
     """The limits in the rules of a tenant."""
-    given = {
-        LimitKind.REQUESTS: rules.requests_per_minute,
-        LimitKind.TOKENS: rules.tokens_per_minute,
-        LimitKind.COMPUTE_MS: rules.compute_ms_per_minute,
-    }
     burst_secs = rules.burst * MINUTE
-    found = {kind: Limit(each, burst_secs) for kind, each in given.items() if each is not None}
-    return TenantLimits(found, rules.max_in_flight)
+    given = rules.requests_per_minute, rules.tokens_per_minute, rules.compute_ms_per_minute
+    found = {
+        kind: Limit(each, burst_secs)
+        for kind, each in zip(LimitKind, given, strict=True)
+        if each is not None
+    }
+    return TenantLimits(
+        found, found.get(REQUESTS), found.get(TOKENS), found.get(COMPUTE_MS), rules.max_in_flight
+    )
 
 
 class Bucket:
@@ -93,10 +106,30 @@ class Bucket:
             return 0.0
         return wait_secs if needed <= limit.burst_secs else math.inf
 
+    def has(self, units: float, limit: Limit, now: float) -> bool:
+        """Whether it has the units now: `wait_secs` is 0. Without a call, as each request asks."""
+        lacks, per_minute = self.full_at - now, limit.per_minute
+        if units <= 0:
+            return lacks <= limit.burst_secs
+        needed = units * MINUTE / per_minute if per_minute > 0 else math.inf
+        return (needed + lacks if lacks > 0 else needed) <= limit.burst_secs
+
+    def draw(self, limit: Limit, now: float) -> bool:
+        """Take one unit, if it has one: as `has` and `take`, in one call for each request."""
+        full_at, per_minute = self.full_at, limit.per_minute
+        lacks, needed = full_at - now, MINUTE / per_minute if per_minute > 0 else math.inf
+        if (needed + lacks if lacks > 0 else needed) > limit.burst_secs:
+            return False
+        if per_minute > 0:
+            self.full_at = (full_at if lacks > 0 else now) + needed
+        return True
+
     def take(self, units: float, limit: Limit, now: float) -> float:
         """Take units, also more than there are; returns the time at which they are back."""
         if limit.per_minute > 0:
-            self.full_at = max(self.full_at, now) + limit.secs(units)
+            full_at = self.full_at
+            secs = units * MINUTE / limit.per_minute if units > 0 else 0.0
+            self.full_at = (full_at if full_at > now else now) + secs
         return self.full_at
 
     def settle(self, unused: float, limit: Limit, now: float, back_at: float) -> None:
@@ -107,7 +140,9 @@ class Bucket:
         if unused < 0:
             self.take(-unused, limit, now)
         elif limit.per_minute > 0:
-            self.full_at -= min(limit.secs(unused), max(0.0, back_at - now))
+            secs, left = unused * MINUTE / limit.per_minute, back_at - now
+            if left > 0:
+                self.full_at -= secs if secs < left else left
 
     def remaining(self, limit: Limit, now: float) -> float:
         """The units that are left; negative after more was used than booked."""
@@ -126,18 +161,37 @@ class Buckets(dict[LimitKind, Bucket]):
         made = self[kind] = Bucket()
         return made
 
-    def headers(self, limits: Mapping[LimitKind, Limit], now: float) -> dict[str, str]:
-        """The headers of the limits, with names and forms of OpenAI's."""
-        found = {}
-        for kind in SHOWN:
-            limit = limits.get(kind)
-            if limit is not None:
-                bucket = self[kind]
-                of_limit, of_rest, of_reset = NAMES[kind]
-                found[of_limit] = str(int(limit.per_minute))
-                found[of_rest] = str(max(0, math.floor(bucket.remaining(limit, now))))
-                found[of_reset] = shown_secs(bucket.reset_secs(now))
-        return found
+
+Header = tuple[bytes, bytes]
+
+
+class ShownLimit:
+    """The headers of a limit, with names and forms of OpenAI's."""
+
+    __slots__ = ("_bucket", "_first", "_full", "_limit", "_names")
+
+    def __init__(self, kind: LimitKind, bucket: Bucket, limit: Limit) -> None:
+        self._bucket, self._limit = bucket, limit
+        of_limit, *self._names = (each.encode() for each in NAMES[kind])
+        self._first: Header = of_limit, b"%d" % int(limit.per_minute)
+        self._full = self._headers(0.0)
+
+    def headers(self, now: float) -> tuple[Header, Header, Header]:
+        """The headers now; those of a full bucket are made once."""
+        lacks = self._bucket.full_at - now
+        return self._headers(lacks) if lacks > 0 else self._full
+
+    def _headers(self, lacks: float) -> tuple[Header, Header, Header]:
+        limit = self._limit
+        rest = math.floor(limit.most - lacks * limit.per_minute / MINUTE)
+        of_rest, of_reset = self._names
+        reset = of_reset, shown_secs(lacks).encode()
+        return self._first, (of_rest, b"%d" % (rest if rest > 0 else 0)), reset
+
+
+def texts(headers: Iterable[Header]) -> Mapping[str, str]:
+    """Headers as texts."""
+    return {name.decode(): value.decode() for name, value in headers}
 
 
 def shown_secs(secs: float) -> str:

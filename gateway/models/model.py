@@ -26,6 +26,7 @@ from gateway.observability.statistics import ModelStatistics
 from gateway.observability.stream_tap import Tap
 from gateway.observability.trace import Trace
 from gateway.openai_contract import further_names
+from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import Tenants
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import DirectScheduler, Scheduler
@@ -131,16 +132,17 @@ class Model:
         self.members: Sequence[Model] = ()
         self.waking: Waking | None = None
         self.tree: RemoteTree | None = None
+        self.requests = RequestsInFlight()
         self.scheduler = self._scheduler(statistics, folder)
         self.fair: Sharing | None = None
         if tenants is not None:
-            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
+            counts = self.requests.of_tenants
+            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config, counts)
         self.instances = Instances(config, slots, self.scheduler, folder, statistics)
         limits = Limits.read(config)
         self.most_in_flight, self.max_wait_ns = limits.max_in_flight, limits.max_wait_ns
         self.conversation_limits = ConversationLimits.read(config)
         self._rules = RequestRules(config)
-        self.requests = RequestsInFlight()
         self._cache: ModelCache | None = None
         self._holders = 0
         self._free = asyncio.Event()
@@ -274,12 +276,11 @@ class Model:
         if trace is not None:
             request.trace = trace  # type: ignore[misc]  # as `Execution` sets `sink`
             trace.accepted(self.name, self.version, request)
-        remove = self.requests.remove
-        on_end = remove if shared is None else shared.counted(request, remove)
-        record = Record(self.statistics, batch_size, request.received_ns, on_end, trace)
+        ended = self.requests.remove
+        record = Record(self.statistics, batch_size, request.received_ns, ended, trace)
         account = record if interceptor is None else interceptor.recorder(record, record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
-        self.requests.add(record, stream)
+        self.requests.add(record, stream, None if shared is None else tenant_of(request.caller))
         entry = Entry(request, stream, record)
         if interceptor is None:
             self.scheduler.submit(entry)
@@ -317,14 +318,13 @@ class Model:
         waking = None if self.instances.able else self._waking_if_asleep()
         if waking is not None:
             waking.check()
+        shared = in_force(self.fair)
         if limited:
             self._check_in_flight(request, statistics)
         self.scheduler.admit(request)
-        shared, remove = in_force(self.fair), self.requests.remove
-        on_end = remove if shared is None else shared.counted(request, remove)
-        record = Record(statistics, batch_size, 0, on_end)
+        record = Record(statistics, batch_size, 0, self.requests.remove)
         stream = ResponseStream(record if tap is None else tap.recorder(record, record))
-        self.requests.add(record, stream)
+        self.requests.add(record, stream, None if shared is None else tenant_of(request.caller))
         self.scheduler.submit(Entry(request, stream, record))
         if waking is not None and not stream.done:
             waking.wish(stream)
@@ -390,8 +390,8 @@ class Model:
     def _check_in_flight(self, request: InferRequest, statistics: ModelStatistics) -> None:
         """Raise UNAVAILABLE if too many requests are in flight, of all or of the tenant."""
         total, most, refusal = len(self.requests), self.most_in_flight, None
-        if (shared := in_force(self.fair)) is not None:
-            refusal = shared.refusal(request, most, total)
+        if (fair := self.fair) is not None and fair.tenants.configured:  # as `in_force`
+            refusal = fair.refusal(request, most, total)
         elif total >= most:
             text = f"model '{self.name}' has {most} requests in flight, the most it accepts"
             refusal = RetryLater(f"{text} (its parameter 'max_in_flight'); retry later")

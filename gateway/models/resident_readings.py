@@ -47,7 +47,7 @@ def families(residents: Residents) -> list[MetricReading]:
 def waiting(residents: Residents) -> int:
     """Requests that wait for a version that is not awake."""
     return sum(
-        not each.has_begun
+        not each.started_ns
         for resident, (model, _) in residents.models.items()
         if resident.stage is not Stage.AWAKE
         for each in model.requests

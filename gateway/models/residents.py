@@ -225,7 +225,7 @@ class Residents:
                 continue
             most_ns = resident.rules.wake_secs * NS_PER_SEC
             end_waiting(model, waker.late, now_ns - most_ns)
-            waiting = (each for each in model.requests if not each.has_begun)
+            waiting = (each for each in model.requests if not each.started_ns)
             if (oldest := next(waiting, None)) is not None:
                 left_ns = oldest.submitted_ns + most_ns - now_ns
                 next_at = min(next_at, now + left_ns / NS_PER_SEC)

@@ -1,6 +1,6 @@
 """The fair queue of a version, on a server with a key file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.backend import MetricReading
@@ -8,7 +8,7 @@ from gateway.config import ModelConfig
 from gateway.errors import Refusal
 from gateway.messages import InferRequest
 from gateway.models.limits import TokenWeights
-from gateway.observability.request_record import Record
+from gateway.observability.accounts import TenantsInFlight
 from gateway.policy.tenants import MOST_TIMES, Tenants
 from gateway.schedulers.scheduler import Scheduler
 
@@ -26,14 +26,6 @@ class Sharing(Protocol):
         """The refusal of a tenant that has its share of `most` requests in flight.
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
-        """
-
-    def counted(
-        self, request: InferRequest, ended: Callable[[Record], None]
-    ) -> Callable[[Record], None]:
-        """Count a request for its tenant, wherever it is, until the returned function is called.
-
-        That calls `ended`.
         """
 
     def waiting(self, tenant: str) -> int:
@@ -54,15 +46,17 @@ def most_of_all(sharing: Sharing | None, most: int) -> int:
 
 
 def shared_among(
-    tenants: Tenants, inner: Scheduler, config: ModelConfig
+    tenants: Tenants, inner: Scheduler, config: ModelConfig, in_flight: TenantsInFlight
 ) -> tuple[Scheduler, Sharing]:
     """A fair queue in front of a scheduler, as a scheduler and by its other part.
 
-    It is there from the load on, so that rules count as soon as the key file gets them.
+    It is there from the load on, so that rules count as soon as the key file gets them. `in_flight`
+    are the requests of each tenant, wherever they are.
     """
     from gateway.schedulers.fair import FairScheduler
     from gateway.schedulers.shares import Costs
 
     weights = TokenWeights.read(config)
-    found = FairScheduler(inner, config, tenants, Costs(weights.prompt, weights.output))
+    costs = Costs(weights.prompt, weights.output)
+    found = FairScheduler(inner, config, tenants, costs, in_flight)
     return found, found

@@ -81,5 +81,5 @@ def end_waiting(
 ) -> None:
     """End the requests that no instance has, of those submitted before."""
     for record, stream in tuple(model.requests.items()):
-        if not record.has_begun and record.submitted_ns <= before_ns:
+        if not record.started_ns and record.submitted_ns <= before_ns:
             stream.abandon(error())

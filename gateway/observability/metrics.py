@@ -19,8 +19,8 @@ from gateway.observability.statistics import (
     Histogram,
     ModelStatistics,
     RecordingsReading,
-    Summary,
 )
+from gateway.observability.summaries import Summary
 from gateway.settings import MetricsSettings
 
 FAILURES = "nv_inference_request_failure"

@@ -4,17 +4,18 @@ A part is the difference of two consecutive stamps of one clock (`time.perf_coun
 """
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import orjson
 
 from gateway.errors import Code, InferenceError
 from gateway.json_lines import cut
 from gateway.messages import EngineStamps, InferRequest, InferResponse
+from gateway.observability.noted_batch import Batch
 from gateway.observability.request_record import Record, within
+from gateway.observability.stalls import NO_STALLS, Part, less_stalls
 from gateway.policy.caller import tenant_of
 
 TIMING = "timing"
@@ -32,23 +33,6 @@ MOST_MEMBERS = 64
 
 MS = 1000
 US = 1000
-Part = tuple[str, int]
-"""The name and the duration of a part, in nanoseconds."""
-
-
-class Batch(NamedTuple):
-    """An execution: its rows, and the number of its requests of each tenant."""
-
-    rows: int
-    tenants: Mapping[str, int]
-
-
-def note_batch(requests: Sequence[InferRequest], rows: int) -> None:
-    """Note in the receipts of requests that they execute together."""
-    batch = Batch(rows, Counter([tenant_of(each.caller) for each in requests]))
-    for request in requests:
-        if request.receipt is not None:
-            request.receipt.executes(batch)
 
 
 class Receipt:
@@ -101,7 +85,7 @@ class Receipt:
         self._keep = keep
         self._around: Any = None
         self.members: list[Receipt] = []
-        self._stalls = (0, 0)
+        self._stalls = NO_STALLS
 
     # As the tap of its request.
 
@@ -190,7 +174,7 @@ class Receipt:
         """The parts up to now, or up to the end; their sum is the whole time."""
         end_ns = self.sent_ns or time.perf_counter_ns()
         parts = _differences(self.begun_ns, end_ns, self._bounds(end_ns))
-        return _less_stalls(parts, *self._stalls)
+        return less_stalls(parts, *self._stalls)
 
     def _bounds(self, end_ns: int) -> list[Part]:
         """The ends of the parts."""
@@ -270,7 +254,7 @@ class Receipt:
 
     def described(self) -> dict[str, Any]:
         """The members of the JSON form: the parts and `total`, in milliseconds."""
-        found: dict[str, Any] = dict(in_ms(self.parts()))
+        found: dict[str, Any] = dict(self._in_ms())
         record = self.record
         if record is not None and record.engine is not None and record.engine.preemptions:
             found["preemptions"] = record.engine.preemptions
@@ -284,10 +268,17 @@ class Receipt:
         """The JSON form."""
         return orjson.dumps(self.described())
 
-    def header(self) -> str:
+    def header(self) -> bytes:
         """The form of the header `Server-Timing`, made of that of JSON, whose numbers cost less."""
-        text = orjson.dumps(in_ms(self.parts())).decode()
-        return text[2:-1].replace('":', ";dur=").replace(',"', ", ")
+        text = orjson.dumps(self._in_ms())
+        return text[2:-1].replace(b'":', b";dur=").replace(b',"', b", ")
+
+    def _in_ms(self) -> dict[str, float]:
+        """The `parts` as `in_ms`; without waits for the client in one step."""
+        if self._stalls != NO_STALLS:
+            return in_ms(self.parts())
+        end_ns = self.sent_ns or time.perf_counter_ns()
+        return _rounded(self.begun_ns, end_ns, self._bounds(end_ns))
 
 
 def with_timing(response: InferResponse, receipt: Receipt | None) -> InferResponse:
@@ -306,13 +297,26 @@ def receipt_of(request: InferRequest) -> Receipt | None:
 
 def in_ms(parts: Sequence[Part]) -> dict[str, float]:
     """The parts in milliseconds, rounded so that they add up to `total`."""
-    found: dict[str, float] = {}
-    total_ns = told_us = 0
+    bounds: list[Part] = []
+    total_ns = 0
     for name, duration_ns in parts:
         total_ns += duration_ns
-        end_us = (total_ns + US // 2) // US
-        found[name] = (end_us - told_us) / MS
-        told_us = end_us
+        bounds.append((name, total_ns))
+    return _rounded(0, total_ns, bounds)
+
+
+def _rounded(begin_ns: int, end_ns: int, bounds: Iterable[Part]) -> dict[str, float]:
+    """As `in_ms` of the `_differences`, in one step."""
+    found: dict[str, float] = {}
+    last_ns, told_us = begin_ns, 0
+    for name, bound_ns in bounds:
+        if bound_ns > last_ns:
+            last_ns = bound_ns if bound_ns < end_ns else end_ns
+            end_us = (last_ns - begin_ns + US // 2) // US
+            found[name] = (end_us - told_us) / MS
+            told_us = end_us
+        else:
+            found[name] = 0.0
     found["total"] = told_us / MS
     return found
 
@@ -378,23 +382,3 @@ def _is_remote(record: Record) -> bool:
     first_ns = stamps.queued_ns or started_ns
     last_ns = stamps.last_token_ns or stamps.scheduled_ns or ended_ns
     return not (started_ns <= first_ns <= ended_ns and started_ns <= last_ns <= ended_ns)
-
-
-EXECUTION = ("generate", "engine", "infer", "detokenize", "output", "steps", "replay", "batch")
-"""The parts in which an answer that is sent may wait for its client, the likeliest first."""
-
-
-def _less_stalls(parts: list[Part], during_ns: int, after_ns: int) -> list[Part]:
-    """The parts without the waits for the client, which are a part of their own."""
-    if not (during_ns or after_ns):
-        return parts
-    left = dict(parts)
-    stall_ns = 0
-    for wait_ns, names in ((during_ns, EXECUTION), (after_ns, ("encode",))):
-        for name in names:
-            taken_ns = min(wait_ns, left.get(name, 0))
-            if taken_ns:
-                left[name] -= taken_ns
-                wait_ns -= taken_ns
-                stall_ns += taken_ns
-    return [*left.items(), ("stall", stall_ns)]

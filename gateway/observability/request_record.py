@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
-from gateway.messages import EngineStamps, InferResponse, Phases, responses_of_texts
+from gateway.messages import EngineStamps, InferResponse, Phases, Usage, responses_of_texts
+from gateway.observability.accounts import LimitsAccount, TenantsInFlight, TokenReader
 from gateway.observability.exemplars import exemplify
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
@@ -29,7 +30,8 @@ class Record:
     response, else of the start, else of the submission. `phases` are the latest that were measured,
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
     was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text. It has
-    the only account of the tokens of its responses; `cached_tokens` are of its prompt, or unknown.
+    the only count of the tokens of its responses; `cached_tokens` are of its prompt, or unknown.
+    Its `account`, `reader` and `tenant` are for limits and a fair queue. It begins at `started_ns`.
     """
 
     __slots__ = (
@@ -39,7 +41,7 @@ class Record:
         "_last_ns",
         "_last_tokens_ns",
         "_on_end",
-        "_started_ns",
+        "account",
         "batch_size",
         "cached_tokens",
         "completion_tokens",
@@ -50,10 +52,13 @@ class Record:
         "phases",
         "progress_ns",
         "prompt_tokens",
+        "reader",
         "received_ns",
         "released_ns",
+        "started_ns",
         "statistics",
         "submitted_ns",
+        "tenant",
         "trace",
     )
 
@@ -70,7 +75,7 @@ class Record:
         self._on_end = on_end
         self.submitted_ns = self.progress_ns = time.perf_counter_ns()
         self.received_ns = received_ns or self.submitted_ns
-        self._started_ns = self._hit_ns = self._answers = 0
+        self.started_ns = self._hit_ns = self._answers = 0
         self._first_ns = self._last_ns = self._last_tokens_ns = 0
         self.released_ns = self.ended_ns = self.execution_rows = 0
         self.prompt_tokens = self.completion_tokens = 0
@@ -79,32 +84,26 @@ class Record:
         self.engine: EngineStamps | None = None
         self.failure: tuple[Code, str] | None = None
         self.trace = trace
+        self.account: LimitsAccount | None = None
+        self.reader: TokenReader | None = None
+        self.tenant: str | None = None
         statistics.pending += 1
 
     def started(self) -> None:
         """Record that an instance executes the request; idempotent."""
-        if self._started_ns:
+        if self.started_ns:
             return
-        self._started_ns = self._last_ns = self.progress_ns = time.perf_counter_ns()
+        self.started_ns = self._last_ns = self.progress_ns = time.perf_counter_ns()
         self.statistics.pending -= 1
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether an instance has the request."""
-        return bool(self._started_ns)
 
     def compute_ms(self, now: int) -> float:
         """The compute time of its execution until now; of a batch the part of its rows."""
-        if not self._started_ns or self._hit_ns:
+        if not self.started_ns or self._hit_ns:
             return 0.0
-        phases = within(self.phases, now - self._started_ns)
-        spent_ms = (phases.input_ns + phases.infer_ns + phases.output_ns) / 1e6
-        return spent_ms * self.batch_size / max(self.execution_rows, self.batch_size, 1)
-
-    @property
-    def started_ns(self) -> int:
-        """The time at which an instance took the request, 0 before."""
-        return self._started_ns
+        spent_ns, phases, own = now - self.started_ns, self.phases, self.batch_size
+        if phases is not None:  # as the sum of `within`
+            spent_ns = min(spent_ns, phases.input_ns + phases.infer_ns + phases.output_ns)
+        return spent_ns / 1e6 * own / max(self.execution_rows, own, 1)
 
     @property
     def is_hit(self) -> bool:
@@ -118,8 +117,8 @@ class Record:
 
     def queued_again(self) -> None:
         """Record that the request is back in its queue: the instance did not execute it."""
-        if self._started_ns:
-            self._started_ns = 0
+        if self.started_ns:
+            self.started_ns = 0
             self.statistics.pending += 1
 
     def hit(self, lookup_ns: int) -> None:
@@ -128,8 +127,8 @@ class Record:
         Call it before the response is put into the stream.
         """
         self._hit_ns = lookup_ns
-        self._started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
-        self.received_ns = min(self.received_ns, self._started_ns)  # the look-up came first
+        self.started_ns = self._last_ns = time.perf_counter_ns() - lookup_ns
+        self.received_ns = min(self.received_ns, self.started_ns)  # the look-up came first
         self.statistics.pending -= 1
 
     def missed(self, lookup_and_insert_ns: int) -> None:
@@ -138,8 +137,7 @@ class Record:
         statistics.cache_miss.add(lookup_and_insert_ns)
         statistics.success.lengthen(lookup_and_insert_ns)
         if statistics.summaries is not None:
-            now = time.monotonic()
-            statistics.summaries.cache_miss.observe(lookup_and_insert_ns // 1000, now)
+            statistics.summaries.missed(lookup_and_insert_ns)
 
     def responded(self, response: InferResponse) -> None:
         """Record the time and the tokens of a response."""
@@ -171,7 +169,7 @@ class Record:
             self.prompt_tokens += usage.prompt_tokens
             if usage.cached_tokens is not None:
                 self.cached_tokens = (self.cached_tokens or 0) + usage.cached_tokens
-            self._count_completion(now, usage.completion_tokens)
+            self._count_completion(now, usage.completion_tokens, usage)
 
     def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
         """As `responded`, for texts that are already written."""
@@ -185,29 +183,35 @@ class Record:
             if has_rows:
                 self._count_response(now, 0, has_outputs=True)
             if count:
-                self._count_completion(now, count)
+                self._count_completion(now, count, None)
 
     def wasted(self, response: InferResponse) -> None:
         """Count the tokens of a response that has no reader."""
-        if response.usage is not None:
-            self.statistics.completion_tokens += response.usage.completion_tokens
-            self.statistics.waste(response.usage.completion_tokens)
+        usage = response.usage
+        if usage is not None:
+            for each in (self.account, self.reader):
+                if each is not None:
+                    each.wasted(usage)
+            self.statistics.completion_tokens += usage.completion_tokens
+            self.statistics.waste(usage.completion_tokens)
 
     def taken(self) -> None:
         """Record that the frontend has the first response; time outside the engine is overhead."""
-        engine_ns = self._first_ns - self._started_ns
+        engine_ns = self._first_ns - self.started_ns
         spent_ns = time.perf_counter_ns() - self.received_ns
         self.statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
 
     def ended(self, error: InferenceError | None) -> None:
         """Count the request as a success or a failure."""
         now = self.ended_ns = time.perf_counter_ns()
+        if self.account is not None:
+            self.account.ended(error)
         if error is not None:
             self.failure = error.code, error.message
             self.statistics.refuse(error)
-            if self._started_ns and not self._first_ns:
+            if self.started_ns and not self._first_ns:
                 self._answer_error(now)
-        if not self._started_ns:
+        if not self.started_ns:
             self.statistics.pending -= 1
             self._fail(now, error)
         elif error is not None:
@@ -235,8 +239,8 @@ class Record:
             self.trace.answered(now)
 
     def _trace_end(self, trace: Trace, now: int, error: InferenceError | None) -> None:
-        if self._started_ns and not self._hit_ns and not self.statistics.composed:
-            trace.computed(self._started_ns, within(self.phases, now - self._started_ns))
+        if self.started_ns and not self._hit_ns and not self.statistics.composed:
+            trace.computed(self.started_ns, within(self.phases, now - self.started_ns))
         trace.ended(now, error, self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
     def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
@@ -263,22 +267,23 @@ class Record:
             row.compute_infer.add(max(0, elapsed - output_ns))
             row.empty_response.add(elapsed)
 
-    def _count_completion(self, now: int, tokens: int) -> None:
+    def _count_completion(self, now: int, tokens: int, usage: Usage | None) -> None:
         """Count the tokens of a response; their time is from the previous ones."""
         statistics = self.statistics
-        if not tokens:
-            return
-        statistics.completion_tokens += tokens
-        self.completion_tokens += tokens
-        if self._last_tokens_ns:
-            gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
-            statistics.inter_token.observe(gap)
-        else:
-            elapsed = (now - self.received_ns) / NS_PER_SECOND
-            statistics.first_token.observe(elapsed)
-            if self.trace is not None:
-                exemplify(statistics.first_token, elapsed, self.trace)
-        self._last_tokens_ns = now
+        if tokens:
+            statistics.completion_tokens += tokens
+            self.completion_tokens += tokens
+            if self._last_tokens_ns:
+                gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
+                statistics.inter_token.observe(gap)
+            else:
+                elapsed = (now - self.received_ns) / NS_PER_SECOND
+                statistics.first_token.observe(elapsed)
+                if self.trace is not None:
+                    exemplify(statistics.first_token, elapsed, self.trace)
+            self._last_tokens_ns = now
+        if self.reader is not None:
+            self.reader.counted(usage)
 
     def _succeed(self, now: int) -> None:
         statistics = self.statistics
@@ -287,42 +292,31 @@ class Record:
             phases = self.phases or Phases()
             statistics.executed(self.batch_size, phases)
         else:
-            phases = within(self.phases, now - self._started_ns)
+            phases = within(self.phases, now - self.started_ns)
         statistics.inference_count += self.batch_size
         count_each(
             (statistics.success, now - self.received_ns),
-            (statistics.queue, self._started_ns - self.submitted_ns),
+            (statistics.queue, self.started_ns - self.submitted_ns),
             (statistics.compute_input, phases.input_ns),
             (statistics.compute_infer, phases.infer_ns),
             (statistics.compute_output, phases.output_ns),
         )
         if statistics.summaries is not None:
-            self._summarise(now, phases)
+            queue_ns = self.started_ns - self.submitted_ns
+            statistics.summaries.succeeded(now - self.received_ns, queue_ns, phases)
 
     def _succeed_from_cache(self, now: int) -> None:
         statistics = self.statistics
         statistics.success.add(now - self.received_ns)
-        statistics.queue.add(max(0, self._started_ns - self.submitted_ns))
+        statistics.queue.add(max(0, self.started_ns - self.submitted_ns))
         statistics.cache_hit.add(self._hit_ns)
         if statistics.summaries is not None:
-            self._summarise(now, None)
-
-    def _summarise(self, now: int, phases: Phases | None) -> None:
-        summaries, moment = self.statistics.summaries, time.monotonic()
-        if summaries is None:
-            return
-        summaries.request.observe((now - self.received_ns) // 1000, moment)
-        summaries.queue.observe(max(0, self._started_ns - self.submitted_ns) // 1000, moment)
-        if phases is None:
-            summaries.cache_hit.observe(self._hit_ns // 1000, moment)
-        else:
-            summaries.compute_input.observe(phases.input_ns // 1000, moment)
-            summaries.compute_infer.observe(phases.infer_ns // 1000, moment)
-            summaries.compute_output.observe(phases.output_ns // 1000, moment)
+            queue_ns = self.started_ns - self.submitted_ns
+            statistics.summaries.succeeded(now - self.received_ns, queue_ns, self._hit_ns)
 
     def _fail(self, now: int, error: InferenceError | None) -> None:
         statistics = self.statistics
-        started = bool(self._started_ns) and not statistics.composed
+        started = bool(self.started_ns) and not statistics.composed
         statistics.fail.add(now - self.received_ns)
         statistics.failures[failure_reason(error, started=started)] += 1
         if started:
@@ -342,7 +336,7 @@ class Record:
 class RequestsInFlight(dict[Record, ResponseStream]):
     """The requests of one model that have not ended, the oldest first; only `add` adds one.
 
-    `busy_poll` counts them; it `polls` after them. `on_idle` is called when none is left.
+    `busy_poll`, `of_tenants` count them; it `polls` after them. Without any `on_idle` is called.
     """
 
     def __init__(self) -> None:
@@ -350,12 +344,16 @@ class RequestsInFlight(dict[Record, ResponseStream]):
         self.busy_poll: BusyPoll | None = None
         self.polls = True
         self.on_idle: Callable[[], None] | None = None
+        self.of_tenants = TenantsInFlight()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def add(self, record: Record, stream: ResponseStream) -> None:
-        """Add an accepted request."""
+    def add(self, record: Record, stream: ResponseStream, tenant: str | None = None) -> None:
+        """Add an accepted request; it counts for the tenant, wherever it is, until its end."""
         self[record] = stream
+        if tenant is not None:
+            record.tenant = tenant
+            self.of_tenants[tenant] = self.of_tenants.get(tenant, 0) + 1
         if self.busy_poll is not None:
             self.busy_poll.began()
         self._idle.clear()
@@ -363,6 +361,8 @@ class RequestsInFlight(dict[Record, ResponseStream]):
     def remove(self, record: Record) -> None:
         """Remove a request that has ended."""
         del self[record]
+        if record.tenant is not None:
+            self.of_tenants.ended(record.tenant)
         if self.busy_poll is not None:
             self.busy_poll.ended(polls=self.polls)
         if not self:
@@ -373,7 +373,7 @@ class RequestsInFlight(dict[Record, ResponseStream]):
     def abandon(self, error: InferenceError) -> None:
         """End every request with this error, which says of none in execution that it was not."""
         for record, stream in tuple(self.items()):
-            stream.abandon(error.again() if record.has_begun else error)
+            stream.abandon(error.again() if record.started_ns else error)
 
     async def drained(self) -> None:
         """Wait until there is no request."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,12 +12,9 @@ from typing import Any
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import Phases
+from gateway.observability.summaries import Summaries
 
 log = logging.getLogger("sluice.metrics")
-
-WINDOW_SECS = 60
-WINDOW_SIZE = 4096
-"""Quantiles cover the observations of that time, and at most that many of them."""
 
 FIRST_RESPONSE_MS = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
@@ -59,35 +56,6 @@ class Histogram:
         """Count one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
-
-
-class Summary:
-    """Count and sum of all observations, and exact quantiles of the latest.
-
-    The latest are those of the last WINDOW_SECS, and at most WINDOW_SIZE.
-    """
-
-    __slots__ = ("_latest", "count", "total")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0
-        self._latest: deque[tuple[float, int]] = deque(maxlen=WINDOW_SIZE)
-
-    def observe(self, value: int, now: float) -> None:
-        """Count one observation; `now` is in seconds of the monotonic clock."""
-        self.count += 1
-        self.total += value
-        self._latest.append((now, value))
-
-    def quantiles(self, wanted: tuple[float, ...], now: float | None = None) -> list[float]:
-        """The value at each quantile; NaN if the window is empty."""
-        since = (time.monotonic() if now is None else now) - WINDOW_SECS
-        values = sorted(value for moment, value in self._latest if moment >= since)
-        if not values:
-            return [float("nan")] * len(wanted)
-        last = len(values) - 1
-        return [values[min(last, int(quantile * len(values)))] for quantile in wanted]
 
 
 class FailureReason(StrEnum):
@@ -156,19 +124,6 @@ class ResponseStatistics:
     fail: Duration = field(default_factory=Duration)
     empty_response: Duration = field(default_factory=Duration)
     cancel: Duration = field(default_factory=Duration)
-
-
-@dataclass(slots=True)
-class Summaries:
-    """Quantiles of the durations of requests, in microseconds."""
-
-    request: Summary = field(default_factory=Summary)
-    queue: Summary = field(default_factory=Summary)
-    compute_input: Summary = field(default_factory=Summary)
-    compute_infer: Summary = field(default_factory=Summary)
-    compute_output: Summary = field(default_factory=Summary)
-    cache_hit: Summary = field(default_factory=Summary)
-    cache_miss: Summary = field(default_factory=Summary)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,34 +42,35 @@ NO_TENANTS: Mapping[str, TenantRules] = MappingProxyType({})
 class Tenants:
     """The rules of all tenants by their names, as the key file has them now.
 
-    It is `configured` if any tenant has a table. `changes` is the number of replacements.
+    It is `configured` if any tenant has a table: `by_name` has their rules. `changes` is the number
+    of replacements.
     """
 
     def __init__(self, rules: Mapping[str, TenantRules] = NO_TENANTS) -> None:
-        self._rules, self.configured = rules, bool(rules)
+        self.by_name, self.configured = rules, bool(rules)
         self.changes = 0
 
     @property
     def names(self) -> Collection[str]:
         """The tenants with a table."""
-        return self._rules.keys()
+        return self.by_name.keys()
 
     def replace(self, rules: Mapping[str, TenantRules]) -> None:
         """Take the rules of a file that was read again."""
-        self._rules, self.configured = rules, bool(rules)
+        self.by_name, self.configured = rules, bool(rules)
         self.changes += 1
 
     def rules(self, tenant: str) -> TenantRules:
         """The rules of a tenant; NO_RULES without a table."""
-        return self._rules.get(tenant, NO_RULES)
+        return self.by_name.get(tenant, NO_RULES)
 
     def weight(self, tenant: str) -> float:
         """The weight of a tenant."""
-        return self._rules.get(tenant, NO_RULES).weight
+        return self.by_name.get(tenant, NO_RULES).weight
 
     def label(self, tenant: str) -> str:
         """The label of a tenant in metrics."""
-        return tenant if tenant in self._rules else OTHER
+        return tenant if tenant in self.by_name else OTHER
 
 
 def read_rules(members: Any) -> TenantRules:

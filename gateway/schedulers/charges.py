@@ -1,13 +1,11 @@
 """Charges of a fair queue for the service of requests, and the counts of tenants as metrics."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from gateway.backend import MetricReading
 from gateway.messages import Usage
 from gateway.observability.metrics import histogram_samples
-from gateway.observability.request_record import Record
 from gateway.observability.statistics import SECONDS_BUCKETS, Histogram
 from gateway.schedulers.service import Service
 from gateway.schedulers.shares import Costs, TenantShares
@@ -24,26 +22,6 @@ TENANT_METRICS = {
     SERVICE: ("counter", "Tokens of a tenant, and milliseconds of executions, by kind"),
     WAIT: ("histogram", "Seconds that requests waited for the share of their tenant"),
 }
-
-
-class TenantsInFlight(dict[str, int]):
-    """The requests of each tenant that have not ended, wherever they are; 0 of others."""
-
-    def __missing__(self, _: str) -> int:
-        return 0
-
-    def begun(self, tenant: str, ended: Callable[[Record], None]) -> Callable[[Record], None]:
-        """Count a request until the returned function is called, which calls `ended`."""
-        self[tenant] = self.get(tenant, 0) + 1
-        return partial(self._ended, tenant, ended)
-
-    def _ended(self, tenant: str, ended: Callable[[Record], None], record: Record) -> None:
-        left = self[tenant] - 1
-        if left:
-            self[tenant] = left
-        else:
-            del self[tenant]
-        ended(record)
 
 
 class Charges:
@@ -70,7 +48,9 @@ class Charges:
 
     def computed(self, service: Service, ms: float) -> None:
         """See `ServiceReader.computed`."""
-        self.settle(service, self._costs.computed(ms, service.rows))
+        cost = self._costs.computed(ms, service.rows)
+        self._shares.charge(service.tenant, cost - service.estimate)  # as `settle`
+        service.estimate = 0.0
         self.totals.service[service.label, COMPUTE] += ms  # type: ignore[assignment]  # no whole one
 
     def settle(self, service: Service, cost: float) -> None:

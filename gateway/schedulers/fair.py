@@ -6,7 +6,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -25,11 +25,11 @@ from gateway.errors import (
     RetryLater,
 )
 from gateway.messages import InferRequest
-from gateway.observability.request_record import Record
+from gateway.observability.accounts import TenantsInFlight
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
 from gateway.policy.caller import tenant_of
-from gateway.policy.tenants import MOST_TIMES, Tenants
-from gateway.schedulers.charges import NS_PER_SECOND, Charges, TenantsInFlight
+from gateway.policy.tenants import MOST_TIMES, OTHER, Tenants
+from gateway.schedulers.charges import NS_PER_SECOND, Charges
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.queue import (
     NS_PER_US,
@@ -66,7 +66,12 @@ class FairScheduler(Scheduler):
     """
 
     def __init__(
-        self, inner: Scheduler, config: ModelConfig, tenants: Tenants, costs: Costs
+        self,
+        inner: Scheduler,
+        config: ModelConfig,
+        tenants: Tenants,
+        costs: Costs,
+        in_flight: TenantsInFlight,
     ) -> None:
         self._inner = inner
         self._model = config.name
@@ -84,9 +89,8 @@ class FairScheduler(Scheduler):
         self._places: dict[Instance, float] = {}
         self._room = 0.0
         self._taken = 0
-        self._released: set[Service] = set()
         self._queues: dict[str, RequestQueue] = {}
-        self._in_flight = TenantsInFlight()
+        self._in_flight = in_flight
         self._releasing = False
         self._changes = tenants.changes
         self._timeout = Timer(self._timed_out)
@@ -113,15 +117,23 @@ class FairScheduler(Scheduler):
         if not (self.tenants.configured or self._queues) or entry.stream.done:
             self._inner.submit(entry)
             return
-        self._notice_changes()
-        tenant = tenant_of(entry.request.caller)
+        if self._changes != self.tenants.changes:
+            self._notice_changes()
+        caller, record = entry.request.caller, entry.record
+        tenant = "" if caller is None else caller.tenant  # as `tenant_of`
         if self._levels or entry.request.priority:
             entry.request = self._capped(entry.request)
         entry.arrived_ns = time.monotonic_ns()
-        label = self.tenants.label(tenant)
-        entry.service = service = Service(self, self._charges, entry.record, tenant, label)
-        service.account = entry.stream.observe(service) or entry.record
-        self._expect(service, entry.request)
+        label = tenant if tenant in self.tenants.by_name else OTHER  # as `Tenants.label`
+        entry.service = record.reader = service = Service(
+            self, self._charges, record, tenant, label
+        )
+        entry.stream.on_end = service.ended
+        if self._batched:
+            service.places = service.rows
+        if self._costs.has_tokens:
+            service.size_bytes = text_bytes(entry.request)
+        service.estimate = self._costs.before(service.size_bytes, service.rows)
         if self._sequences is not None:
             first = self._sequences.follow(entry)
             if first is not None:
@@ -133,8 +145,12 @@ class FairScheduler(Scheduler):
                 self._start(entry, service, entry.arrived_ns)
                 return
         if not self._queues and (self._taken < self._room or self._taken < self._window):
-            self._shares.pass_on(tenant)
-            self._start(entry, service, entry.arrived_ns)
+            self._shares.pass_on(tenant, service.estimate)
+            record.released_ns = entry.arrived_ns
+            self._taken += service.places
+            service.is_released = True
+            self._charges.totals.waits.counts[0] += 1  # as `observe(0)`, without a call
+            self._inner.submit(entry)
         else:
             self._wait(entry, tenant)
 
@@ -166,12 +182,17 @@ class FairScheduler(Scheduler):
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
-        tenant = tenant_of(request.caller)
-        share = self._active.share(tenant, self.tenants.weight(tenant), time.monotonic_ns())
+        tenant = "" if request.caller is None else request.caller.tenant
+        now_ns, in_flight = time.monotonic_ns(), self._in_flight.get(tenant, 0)
+        if in_flight < LEAST_IN_FLIGHT and total < most:
+            is_noted = now_ns < self._active.fresh.get(tenant, 0)
+            if is_noted and self._changes == self.tenants.changes:
+                return None  # as below: any tenant may have so few
+        share = self._active.share(tenant, self.tenants.weight(tenant), now_ns)
         allowed = max(LEAST_IN_FLIGHT, int(share * most))
-        if self._in_flight[tenant] >= allowed:
+        if in_flight >= allowed:
             text = (
-                f"model '{self._model}' has {self._in_flight[tenant]} requests of tenant "
+                f"model '{self._model}' has {in_flight} requests of tenant "
                 f"'{tenant}' in flight, its share is {allowed} (its parameter 'max_in_flight' is "
                 f"{most}); retry later"
             )
@@ -183,15 +204,6 @@ class FairScheduler(Scheduler):
             f"model '{self._model}' has {MOST_TIMES * most} requests in flight, the most it "
             f"accepts of all tenants (its parameter 'max_in_flight' is {most}); retry later"
         )
-
-    def counted(
-        self, request: InferRequest, ended: Callable[[Record], None]
-    ) -> Callable[[Record], None]:
-        """Count a request for its tenant, wherever it is, until the returned function is called.
-
-        That calls `ended`.
-        """
-        return self._in_flight.begun(tenant_of(request.caller), ended)
 
     @property
     def slack(self) -> int:
@@ -216,8 +228,8 @@ class FairScheduler(Scheduler):
 
     def freed(self, service: Service) -> None:
         """See `PlaceOwner.freed`."""
-        if service in self._released:
-            self._released.discard(service)
+        if service.is_released:
+            service.is_released = False
             self._taken -= service.places
             if self._queues:
                 self._release()
@@ -226,17 +238,14 @@ class FairScheduler(Scheduler):
         """See `PlaceOwner.ended`."""
         if service.outputs:
             self._costs.answered(service.outputs)
-        if service in self._released:
-            if service.estimate and not service.record.has_begun:
+        if service.is_released:
+            record = service.record
+            if service.estimate and not (record is not None and record.started_ns):
                 self._charges.settle(service, 0.0)
-            self.freed(service)
-
-    def _expect(self, service: Service, request: InferRequest) -> None:
-        if self._batched:
-            service.places = service.rows
-        if self._costs.has_tokens:
-            service.size_bytes = text_bytes(request)
-        service.estimate = self._costs.before(service.size_bytes, service.rows)
+            service.is_released = False  # as `freed`, without a call
+            self._taken -= service.places
+            if self._queues:
+                self._release()
 
     # Requests that wait.
 
@@ -337,13 +346,14 @@ class FairScheduler(Scheduler):
     def _notice_changes(self) -> None:
         if self._changes != self.tenants.changes:
             self._changes = self.tenants.changes
+            self._active.fresh.clear()
             self._shares.reweigh()
 
     def _start(self, entry: Entry, service: Service, now_ns: int) -> None:
         entry.record.released_ns = now_ns  # of the clock of records, too
-        self._taken += service.places
-        self._released.add(service)
         self._shares.charge(service.tenant, service.estimate)
+        self._taken += service.places
+        service.is_released = True
         self._charges.totals.waits.observe((now_ns - entry.arrived_ns) / NS_PER_SECOND)
         self._inner.submit(entry)
 

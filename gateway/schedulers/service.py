@@ -1,10 +1,8 @@
 """The service of single requests in a fair queue."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.errors import InferenceError
-from gateway.messages import InferResponse, Phases, StreamRecorder, Usage
+from gateway.messages import Phases, Usage
 from gateway.observability.request_record import Record
 
 NS_PER_MS = 1e6
@@ -36,20 +34,22 @@ class PlaceOwner(Protocol):
 
 
 class Service:
-    """The service of one request; a `StreamRecorder` that passes every event on to `account`.
+    """The service of one request. Implements `TokenReader`.
 
     `label` is the one of its tenant in metrics, `rows` are those of the request. It has `places` of
-    the window from its release on. `size_bytes` is the size of its texts, `estimate` its expected
-    cost, until the real one is known. `outputs` are its tokens that are charged; it `has_tokens`
-    once any were counted.
+    the window from its release on, while it `is_released`. `size_bytes` is the size of its texts,
+    `estimate` its expected cost, until the real one is known. `outputs` are its tokens that are
+    charged; it `has_tokens` once any were counted. Its record and the end of its stream call it, so
+    that no event of the stream passes through it; it has its `record` until then, and they are no
+    cycle.
     """
 
     __slots__ = (
         "_owner",
         "_reader",
-        "account",
         "estimate",
         "has_tokens",
+        "is_released",
         "label",
         "outputs",
         "places",
@@ -63,12 +63,11 @@ class Service:
         self, owner: PlaceOwner, reader: ServiceReader, record: Record, tenant: str, label: str
     ) -> None:
         self._owner, self._reader = owner, reader
-        self.account: StreamRecorder = record
-        self.record = record
+        self.record: Record | None = record
         self.tenant, self.label = tenant, label
         self.rows = record.batch_size or 1
         self.places = 1
-        self.has_tokens = False
+        self.has_tokens = self.is_released = False
         self.estimate = 0.0
         self.size_bytes = self.outputs = 0
 
@@ -82,44 +81,29 @@ class Service:
         """An execution with that many rows has ended."""
         if not self.has_tokens:
             spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
-            self._reader.computed(self, spent_ns / NS_PER_MS * self.rows / max(rows, self.rows))
+            own = self.rows
+            ms = spent_ns / NS_PER_MS * own / (rows if rows > own else own)
+            self._reader.computed(self, ms)
 
-    # StreamRecorder.
+    def ended(self) -> None:
+        """Its stream has ended: its share of the model is free."""
+        self._owner.ended(self)
+        self.record = None
 
-    def responded(self, response: InferResponse) -> None:
-        """Count the tokens of a response."""
-        self.account.responded(response)
-        usage = response.usage
+    # TokenReader.
+
+    def counted(self, usage: Usage | None) -> None:
+        """See `TokenReader`; each token is charged once."""
         if usage is not None:
             self.has_tokens = True
             if usage.prompt_tokens:
                 self._reader.prompted(self, usage)
-            self._charge()
-
-    def delivered(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> None:
-        """As `responded`, for texts that are already written."""
-        self.account.delivered(name, texts, tokens)
-        self._charge()
-
-    def taken(self) -> None:
-        """Pass the event on."""
-        self.account.taken()
-
-    def wasted(self, response: InferResponse) -> None:
-        """Count tokens without a reader: they took their time."""
-        self.account.wasted(response)
-        if response.usage is not None:
-            self._reader.made(self, WASTED, response.usage.completion_tokens)
-
-    def ended(self, error: InferenceError | None) -> None:
-        """Its share of the model is free."""
-        self.account.ended(error)
-        self._owner.ended(self)
-
-    def _charge(self) -> None:
-        """Charge the tokens of the record since the last call."""
-        made = self.record.completion_tokens - self.outputs
+        made = 0 if self.record is None else self.record.completion_tokens - self.outputs
         if made:
             self.has_tokens = True
             self.outputs += made
             self._reader.made(self, OUTPUT, made)
+
+    def wasted(self, usage: Usage) -> None:
+        """See `TokenReader`: they took their time."""
+        self._reader.made(self, WASTED, usage.completion_tokens)

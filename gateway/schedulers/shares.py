@@ -82,12 +82,13 @@ class TenantShares:
             return next(iter(waiting), None)
         return min(waiting, key=lambda each: (counters[each], waiting[each]))
 
-    def pass_on(self, tenant: str) -> None:
-        """A request of a tenant is served at once, while no tenant waits."""
-        group = self._group(tenant)
+    def pass_on(self, tenant: str, service: float = 0.0) -> None:
+        """A request of a tenant is served at once, while no tenant waits; count its service."""
+        group, weight = self._known.get(tenant) or self._know(tenant)
         if tenant != group.last:
             group.lift(tenant)
             group.last = tenant
+        group.counters[tenant] = group.counters.get(tenant, 0.0) + service / weight
 
     def released(self, tenant: str) -> None:
         """A request of a tenant that waited is being served."""
@@ -131,9 +132,13 @@ class TenantShares:
 
 
 class ActiveTenants:
-    """The weights of the tenants that had a request in the last minute."""
+    """The weights of the tenants that had a request in the last minute.
+
+    `fresh` has the times until which a tenant need not be noted again, unless weights change.
+    """
 
     def __init__(self) -> None:
+        self.fresh: dict[str, int] = {}
         self._seen: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._sum = 0.0
 
@@ -144,9 +149,11 @@ class ActiveTenants:
             return weight / max(self._sum, weight) if weight else 0.0
         self._seen[tenant] = (now_ns, weight)
         self._seen.move_to_end(tenant)
+        self.fresh[tenant] = now_ns + FRESH_NS
         self._sum += weight - before
         while (oldest := next(iter(self._seen.values())))[0] < now_ns - ACTIVE_NS:
-            self._seen.popitem(last=False)
+            gone, _ = self._seen.popitem(last=False)
+            self.fresh.pop(gone, None)
             self._sum -= oldest[1]
         return weight / max(self._sum, weight) if weight else 0.0
 
@@ -200,5 +207,5 @@ class Costs:
 
     def computed(self, ms: float, rows: int) -> float:
         """The cost of the rows of a request that took that part of an execution."""
-        self._row_ms.add(ms / max(1, rows))
+        self._row_ms.add(ms / rows if rows > 1 else ms)
         return ms

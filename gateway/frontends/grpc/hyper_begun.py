@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from httpunk import HeaderMap
 
@@ -19,6 +19,7 @@ from gateway.frontends.grpc.http2_wire import (
     read_metadata,
     require_grpc,
     timeout_secs,
+    written_metadata,
 )
 from gateway.frontends.grpc.hyper_call import (
     BEGUN,
@@ -31,19 +32,32 @@ from gateway.frontends.grpc.hyper_call import (
     is_whole,
     whole_body,
 )
+from gateway.frontends.grpc.refusals import WANTS_LIMITS
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
-from gateway.frontends.grpc.rpc import BegunCall, Method
+from gateway.frontends.grpc.rpc import WISH, BegunCall, Method
 from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
-from gateway.observability.receipt import HEADER, WISHED
 from gateway.policy.caller import Caller
 from gateway.settings import CompressionLevel
 
-ANSWERED = HeaderMap(((STATUS, str(int(StatusCode.OK))),))
+OK = (STATUS, str(int(StatusCode.OK)))
+ANSWERED = HeaderMap((OK,))
 """Trailers of an answer without metadata."""
+
+TIMING, LIMITS = ((name.encode(), value.encode()) for name, value in (WISH, WANTS_LIMITS))
 
 log = logging.getLogger("sluice.grpc")
 
 Create = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class _Wishes(NamedTuple):
+    """The wishes in the headers of an RPC: its receipt, the limits of its caller."""
+
+    timing: bool
+    limits: bool
+
+
+NO_WISHES = _Wishes(timing=False, limits=False)
 
 
 class RpcOwner(Client, Protocol):
@@ -74,7 +88,7 @@ class BegunCalls:
         self._calls: set[BegunHyperCall] = set()
         self._known_headers: object = None  # accepted ones, without a deadline
         self._known_caller: Caller | None = None  # of the last request with these
-        self._known_wish = False
+        self._known_wishes = NO_WISHES
         self._none = HyperEvent()
 
     def __bool__(self) -> bool:
@@ -91,7 +105,7 @@ class BegunCalls:
         That is the case with compression, an error in the headers, or a message that is incomplete
         or large.
         """
-        beginning, secs, wish = method.beginning, None, self._known_wish
+        beginning, secs, wishes = method.beginning, None, self._known_wishes
         if beginning is None or (method.compresses and self._compresses):
             return False
         headers = request.method, request.headers.raw_items()
@@ -106,14 +120,14 @@ class BegunCalls:
             if request.headers.get(ENCODING) is not None:
                 return False
             is_untimed = TIMES.isdisjoint(dict(headers[1]))
-            wish = request.headers.get(HEADER) == WISHED.encode()
+            wishes = _Wishes(TIMING in headers[1], LIMITS in headers[1])
             if allowed is None and is_untimed:
                 self._known_headers, self._known_caller = headers, None
-                self._known_wish, is_known = wish, True
+                self._known_wishes, is_known = wishes, True
         message = _whole_message(request, beginning.may_begin)
         if message is None:
             return False
-        call = BegunHyperCall(self, request, wish)
+        call = BegunHyperCall(self, request, wishes)
         call.untimed = is_untimed
         if is_known:
             call.caller = self._known_caller
@@ -163,13 +177,13 @@ class BegunCalls:
 
     def _send_answer(self, request: Any, message: bytes, trailing: Metadata) -> None:
         rest: Coroutine[Any, Any, None] | None
-        if trailing or len(message) > SMALL_BYTES:
+        if len(message) > SMALL_BYTES:
             call = self._owner.new_call(request)
             call.set_trailing_metadata(trailing)
             self._send(call, request, call.answer(message))
             return
         try:
-            rest = _send_at_once(request, message)
+            rest = _send_at_once(request, message, _trailers(trailing) if trailing else ANSWERED)
         except Exception as error:  # noqa: BLE001 - it would reach the model that has answered
             rest = _failed(error)
         if rest is not None:
@@ -193,24 +207,24 @@ class BegunHyperCall(BegunCall):
 
     `expiry` is the timer of the client's deadline, at the loop's time `ends_at`; sending an answer
     that is ready may take longer. uvloop has no timer for times that have passed, but a handle.
-    It has a `wish` for its receipt.
+    Its client has `wishes` for its answer.
     """
 
     __slots__ = (
         "_calls",
         "_disconnected",
         "_ended",
-        "_wish",
+        "_wishes",
         "ends_at",
         "expiry",
         "request",
         "untimed",
     )
 
-    def __init__(self, calls: "BegunCalls", request: Any, wish: bool = False) -> None:
+    def __init__(self, calls: "BegunCalls", request: Any, wishes: "_Wishes" = NO_WISHES) -> None:
         super().__init__()
         self.request = request
-        self._wish = wish
+        self._wishes = wishes
         self._calls = calls
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
@@ -241,7 +255,11 @@ class BegunHyperCall(BegunCall):
 
     @property
     def wants_timing(self) -> bool:
-        return self._wish
+        return self._wishes.timing
+
+    @property
+    def wants_limits(self) -> bool:
+        return self._wishes.limits
 
     def on_disconnect(self, disconnected: Callable[[], object]) -> None:
         self._disconnected = disconnected
@@ -290,7 +308,14 @@ def _whole_message(request: Any, may_take: Callable[[int], bool]) -> bytes | Non
     return message
 
 
-def _send_at_once(request: Any, message: bytes) -> Coroutine[Any, Any, None] | None:
+def _trailers(metadata: Metadata) -> HeaderMap:
+    """The trailers of an answer with metadata."""
+    return HeaderMap([OK, *written_metadata(metadata)])
+
+
+def _send_at_once(
+    request: Any, message: bytes, trailers: HeaderMap
+) -> Coroutine[Any, Any, None] | None:
     """Send an answer of at most SMALL_BYTES; a coroutine sends what remains.
 
     That is the case if the client's window is full, or the stream has ended.
@@ -301,17 +326,17 @@ def _send_at_once(request: Any, message: bytes) -> Coroutine[Any, Any, None] | N
     sent = connection.send_data(stream.id, body, 0, False)
     if not sent.done:
         connection._after(flags | sent.flags)
-        return _send_rest(request, body, sent.sent)
-    ended = connection.send_trailers(stream.id, ANSWERED)
+        return _send_rest(request, body, sent.sent, trailers)
+    ended = connection.send_trailers(stream.id, trailers)
     connection._after(flags | sent.flags | ended.flags)
     return None
 
 
-async def _send_rest(request: Any, body: bytes, sent: int) -> None:
+async def _send_rest(request: Any, body: bytes, sent: int, trailers: HeaderMap) -> None:
     """Send the body behind its first `sent` bytes, and the trailers."""
     connection, stream = request._conn, request._stream
     await connection._send_data(stream, body, False, sent)
-    connection._send_trailers(stream, ANSWERED)
+    connection._send_trailers(stream, trailers)
 
 
 async def _failed(error: Exception) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from google.protobuf.message import DecodeError
 
 from gateway.errors import InferenceError, unexpected
+from gateway.frontends.grpc.refusals import WANTS_LIMITS
 from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode, rpc_error
 from gateway.messages import Deadline
 from gateway.observability.receipt import HEADER, WISHED
@@ -65,6 +66,11 @@ class RpcHead(ABC):
     def wants_timing(self) -> bool:
         """Whether the client asks for the receipts of its requests."""
         return WISH in self.metadata
+
+    @property
+    def wants_limits(self) -> bool:
+        """Whether the client asks for the limits of its caller."""
+        return WANTS_LIMITS in self.metadata
 
     @property
     def authority(self) -> str:

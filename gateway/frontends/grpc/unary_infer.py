@@ -12,7 +12,6 @@ from gateway.dataplane import BegunRequest, DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.message_memo import InferMessage, MessageMemo
 from gateway.frontends.grpc.parameters import HeaderForwarding, keyed, wishes_of
-from gateway.frontends.grpc.refusals import WANTS_LIMITS
 from gateway.frontends.grpc.request import RequestDecoder, address
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcHead, translated
@@ -51,7 +50,7 @@ class UnaryInferRpcs:
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
             trailing = () if receipt is None else timing_metadata(receipt)
-            if found := (*self._limits(call), *trailing):
+            if found := (*self.limits(call), *trailing):
                 call.set_trailing_metadata(found)
             if trace is not None or receipt is not None:
                 call.on_end(partial(_sent, trace, receipt))
@@ -73,7 +72,7 @@ class UnaryInferRpcs:
             receipt.sent()
             return
         encoder = self._encoder(infer_request, stream.model)
-        begun = _BegunInfer(stream, encoder, call, partial(self._limits, call), receipt, trace)
+        begun = _BegunInfer(stream, self, encoder, call, receipt, trace)
         call.on_disconnect(stream.cancel)
         self._learn(incoming, infer_request)
         stream.listen(begun.look)
@@ -111,7 +110,7 @@ class UnaryInferRpcs:
         )
         return model, decoder.decode(message, incoming.raw, model.config)
 
-    def _limits(self, call: RpcHead) -> Metadata:
+    def limits(self, call: RpcHead) -> Metadata:
         """The trailing metadata with the limits of a caller, if its client asks for them."""
         admission = self._dataplane.admission
         if admission is None or not wants_limits(admission, call):
@@ -145,9 +144,9 @@ class UnaryInferRpcs:
 class _BegunInfer(BegunRequest[bytes | RpcError]):
     """A request that was begun without a task."""
 
+    rpcs: UnaryInferRpcs
     encoder: InferResponseEncoder
     call: BegunCall
-    limits: Callable[[], Metadata]
     receipt: Receipt | None
     trace: Trace | None
 
@@ -165,18 +164,18 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
         if isinstance(answer, RpcError):
             self.call.fail(answer, trailing)
         else:
-            self.call.answer(answer, (*self.limits(), *trailing))
+            self.call.answer(answer, (*self.rpcs.limits(self.call), *trailing))
         _sent(trace, receipt)
 
 
 def wants_limits(admission: Admission, call: RpcHead) -> bool:
     """Whether a client asks for the limits of its caller, which has some."""
-    return admission.limits(call.caller) and WANTS_LIMITS in call.metadata
+    return admission.limits(call.caller) and call.wants_limits
 
 
 def timing_metadata(receipt: Receipt) -> Metadata:
     """The trailing metadata of an answer with the parts of its receipt up to now."""
-    return ((SERVER_TIMING, receipt.header()),)
+    return ((SERVER_TIMING, receipt.header().decode()),)
 
 
 def _sent(trace: Trace | None, receipt: Receipt | None) -> None:

@@ -198,11 +198,13 @@ class InferRoute:
 
     def _head(self, address: tuple[str, str], scope: Scope) -> InferHead:
         headers = dict(scope["headers"])
-        is_timed = self._dataplane.receipts.every or wishes(scope)
-        return InferHead(*address, headers, not TIMES.isdisjoint(headers), is_timed)
+        has_times, wished = not TIMES.isdisjoint(headers), wishes(scope)
+        is_timed = self._dataplane.receipts.every or wished
+        return InferHead(*address, headers, has_times, is_timed, wished)
 
     def _timed(self, call: InferCall, request: InferRequest, whole_ns: int) -> InferRequest:
-        request = begin_receipt(call.scope, self._dataplane.receipts, request, whole_ns)
+        receipts, wished = self._dataplane.receipts, call.head.wished
+        request = begin_receipt(call.scope, receipts, request, whole_ns, wished=wished)
         call.receipt = receipt_of(request)
         return request
 
@@ -217,8 +219,8 @@ class InferRoute:
         return answer
 
     def _add_headers(self, call: InferCall, answer: WholeAnswer) -> None:
-        limits = self._dataplane.limits(call.caller)
-        answer.headers += [(name.encode(), value.encode()) for name, value in limits.items()]
+        if (admission := self._dataplane.admission) is not None:
+            answer.headers += admission.raw_limit_headers(call.caller)
         if call.receipt is not None:
             answer.headers.append(timing_header(call.receipt))
 

@@ -12,7 +12,7 @@ from gateway.policy.caller import Caller
 class InferHead(NamedTuple):
     """The model, the requested version and the headers of a request.
 
-    It `has_times` in these. `is_timed`: it asks for its receipt, or every request has one.
+    It `has_times` in these. `is_timed`: its receipt is `wished`, or every request has one.
     """
 
     model: str
@@ -20,6 +20,7 @@ class InferHead(NamedTuple):
     headers: dict[bytes, bytes]
     has_times: bool
     is_timed: bool
+    wished: bool
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from gateway.observability.receipts import Receipts
 RECEIPT = "sluice.receipt"
 """The key of a request's receipt in its scope; absent without one."""
 WISH = (HEADER.encode(), WISHED.encode())
+NAME = SERVER_TIMING.encode()
 
 
 def wishes(scope: Scope) -> bool:
@@ -40,7 +41,7 @@ def begin_receipt(
 
 def timing_header(receipt: Receipt) -> tuple[bytes, bytes]:
     """The header of an answer, with the parts up to now."""
-    return SERVER_TIMING.encode(), receipt.header().encode()
+    return NAME, receipt.header()
 
 
 def timed(response: Response, receipt: Receipt) -> Response:
@@ -67,7 +68,7 @@ def timing_comment(receipt: Receipt) -> bytes:
     """The comment of a stream of events with the receipt, unless the last event has had it."""
     if receipt.told:
         return b""
-    return b": %b %b\n\n" % (SERVER_TIMING.encode(), receipt.header().encode())
+    return b": %b %b\n\n" % timing_header(receipt)
 
 
 def stalling(put: SendPiece, receipt: Receipt) -> SendPiece:

@@ -1,14 +1,19 @@
 """Accounts of requests that end early, follow in parts, or are answered by the cache."""
 
+import gc
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from gateway.admission.booking import Booking
 from gateway.admission.quotas import LimitKind
 from gateway.errors import Code, InferenceError, Refusal
+from gateway.models.gen_ai_metrics import GenAiMetrics
 from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
-from gateway.policy.tenants import TenantRules
+from gateway.policy.tenants import TenantRules, Tenants
+from gateway.schedulers.service import Service
 from tests.builders import ScriptedInstance, read_all, settle, soon, text_request
 from tests.conftest import Serve
 from tests.gateway.admission.limited import TOKENS, Gateway, answer
@@ -40,6 +45,24 @@ async def test_a_prompt_that_its_caller_ends_before_the_first_token_has_been_use
     stream.put(answer(100, 20))
     assert gateway.left(LimitKind.TOKENS) == 6000 - 120
     await settle()
+
+
+async def test_the_accounts_of_an_ended_request_are_freed_without_the_garbage_collector(
+    serve: Serve,
+) -> None:
+    instance = ScriptedInstance()
+    rules = {"a": TenantRules(requests_per_minute=60.0)}
+    gateway = Gateway(serve(instance, tenants=Tenants(rules)), **rules)
+    gateway.dataplane.gen_ai = GenAiMetrics()
+    await used(gateway, instance)
+    gc.collect()
+    gc.disable()
+    try:
+        await used(gateway, instance)
+        kinds = Counter(type(each) for each in gc.get_objects())
+    finally:
+        gc.enable()
+    assert [kinds[each] for each in (Record, Booking, Service)] == [0, 0, 0]
 
 
 async def test_a_prompt_that_fails_before_the_first_token_costs_nothing(serve: Serve) -> None:

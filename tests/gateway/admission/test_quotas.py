@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from gateway.admission.quotas import Bucket, Buckets, Limit, LimitKind, limits_of, shown_secs
+from gateway.admission.booking import TenantAccount
+from gateway.admission.quotas import Bucket, Limit, LimitKind, limits_of, shown_secs
 from gateway.policy.tenants import NO_RULES, TenantRules
 
 LIMIT = Limit(per_minute=60, burst_secs=60)
@@ -123,14 +124,18 @@ def test_the_limits_of_rules() -> None:
 
 
 def test_headers_have_openais_names_and_only_those_of_the_limits() -> None:
-    buckets = Buckets()
-    rules = TenantRules(requests_per_minute=60.0, compute_ms_per_minute=1.0)
-    buckets[LimitKind.REQUESTS].take(1, limits_of(rules).by_kind[LimitKind.REQUESTS], START)
-    assert dict(buckets.headers(limits_of(rules).by_kind, START)) == {
-        "x-ratelimit-limit-requests": "60",
-        "x-ratelimit-remaining-requests": "59",
-        "x-ratelimit-reset-requests": "1s",
+    account = TenantAccount("a")
+    account.replace(rules := TenantRules(requests_per_minute=60.0, compute_ms_per_minute=1.0))
+    bucket = account.buckets[LimitKind.REQUESTS]
+    bucket.take(1, limits_of(rules).by_kind[LimitKind.REQUESTS], START)
+    headers = {
+        b"x-ratelimit-limit-requests": b"60",
+        b"x-ratelimit-remaining-requests": b"59",
+        b"x-ratelimit-reset-requests": b"1s",
     }
+    assert dict(account.headers(START)) == headers
+    full = {b"x-ratelimit-remaining-requests": b"60", b"x-ratelimit-reset-requests": b"0ms"}
+    assert dict(account.headers(START + 1)) == headers | full
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,19 @@ async def test_a_flood_leaves_the_other_tenants_their_share_of_the_requests_in_f
     await ended(model)
 
 
+async def test_a_new_weight_counts_from_the_next_request_of_its_tenant_on(model: Model) -> None:
+    assert model.fair is not None
+    for tenant in "ba":
+        model.submit(of(tenant))
+    model.fair.tenants.replace({"a": TenantRules(), "b": TenantRules(weight=1.5)})
+    for tenant in "ab":
+        model.submit(of(tenant))
+    assert len(fill(model, "a")) == MOST / 2.5 - 2
+    model.fair.tenants.replace({"a": TenantRules(weight=4.5), "b": TenantRules(weight=1.5)})
+    assert len(fill(model, "a")) == MOST * 0.75 - MOST / 2.5
+    await ended(model)
+
+
 async def test_all_tenants_together_have_at_most_twice_the_limit(model: Model) -> None:
     for number in range(MOST):
         for _ in range(2):

@@ -19,7 +19,8 @@ from gateway.observability.metrics import (
     ModelReading,
     families,
 )
-from gateway.observability.statistics import CacheReading, ModelStatistics, Summaries
+from gateway.observability.statistics import CacheReading, ModelStatistics
+from gateway.observability.summaries import Summaries
 from gateway.settings import MetricsSettings
 from tests.builders import new_entry
 from tests.gateway.observability.metrics_page import EVERYTHING, busy, lines, page, reading, samples

@@ -184,7 +184,9 @@ def test_the_parts_add_up_for_any_stamps(clock: Clock, seed: int) -> None:
     total = told.pop("total")
     assert round(sum(told.values()) * 1000) == round(total * 1000)
     found = in_ms(receipt.parts())
-    assert receipt.header() == ", ".join([f"{name};dur={ms}" for name, ms in found.items()])
+    assert receipt.header().decode() == ", ".join(
+        [f"{name};dur={ms}" for name, ms in found.items()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_the_header_has_all_parts_and_the_total(clock: Clock) -> None:
     receipt = begun()
     of_tensors(receipt, clock)
     sent(receipt, clock, 10.5)
-    assert receipt.header() == (
+    assert receipt.header().decode() == (
         "recv;dur=1.0, decode;dur=1.0, batch;dur=3.0, input;dur=1.0, infer;dur=2.0, "
         "output;dur=1.0, encode;dur=1.5, total;dur=10.5"
     )

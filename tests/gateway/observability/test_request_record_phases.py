@@ -81,6 +81,15 @@ def test_the_compute_time_of_a_request_is_the_part_of_its_rows(rows: int, share:
     assert record.compute_ms(2**62) == 8 * share
 
 
+@pytest.mark.parametrize("phases", [None, Phases(10**15, 10**15, 10**15)])
+def test_the_compute_time_of_a_request_is_no_longer_than_its_execution(
+    record: Record, phases: Phases | None
+) -> None:
+    record.started()
+    record.phases = phases
+    assert record.compute_ms(record.started_ns + 3_000_000) == 3
+
+
 def test_a_cached_response_has_no_compute_time(record: Record) -> None:
     record.hit(5)
     assert record.compute_ms(2**62) == 0

@@ -21,17 +21,15 @@ from gateway.observability.statistics import (
     FIRST_RESPONSE_MS,
     MAX_RESPONSE_ROWS,
     RESPONSE_DURATIONS,
-    WINDOW_SECS,
-    WINDOW_SIZE,
     FailureReason,
     Histogram,
     MemoryUsage,
     MetricDuration,
     ModelStatistics,
-    Summary,
     failure_reason,
     statistics_row,
 )
+from gateway.observability.summaries import WINDOW_SECS, WINDOW_SIZE, Summary
 from gateway.protos import grpc_service_pb2 as pb
 from tests.builders import TEXT, ScriptedInstance, read_all, soon, text_request
 from tests.conftest import Serve

@@ -15,8 +15,10 @@ from gateway.config.scheduling import DynamicBatching
 from gateway.messages import InferRequest, SequenceTag
 from gateway.models.model import build_scheduler
 from gateway.models.sharing import Sharing, shared_among
+from gateway.observability.accounts import TenantsInFlight
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import Tenants
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.queue import QueuedRequest
@@ -96,8 +98,11 @@ class Queue:
         self._sequences = count(1)
         self.scheduler = build_scheduler(config, self.statistics)
         self.fair: Sharing | None = None
+        self._in_flight = TenantsInFlight()
         if tenants is not None:
-            self.scheduler, self.fair = shared_among(tenants, self.scheduler, config)
+            self.scheduler, self.fair = shared_among(
+                tenants, self.scheduler, config, self._in_flight
+            )
         self.task = asyncio.create_task(self.scheduler.run())
 
     def employ(self, concurrency: int | None = 1) -> ScriptedInstance:
@@ -122,13 +127,17 @@ class Queue:
             request = replace(request, sequence=tag)
         self.scheduler.admit(request)
         batch_size = request.inputs[0].shape[0]
-        ended = self._ended if self.fair is None else self.fair.counted(request, self._ended)
-        entry = new_entry(self.statistics, request, batch_size, ended)
+        entry = new_entry(self.statistics, request, batch_size, self._ended)
+        if self.fair is not None:
+            entry.record.tenant = tenant = tenant_of(request.caller)
+            self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
         self.scheduler.submit(entry)
         return entry
 
-    def _ended(self, _: Record) -> None:
+    def _ended(self, record: Record) -> None:
         """A request has ended."""
+        if record.tenant is not None:
+            self._in_flight.ended(record.tenant)
 
     @property
     def sequences(self) -> OpenSequences:

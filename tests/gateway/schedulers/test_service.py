@@ -26,10 +26,10 @@ class Reader:
 def test_each_token_of_an_answer_is_charged_once() -> None:
     reader: Any = Reader()
     record = Record(ModelStatistics(), 1, 0, lambda _: None)
-    service = Service(reader, reader, record, "a", "a")
-    service.responded(replace(text_response("a"), usage=Usage(7, 2)))
-    service.responded(text_response("b"))
-    service.delivered("text_output", [b"c", b"d"], [1, None])
-    service.responded(replace(text_response("e"), usage=Usage(0, 3)))
+    service = record.reader = Service(reader, reader, record, "a", "a")
+    record.responded(replace(text_response("a"), usage=Usage(7, 2)))
+    record.responded(text_response("b"))
+    record.delivered("text_output", [b"c", b"d"], [1, None])
+    record.responded(replace(text_response("e"), usage=Usage(0, 3)))
     assert reader.charged == [("prompt", 7), (OUTPUT, 2), (OUTPUT, 1), (OUTPUT, 3)]
     assert (service.outputs, service.has_tokens) == (6, True)

@@ -300,6 +300,17 @@ def test_a_tenant_is_active_from_its_latest_request_on_to_a_second() -> None:
     assert active.share("b", 3.0, 2 * SECOND + ACTIVE_NS) == 1.0
 
 
+def test_a_tenant_need_not_be_noted_again_for_a_second() -> None:
+    active = ActiveTenants()
+    for at_ns in (0, SECOND // 2):
+        active.share("a", 1.0, at_ns)
+        assert active.fresh == {"a": SECOND}
+    active.share("a", 1.0, SECOND)
+    assert active.fresh == {"a": 2 * SECOND}
+    active.share("b", 1.0, 2 * SECOND + ACTIVE_NS)
+    assert active.fresh == {"b": 3 * SECOND + ACTIVE_NS}
+
+
 # Costs.
 
 
