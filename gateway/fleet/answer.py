@@ -29,13 +29,14 @@ class RoutedAnswer(ChannelCall):
 
     `sequence` is that of an accepted request. GONE, ABORT and a disconnect cancel the stream. While
     the router does not acknowledge what was sent, responses remain in the stream, which holds back
-    the model.
+    the model. `final_ends` is that of the router's HELLO.
     """
 
-    def __init__(self, bulk: BulkConnection, call: int) -> None:
+    def __init__(self, bulk: BulkConnection, call: int, *, final_ends: bool = False) -> None:
         super().__init__(bulk.channel, call)
         self._bulk = bulk
-        self._sender = LargeSender(bulk, call, self._window.sent, self._look_soon)
+        self._final_ends = final_ends
+        self._sender: LargeSender | None = None
         self._arrival: Arrival[InferRequest] | None = None
         self._stream: ResponseStream | None = None
         self._taken: deque[InferResponse] = deque()
@@ -118,7 +119,7 @@ class RoutedAnswer(ChannelCall):
         while (
             (stream := self._stream) is not None
             and self._window.has_room
-            and not self._sender.is_busy
+            and not (self._sender is not None and self._sender.is_busy)
         ):
             try:
                 if not self._taken and not self._take_from(stream):
@@ -152,14 +153,20 @@ class RoutedAnswer(ChannelCall):
         large: list[LargeData] = []
         message = sendable(write_response(response, large))
         if large:
+            if self._sender is None:
+                self._sender = LargeSender(
+                    self._bulk, self._call, self._window.sent, self._look_soon
+                )
             self._sender.send(FleetKind.LARGE_DATA, message, large)
-        else:
-            self._send_data(message)
+            return
+        self._send_data(message)
+        if response.final and self._final_ends:
+            self._finish()
 
     def _finish(self) -> None:
         """End the stream; the call ends once the router has its large tensors, with GONE."""
         self._end_stream()
-        if not self._sender.has_sent:
+        if self._sender is None or not self._sender.has_sent:
             self._close()
 
     def _close(self) -> None:
@@ -167,7 +174,8 @@ class RoutedAnswer(ChannelCall):
             return
         self._is_over = True
         self._channel.leave(self._call)
-        self._sender.drop()
+        if self._sender is not None:
+            self._sender.drop()
         if self._arrival is not None:
             self._arrival.discard()
         self._end_stream()

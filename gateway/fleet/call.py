@@ -12,6 +12,7 @@ from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import Frame
 from gateway.processes.inference_calls import InferenceKind, RequestingEnd, waited_us
 from gateway.processes.inference_messages import LargeData, read_response, write_request
+from gateway.processes.request_terms import Routing
 
 
 class ReplicaCall(RequestingEnd):
@@ -28,9 +29,10 @@ class ReplicaCall(RequestingEnd):
         request: InferRequest,
         known: KnownReplica,
         on_news: Callable[[], None],
+        routing: Routing | None = None,
     ) -> None:
         self._bulk = bulk
-        self._sender = _sent(bulk, number, request)
+        self._sender = _sent(bulk, number, request, routing)
         self._arrivals: deque[Arrival[InferResponse]] = deque()
         self._has_large = self.has_begun = False
         super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
@@ -64,7 +66,8 @@ class ReplicaCall(RequestingEnd):
 
     def leave(self) -> int:
         self._known.end(self._call)
-        self._sender.drop()
+        if self._sender is not None:
+            self._sender.drop()
         for each in self._arrivals:
             each.discard()
         if self._has_large and self.is_over:
@@ -96,15 +99,18 @@ class ReplicaCall(RequestingEnd):
         raise ValueError("its replica announces a tensor that belongs to no response")
 
 
-def _sent(bulk: BulkConnection, number: int, request: InferRequest) -> LargeSender:
-    """Send a request; the sender of its large tensors."""
-    sender = LargeSender(bulk, number, _unlimited, _unheeded)
+def _sent(
+    bulk: BulkConnection, number: int, request: InferRequest, routing: Routing | None
+) -> LargeSender | None:
+    """Send a request; the sender of its large tensors, if it has some."""
     large: list[LargeData] = []
-    message = sendable(write_request(request, waited_us(request), large))
-    if large:
-        sender.send(FleetKind.LARGE_REQUEST, message, large)
-    else:
-        bulk.channel.send(InferenceKind.REQUEST, number, message)
+    waited = waited_us(request) if request.timeout_us else 0
+    message = sendable(write_request(request, waited, large, routing))
+    if not large:
+        bulk.channel.send_first(InferenceKind.REQUEST, number, message)
+        return None
+    sender = LargeSender(bulk, number, _unlimited, _unheeded)
+    sender.send(FleetKind.LARGE_REQUEST, message, large)
     return sender
 
 

@@ -143,7 +143,8 @@ class KnownReplica:
     - `left_out_until`: the end of the time without requests after failures
     - `open_calls`: the calls of this router that have not ended
 
-    A replica of a model with tokens that has not measured its rate yet counts requests.
+    A replica of a model with tokens that has not measured its rate yet counts requests. Short calls
+    end long before the next load: those that have ended cost nothing until then.
     """
 
     def __init__(
@@ -156,22 +157,23 @@ class KnownReplica:
         self.load = load
         self.refused_until = self.left_out_until = -math.inf
         self.open_calls: set[int] = set()
-        self._unseen: dict[int, int | None] = {}
+        self._sent: dict[int, None] = {}
+        self._unseen: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._done = 0
         self._count()
 
     def announce(self, load: Load) -> None:
         """Replace the load; calls that it includes count no longer. ValueError: a foreign call."""
-        if load.seen in self._unseen:
-            for number in tuple(self._unseen):
-                tokens = self._unseen.pop(number)
-                if tokens is not None:
-                    self._seen[number] = tokens
+        if load.seen in self._sent:
+            for number in tuple(self._sent):
+                del self._sent[number]
+                if number in self._unseen:
+                    self._seen[number] = self._unseen.pop(number)
                 if number == load.seen:
                     break
         elif load.seen != self.load.seen:
-            calls = ", ".join(map(str, [self.load.seen, *self._unseen][:4]))
+            calls = ", ".join(map(str, [self.load.seen, *self._sent][:4]))
             raise ValueError(f"seen of a load is {load.seen}, expected one of the calls {calls}")
         self.load = load
         self._done = 0
@@ -185,6 +187,7 @@ class KnownReplica:
     def send(self, call: int, tokens: int) -> None:
         """Count a call with its tokens to compute, until a load includes it."""
         self.open_calls.add(call)
+        self._sent[call] = None
         self._unseen[call] = tokens
         self._count()
 
@@ -196,7 +199,7 @@ class KnownReplica:
         if not self.load.prefill_rate:
             return
         self._done += self._seen.pop(call, 0)
-        if self._unseen.get(call) is not None:
+        if call in self._unseen:
             self._unseen[call] = 0
         self._count()
 
@@ -204,7 +207,7 @@ class KnownReplica:
         """Count an ended or moved call no longer; the next load may name it as seen."""
         self.open_calls.discard(call)
         if call in self._unseen:
-            self._unseen[call] = None
+            del self._unseen[call]
         elif call in self._seen:
             self._done += self._seen.pop(call)
         else:
@@ -221,16 +224,15 @@ class KnownReplica:
 
     def _count(self) -> None:
         """Count anew: sums that add and subtract estimates drift away from the truth."""
-        load = self.load
-        added = [tokens for tokens in self._unseen.values() if tokens is not None]
-        self.room = load.room - len(added) if load.state is ReplicaState.READY else 0
+        load, added = self.load, len(self._unseen)
+        self.room = load.room - added if load.state is ReplicaState.READY else 0
         if not load.prefill_rate:
-            self.ahead = max(0, load.queued + len(added) - self._done)
+            self.ahead = max(0, load.queued + added - self._done)
             self.unit_secs = self.own_secs = load.step_secs / self.concurrency
             self.fixed_secs = self.distance_secs
             self.empty_secs = self.fixed_secs + self.ahead * self.unit_secs
             return
-        self.ahead = max(0, load.waiting_tokens + sum(added) - self._done)
+        self.ahead = max(0, load.waiting_tokens + sum(self._unseen.values()) - self._done)
         self.unit_secs = 1 / load.prefill_rate
         self.own_secs = self.unit_secs * (1 + SURCHARGE + HARM * load.running)
         full_secs = KV_SECS * max(0.0, load.kv_used - KV_LIMIT)
@@ -288,9 +290,9 @@ def choose(
     Of equal ones that with the fewest open calls of this router, at random: short requests have
     equal costs, and calls of other routers would lead all routers to the same replica.
     """
-    costs = [(cost(each, demand), each) for each in accepting(replicas, now)]
-    if not costs:
-        return None
+    costs = [(cost(each, demand), each) for each in replicas if each.accepts(now)]
+    if len(costs) < 2:
+        return costs[0][1] if costs else None
     limit = min([secs for secs, _ in costs]) + SAME_SECS
     equal = [each for secs, each in costs if secs <= limit]
     fewest = min([len(each.open_calls) for each in equal])

@@ -34,6 +34,7 @@ from gateway.fleet.reaching import FleetAddress, silence_after_ping
 from gateway.fleet.routers import Place, read_table
 from gateway.messages import InferRequest
 from gateway.processes.channel import Channel, Frame, call_numbers
+from gateway.processes.request_terms import Routing
 from gateway.settings import TlsSettings, netloc
 
 log = logging.getLogger("sluice.fleet")
@@ -145,7 +146,12 @@ class ReplicaConnection:
         return self._bulk is not None and self._bulk.is_open
 
     def call(
-        self, key: Key, request: InferRequest, on_news: Callable[[], None], demand: Demand
+        self,
+        key: Key,
+        request: InferRequest,
+        on_news: Callable[[], None],
+        demand: Demand,
+        routing: Routing | None = None,
     ) -> ReplicaCall:
         """Send a request to a model; raises InferenceError if it cannot be encoded."""
         bulk, known = self._bulk, self.loads.get(key)
@@ -155,7 +161,7 @@ class ReplicaConnection:
             self._pauses[key].send(asyncio.get_running_loop().time())
             self._leave_out(key)
         number = next(self._numbers)
-        call = ReplicaCall(bulk, number, request, known, on_news)
+        call = ReplicaCall(bulk, number, request, known, on_news, routing)
         call.expected_secs = wait(known, demand)
         known.send(number, known.work(demand))
         return call

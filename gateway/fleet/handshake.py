@@ -76,7 +76,8 @@ class Hello(msgspec.Struct):
     """The first frame of an end, as JSON; fields are only added at the end, with defaults.
 
     `link` is empty, or the nonce of the replica on the connection whose large tensors this one has.
-    `port` is that of a router for other routers, 0 for none.
+    `port` is that of a router for other routers, 0 for none. If `final_ends`, a response with the
+    final flag ends a call for this end, which needs no END behind it.
     """
 
     protocol: int
@@ -88,6 +89,7 @@ class Hello(msgspec.Struct):
     secret: bool
     link: str = ""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    final_ends: bool = False
 
 
 class HandshakeError(Exception):
@@ -142,6 +144,7 @@ class Handshake:
                 secret=bool(own.secret),
                 link=self.link,
                 port=own.port,
+                final_ends=True,
             )
         )
 

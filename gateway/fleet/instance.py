@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import replace
 from random import Random
 
 from gateway.admission.timed_request import exceeded, is_exceeded
@@ -27,6 +26,7 @@ from gateway.fleet.waiting import WaitingRoom
 from gateway.generation import generates_text
 from gateway.messages import InferRequest, InferResponse, Sink
 from gateway.models.limits import Limits
+from gateway.processes.request_terms import Routing
 
 log = logging.getLogger("sluice.fleet")
 
@@ -98,9 +98,9 @@ class FleetInstance(Instance):
         known, prompt = replica.loads[self.key], routed.prompt
         self.room.prefill_rate = known.load.prefill_rate or self.room.prefill_rate
         ahead, trace = known.ahead, sent_to(replica.address, request.trace)
-        version, chosen = str(self.key[1]), self.is_chosen and not request.version
-        sent = replace(request, version=version, trace=trace, prompt=prompt, chosen=chosen)
-        call = replica.call(self.key, sent, on_news, demand)
+        chosen = self.is_chosen and not request.version
+        routing = Routing(str(self.key[1]), trace, prompt, chosen)
+        call = replica.call(self.key, request, on_news, demand, routing)
         replica.counts.requests += 1
         self.counts.wait.observe(call.expected_secs)
         if prompt is not None and prompt.keys:
@@ -223,7 +223,7 @@ class RoutedRequest:
         """Pass on what has arrived, as far as the reader has room."""
         if self._waits:
             return
-        while (call := self._call) is not None:
+        while (call := self._call) is not None and (call.has_unread or call.is_lost):
             if self._sink is not None and self._sink.full:
                 self._wait(self._sink)
                 return
@@ -234,14 +234,15 @@ class RoutedRequest:
             except InferenceError as error:
                 self._fail(call, error)
                 return
-            if response is None:
-                if call.is_over:
-                    self._instance.suspects.executed(self.request)
-                    self._end(None)
-                elif call.has_begun:
-                    self._instance.waiting.discard(self)
+            if response is not None:
+                self._pass_on(call, response)
+            elif call.has_begun:
+                self._instance.waiting.discard(self)
+            if call.is_over and self._call is call:
+                self._instance.suspects.executed(self.request)
+                self._end(None)
+            elif response is None:
                 return
-            self._pass_on(call, response)
 
     def _pass_texts(self, call: ReplicaCall) -> bool:
         """Pass texts on together, after the first response; False if there are none now."""

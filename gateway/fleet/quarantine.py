@@ -132,7 +132,8 @@ class ModelSuspects:
 
     def check(self, request: InferRequest) -> None:
         """Raise INVALID_ARG for a request that was executing when two processes were lost."""
-        suspect = self._shared.known.find(request, self._load)
+        known = self._shared.known
+        suspect = known.find(request, self._load) if known.found else None
         if suspect is not None and suspect.is_refused:
             raise InferenceError(
                 Code.INVALID_ARG,
@@ -143,7 +144,8 @@ class ModelSuspects:
 
     def executed(self, request: InferRequest) -> None:
         """Clear a request of suspicion: its replica has answered it, without an error."""
-        self._shared.clear(request, self._load)
+        if self._shared.known.found:
+            self._shared.clear(request, self._load)
 
     def add(self, request: InferRequest, process: str) -> bool:
         """Mark a request as a suspect: its process was lost. Whether it is refused from now on."""

@@ -66,6 +66,7 @@ class RouterLink(AcceptedLink):
         self.bulk = BulkConnection(self.channel)
         self._copies: CopyChannel | None = None
         self._order = ArrivalOrder()
+        self._final_ends = False
         self._large_of: RouterLink | None = None
 
     @property
@@ -116,6 +117,7 @@ class RouterLink(AcceptedLink):
             self._give_to(self._large_of)
 
     def begin(self) -> None:
+        self._final_ends = self.peer is not None and self.peer.final_ends
         self._copies = CopyChannel(self.bulk, self._port.copies.keep, self.finish_if_idle)
         self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
         self._port.loads.announce_tokens()
@@ -129,7 +131,7 @@ class RouterLink(AcceptedLink):
         self.close()
 
     def _begin(self, frame: Frame) -> None:
-        answer = RoutedAnswer(self.bulk, frame.call)
+        answer = RoutedAnswer(self.bulk, frame.call, final_ends=self._final_ends)
         is_large = frame.kind == FleetKind.LARGE_REQUEST
         try:
             request = read_head(frame.payload) if is_large else read_request(frame.payload)
@@ -138,11 +140,14 @@ class RouterLink(AcceptedLink):
             answer.refuse(error)
             return
         self.seen[key] = frame.call
-        self._port.loads.arriving[answer] = key
         self._port.loads.change(key)
         self.answers.add(answer)
         place = self._order.join(request, is_large=is_large)
         answer.open(partial(self._ended, answer, key, place))
+        if place is None and not is_large:
+            self._submit(answer, request)
+            return
+        self._port.loads.arriving[answer] = key
         if is_large:
             answer.receive(frame.payload, partial(self._arrived, place, answer))
         else:
@@ -160,8 +165,8 @@ class RouterLink(AcceptedLink):
     def _submit(self, answer: RoutedAnswer, request: InferRequest) -> None:
         prompt, loads = request.prompt, self._port.loads
         key = request.model, int(request.version)
-        loads.arriving.pop(answer, None)
-        loads.change(key)
+        if loads.arriving.pop(answer, None) is not None:
+            loads.change(key)
         try:
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)

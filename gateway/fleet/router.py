@@ -389,7 +389,7 @@ class Router:
     def _with(self, key: Key, interface: bytes) -> list[ReplicaConnection]:
         """The connections, without replicas that describe the model in another way."""
         return [
-            each
-            for each in self.connections
-            if (found := each.digests.get(key)) is None or found.interface == interface
+            kept.connection
+            for kept in self._kept.values()
+            if (found := kept.connection.digests.get(key)) is None or found.interface == interface
         ]

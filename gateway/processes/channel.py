@@ -14,22 +14,17 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.event_loop import WRITES
+from gateway.processes.windows import ReceiveWindow, SendWindow
+
 log = logging.getLogger("sluice.server")
 
+new_tuple = tuple.__new__
 HEAD = struct.Struct("<IBI")
 LENGTH = struct.Struct("<I")
 
-WINDOW_BYTES = 1 << 20
-"""Maximum of unacknowledged bytes of a call; a single piece may be larger."""
-
-REPORTED_BYTES = 64 << 10
-"""Passed-on bytes from which a TAKEN frame is sent."""
-
 MOST_BYTES = (1 << 32) - 1
 """Longest payload that a head can announce."""
-
-FRAME_BYTES = 64
-"""Overhead counted per frame, which limits the number of empty frames."""
 
 
 class FrameKind:
@@ -123,7 +118,8 @@ class FrameDecoder:
             end = start + HEAD.size + length
             if end > size:
                 break
-            yield Frame(kind, call, data[start + HEAD.size : end])
+            # As `Frame`, whose constructor is a call for each token.
+            yield new_tuple(Frame, (kind, call, data[start + HEAD.size : end]))
             start = end
         if start < size:
             self._incomplete += memoryview(data)[start:]
@@ -150,6 +146,8 @@ class Receiver(ABC):
 
 class Channel(asyncio.Protocol):
     """Sends frames, with one write per turn of the event loop, and dispatches received ones.
+
+    The frames that receivers send at once are written when all received ones are handled.
 
     `on_frame` gets the frames of the processes, and of calls without a receiver, such as ended
     calls. Buffers are bounded by the windows of the calls. If handling a frame fails, ABORT ends
@@ -190,6 +188,17 @@ class Channel(asyncio.Protocol):
         if not self._is_scheduled:
             self._schedule()
         self._unsent.append(packed(kind, call, payload))
+
+    def send_first(self, kind: int, call: int, payload: bytes) -> None:
+        """Send the first frame of a call: at once, if no other call is under way.
+
+        A lone call shares the write of its turn with none, and would wait for the end of the turn.
+        """
+        others = len(self._receivers) - (LASTING_CALL in self._receivers)
+        if others or self._is_scheduled:
+            self.send(kind, call, payload)
+        else:
+            self._write(packed(kind, call, payload))
 
     def before_write(self, send: Callable[[], None]) -> None:
         """Call `send` before the next write, which has the frames that it sends.
@@ -236,14 +245,33 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
+        may_write = not self._is_scheduled
+        self._is_scheduled = True
         try:
-            for frame in self._reader.feed(data):
-                if self._is_ended:
-                    return
-                self._dispatch(frame)
+            with WRITES:  # each write to a client would wake it between two frames
+                self._hear(data)
         except FrameTooLong as error:
             log.warning("connection dropped", extra={"reason": str(error)})
             self.abort()
+        finally:
+            if may_write:
+                self._flush()
+
+    def _hear(self, data: bytes) -> None:
+        receivers = self._receivers
+        for frame in self._reader.feed(data):
+            if self._is_ended:
+                return
+            receiver = receivers.get(frame.call)
+            try:
+                if receiver is None:
+                    self._on_frame(frame)
+                else:
+                    receiver.hear(frame)
+            except Exception:
+                # Around one call: the others on the channel continue.
+                log.exception("frame not handled", extra={"kind": frame.kind, "call": frame.call})
+                self._abort(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -253,14 +281,6 @@ class Channel(asyncio.Protocol):
                 receiver.lose()
             except Exception:
                 log.exception("call not ended")
-
-    def _dispatch(self, frame: Frame) -> None:
-        try:
-            self._hear(frame)
-        except Exception:
-            # Around one call: the others on the channel continue.
-            log.exception("frame not handled", extra={"kind": frame.kind, "call": frame.call})
-            self._abort(frame)
 
     def _abort(self, broken: Frame) -> None:
         """End the call of a frame on both sides; the other side does not answer ABORT."""
@@ -273,13 +293,6 @@ class Channel(asyncio.Protocol):
                 receiver.hear(Frame(FrameKind.ABORT, broken.call, b""))
             except Exception:
                 log.exception("call not ended", extra={"call": broken.call})
-
-    def _hear(self, frame: Frame) -> None:
-        receiver = self._receivers.get(frame.call)
-        if receiver is None:
-            self._on_frame(frame)
-        else:
-            receiver.hear(frame)
 
     def _schedule(self) -> None:
         self._is_scheduled = True
@@ -295,70 +308,12 @@ class Channel(asyncio.Protocol):
         # Not earlier: each frame of theirs would schedule a further turn.
         self._is_scheduled = False
         unsent, self._unsent = self._unsent, []
-        if unsent and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(unsent))
+        if unsent:
+            self._write(b"".join(unsent))
 
-
-class SendWindow:
-    """The sender's side of a window: sent bytes that the receiver has not passed on."""
-
-    __slots__ = ("_closed", "_unacknowledged", "_waiters")
-
-    def __init__(self) -> None:
-        self._unacknowledged = 0
-        self._closed = False
-        self._waiters: list[asyncio.Future[None]] = []
-
-    @property
-    def has_room(self) -> bool:
-        """Whether more may be sent."""
-        return self._unacknowledged < WINDOW_BYTES or self._closed
-
-    def sent(self, size: int) -> None:
-        """Count a sent frame."""
-        self._unacknowledged += size + FRAME_BYTES
-
-    def taken(self, size: int) -> None:
-        """Count bytes that the receiver has passed on, as `ReceiveWindow` reports them."""
-        self._unacknowledged = max(0, self._unacknowledged - size)
-        self._wake()
-
-    def close(self) -> None:
-        """Stop limiting, because the other end has closed; waiting tasks continue."""
-        self._closed = True
-        self._wake()
-
-    async def room(self) -> None:
-        """Wait until more may be sent."""
-        while not self.has_room:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-
-    def _wake(self) -> None:
-        if not self.has_room:
-            return
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-
-class ReceiveWindow:
-    """The receiver's side of a window: passed-on bytes that are not reported."""
-
-    __slots__ = ("_unreported",)
-
-    def __init__(self) -> None:
-        self._unreported = 0
-
-    def add(self, size: int) -> int:
-        """Count a passed-on frame; the bytes to report now, or 0."""
-        self._unreported += size + FRAME_BYTES
-        if self._unreported < REPORTED_BYTES:
-            return 0
-        reported, self._unreported = self._unreported, 0
-        return reported
+    def _write(self, frames: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames)
 
 
 class ChannelCall(Receiver):

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from gateway.errors import InferenceError, died, unexpected
 from gateway.messages import InferRequest, InferResponse
-from gateway.processes.channel import WINDOW_BYTES, Channel, ChannelCall, Frame, FrameKind
+from gateway.processes.channel import Channel, ChannelCall, Frame, FrameKind
 from gateway.processes.error_messages import read_error, write_error
 from gateway.processes.inference_messages import (
     read_request,
@@ -21,6 +21,7 @@ from gateway.processes.inference_messages import (
     write_response,
 )
 from gateway.processes.text_runs import TextRun, read_run
+from gateway.processes.windows import WINDOW_BYTES
 
 log = logging.getLogger("sluice.server")
 
@@ -71,8 +72,9 @@ class RequestingEnd(ChannelCall):
     """The end of the process with the request; its owner sends the first frame.
 
     One task reads `responses`, or `on_news` is called whenever there may be something to `take`;
-    then `leave` ends the call, which `is_over` after its last response. `peer` names the answering
-    process in errors, such as `model 'm': its engine`.
+    then `leave` ends the call, which `is_over` after its last response: that with the final flag,
+    or the one before END. `peer` names the answering process in errors, such as `model 'm': its
+    engine`.
     """
 
     def __init__(
@@ -97,6 +99,11 @@ class RequestingEnd(ChannelCall):
         """Whether the other process has disconnected before the end of the call."""
         return self._is_lost and not self.is_over
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether a response, or a part of one, or an end has arrived that is not taken."""
+        return bool(self._frames or self._responses)
+
     async def responses(self) -> AsyncGenerator[InferResponse, None]:
         """The responses; raises as `take`."""
         while True:
@@ -119,9 +126,14 @@ class RequestingEnd(ChannelCall):
             self._check_lost()
             return None
         frame = self._frames.popleft()
-        if frame.kind in RESPONSES:
+        if frame.kind == InferenceKind.DATA:
             self._read(frame)
-            self._responses.extend(_responses(frame))
+            response = read_response(frame.payload)
+            self.is_over = response.final
+            return response
+        if frame.kind == InferenceKind.TEXTS:
+            self._read(frame)
+            self._responses.extend(read_run(frame.payload).responses())
             return self._responses.popleft()
         self.is_over = True
         if frame.kind == InferenceKind.REFUSED:
@@ -169,7 +181,10 @@ class RequestingEnd(ChannelCall):
             raise ValueError(f"{self._peer} sends beyond the window of {WINDOW_BYTES} bytes")
         self._unread_bytes += len(frame.payload)
         self._frames.append(frame)
-        self._wake()
+        if self._on_news is not None:  # as `_wake`, without a call for each token
+            self._on_news()
+        else:
+            self._wake()
 
     def _wake(self) -> None:
         if self._on_news is None:

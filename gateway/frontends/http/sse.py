@@ -241,10 +241,14 @@ class _DirectWrites:
         events, encode, now = self._events, self._encode, self._loop.time()
         if encode is None or self._deferred is not None or self.left.done():
             return False
-        if len(texts) == 1 and now == events.sent_at:
+        if len(texts) > 1:
+            chunks = [encode(name, text) for text in texts]
+            chunk = None if None in chunks else b"".join(chunks)  # type: ignore[arg-type]
+        elif now == events.sent_at:
             return False  # several come together already
-        chunks = [encode(name, text) for text in texts]
-        if None in chunks or not self._write(b"".join(chunks)):  # type: ignore[arg-type]
+        else:
+            chunk = encode(name, texts[0])
+        if chunk is None or not self._write(chunk):
             return False
         events.sent_at = now
         return True

@@ -20,6 +20,8 @@ from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identi
 from gateway.fleet.offers import Key, first_load, write_load, write_prefixes
 from gateway.fleet.prefixes import KeyChanges, KeyIndex
 from gateway.fleet.prompts import PrefixIndexes
+from gateway.processes.inference_calls import InferenceKind
+from gateway.processes.inference_messages import write_response
 from tests.builders import TEXT, soon, text_request, text_response
 from tests.conftest import tasks_left
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
@@ -203,6 +205,26 @@ async def test_a_load_counts_the_calls_that_it_has_seen(
     for each in calls:
         each.leave()
     assert (router.loads[KEY].ahead, router.loads[KEY].open_calls) == (0, set())
+
+
+@pytest.mark.parametrize("has_end", [True, False], ids=["earlier release", "this release"])
+async def test_a_final_response_ends_a_call_with_and_without_an_end(
+    replica: FakeReplica, router: ReplicaConnection, has_end: bool
+) -> None:
+    call = router.call(KEY, text_request(), unheard, ANY_REQUEST)
+    await until(lambda: len(replica.calls) == 1)
+    payload = write_response(text_response("a", final=True))
+    replica.links[-1].send(InferenceKind.DATA, replica.calls[0], payload)
+    if has_end:
+        replica.links[-1].send(InferenceKind.END, replica.calls[0])
+    replica.send(FleetKind.LOAD, write_load(KEY, replace(LOAD, queued=3)))
+    await until(lambda: router.loads[KEY].load.queued == 3)
+    assert (call.take(), call.is_over) == (text_response("a", final=True), True)
+    call.leave()
+    assert router.loads[KEY].open_calls == set()
+    router.call(KEY, text_request(), unheard, ANY_REQUEST)
+    await until(lambda: len(replica.calls) == 2)
+    assert replica.gone == []
 
 
 async def test_a_response_ends_the_waiting_of_its_prompt(

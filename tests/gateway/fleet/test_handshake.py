@@ -42,6 +42,19 @@ def test_a_router_and_a_replica_of_one_fleet_agree(secret: bytes) -> None:
     assert replica.peer.role == FleetRole.ROUTER
 
 
+def test_only_a_router_of_this_release_says_that_a_final_response_ends_its_calls() -> None:
+    found = []
+    for change in (changed(), without("final_ends")):
+        router, replica = end(FleetRole.ROUTER), end(FleetRole.REPLICA)
+        of_replica = replica.take(hello(change(router.hello())))
+        of_router = router.take(hello(replica.hello()))
+        router.take(proof(of_replica))
+        replica.take(proof(of_router))
+        assert replica.peer is not None
+        found.append(replica.peer.final_ends)
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize(
     ("router", "replica", "reason"),
     [
@@ -70,6 +83,17 @@ def changed(**fields: object) -> Callable[[bytes], bytes]:
 
     def change(payload: bytes) -> bytes:
         return msgspec.json.encode({**msgspec.json.decode(payload), **fields})
+
+    return change
+
+
+def without(name: str) -> Callable[[bytes], bytes]:
+    """The same HELLO of a release that does not know a field."""
+
+    def change(payload: bytes) -> bytes:
+        fields = msgspec.json.decode(payload)
+        del fields[name]
+        return msgspec.json.encode(fields)
 
     return change
 

@@ -115,7 +115,12 @@ async def test_garbage_behind_a_refused_frame_is_not_handled(
     assert len(refused) == 1
 
 
-async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
+@pytest.mark.parametrize(
+    ("final_ends", "end"), [(False, [InferenceKind.END]), (True, [])], ids=["earlier", "this"]
+)
+async def test_texts_of_a_turn_are_one_frame_and_end_is_for_routers_of_an_earlier_release(
+    final_ends: bool, end: list[int]
+) -> None:
     sent: list[tuple[int, int, bytes]] = []
     due: list[Callable[[], None]] = []
     channel: Any = SimpleNamespace(
@@ -126,7 +131,7 @@ async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
     )
     stream, ended = ResponseStream(), asyncio.Event()
     bulk: Any = SimpleNamespace(channel=channel)
-    answer = RoutedAnswer(bulk, 7)
+    answer = RoutedAnswer(bulk, 7, final_ends=final_ends)
     answer.open(ended.set)
     answer.begin(stream, None)
     given = [text_response("a", tokens=1), text_response("b"), FLAG]
@@ -135,7 +140,7 @@ async def test_texts_of_a_turn_are_one_frame_of_a_call() -> None:
     assert sent == []
     for send in due:
         send()
-    kinds = [InferenceKind.TEXTS, InferenceKind.DATA, InferenceKind.END]
+    kinds = [InferenceKind.TEXTS, InferenceKind.DATA, *end]
     assert [(kind, call) for kind, call, _ in sent] == [(kind, 7) for kind in kinds]
     assert [*read_run(sent[0][2]).responses(), read_response(sent[1][2])] == given
     assert len(due) == 1

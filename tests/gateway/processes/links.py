@@ -10,11 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.frontends.http.request_scope import RawHeaders
-from gateway.processes.channel import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES, Channel, Frame
+from gateway.processes.channel import Channel, Frame
 from gateway.processes.grpc import GrpcCall, relaying, shapes
 from gateway.processes.http import HttpCall, HttpRelay
 from gateway.processes.messages import FrontendKind
 from gateway.processes.relayed_call import RelayedCalls
+from gateway.processes.windows import FRAME_BYTES, REPORTED_BYTES, WINDOW_BYTES
 from tests.builders import soon
 
 PIECE = bytes(REPORTED_BYTES - FRAME_BYTES)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.processes.channel import (
+from gateway.processes.windows import (
     FRAME_BYTES,
     REPORTED_BYTES,
     WINDOW_BYTES,

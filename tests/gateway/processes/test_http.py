@@ -12,7 +12,7 @@ from gateway.frontends.http.request_scope import (
     SEND_PIECE,
     SEND_WHOLE,
 )
-from gateway.processes.channel import WINDOW_BYTES
+from gateway.processes.windows import WINDOW_BYTES
 from tests.builders import settle, soon
 from tests.gateway.processes.http_clients import Client, begin, body_of, echo, finish, request_scope
 from tests.gateway.processes.links import FITTING, PIECE, TEXT, linked

@@ -14,7 +14,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.openai_contract import OpenAiRefusal
-from gateway.processes.channel import WINDOW_BYTES, Channel, Frame
+from gateway.processes.channel import Channel, Frame
 from gateway.processes.error_messages import read_error
 from gateway.processes.inference_calls import (
     AnsweringEnd,
@@ -25,6 +25,7 @@ from gateway.processes.inference_calls import (
 )
 from gateway.processes.inference_messages import write_response
 from gateway.processes.text_runs import take_run
+from gateway.processes.windows import WINDOW_BYTES
 from tests.builders import settle, soon, text_request, text_response, texts
 
 
@@ -94,6 +95,17 @@ async def near(far: Far) -> AsyncIterator[Near]:
 async def test_responses_come_in_their_order_and_end(near: Near, far: Far) -> None:
     assert await soon(near.read(near.call())) == ["hello", ""]
     await far.ended()
+
+
+async def test_a_final_response_ends_a_call_before_its_end(near: Near, far: Far) -> None:
+    call = near.call()
+    async for response in call.responses():
+        assert call.is_over is response.final
+    assert call.leave() == 0
+    await far.ended()
+    await soon(near.read(near.call()))
+    assert {frame.kind for frame in near.strays} <= {InferenceKind.END}
+    assert not any(task.cancelled() for task in far.tasks)
 
 
 async def test_calls_side_by_side_get_their_own(near: Near, far: Far) -> None:
