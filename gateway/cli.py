@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -195,6 +196,8 @@ def _serve(parsed: argparse.Namespace, ignored: Sequence[IgnoredOption] = ()) ->
         logging.getLogger("sluice.flags").warning("option ignored", extra=extra)
     # Spawned engine processes import this module again, so heavy imports are in functions.
     uvloop = importlib.import_module("uvloop")
+    # Until there is a server nothing is to be drained; a first listing of a storage takes minutes.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     uvloop.run(_run_server(settings, log))
 
 

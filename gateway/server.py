@@ -248,8 +248,6 @@ async def serve(
     `on_ready` is called with the ports in use and the start-up models, once those are loaded.
     Raises as `Server.run`.
     """
-    # Until there is a server nothing is to be drained; a first listing of a storage takes minutes.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     server = Server(settings, log_of_process)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.stop)

@@ -23,6 +23,7 @@ LOG_TAIL = 20
 CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """The ports that Linux gives to clients, and to servers that leave the choice to it."""
 FIRST_CLIENT_PORT = 32768
+LEAST_PORT = 1024
 PORT_TRIES = 100
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 """The environment of every server: vLLM reports no usage."""
@@ -129,20 +130,18 @@ def serving(launch: Launch, cpus: Cpus) -> Iterator[Server]:
 
 
 def free_ports() -> Ports:
-    """Ports that are free now, and that the system gives to no client before a server has them.
-
-    LoadTestFailed if there are none.
-    """
+    """Ports that are free now, below those that the system gives to clients if there are such."""
     first = int(CLIENT_PORTS.read_text().split()[0]) if CLIENT_PORTS.exists() else FIRST_CLIENT_PORT
+    below = range(max(LEAST_PORT, first // 2), first)
+    tried = [*SystemRandom().sample(below, min(PORT_TRIES, len(below))), 0, 0, 0]
     found: list[int] = []
     with ExitStack() as stack:
-        for port in SystemRandom().sample(range(first // 2, first), PORT_TRIES):
+        while len(found) < 3:
+            made = stack.enter_context(socket.socket())
             with suppress(OSError):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == 3:
-                return Ports(*found)
-    raise LoadTestFailed(f"ports below {first}: found {len(found)} free ones, expected 3")
+                made.bind(("127.0.0.1", tried.pop(0)))
+                found.append(made.getsockname()[1])
+    return Ports(*found)
 
 
 def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,12 +1,13 @@
 """Content of remote objects on disk: one file for each version of an object, whole or partial."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,14 +138,15 @@ class Blobs:
             return bool(found != kept["crc32"])
         except FileNotFoundError:
             return self.has(key)
-        except ValueError:  # torn
+        except (OSError, ValueError, KeyError, TypeError):  # an unreadable sector, torn checksums
             return True
 
 
 class PartialBlob:
     """A blob whose parts are written in any order, by concurrent threads; `parts` is their map.
 
-    A later process continues it, until the next start of the machine: the map is not synced.
+    A later process continues it, until the next start of the machine: the map is not synced. It
+    `is_lost` once a sync has failed: a later sync would succeed without the parts that were lost.
     """
 
     def __init__(self, blob: Blob, folder: Path, lock: CacheLock) -> None:
@@ -155,6 +157,7 @@ class PartialBlob:
         self._parts = folder / "parts"
         self._changing = threading.Lock()
         self._flushing = threading.Lock()
+        self.is_lost = False
         if not self._is_continued():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -201,7 +204,7 @@ class PartialBlob:
         if self._flushing.acquire(blocking=False):
             try:
                 if self._descriptors:
-                    os.fdatasync(self._file)
+                    self._sync(os.fdatasync)
             finally:
                 self._flushing.release()
 
@@ -217,8 +220,18 @@ class PartialBlob:
         os.fchmod(self._file, READ_ONLY)
         modified = self.blob.object.modified_ns
         os.utime(self._file, ns=(modified, modified))
-        os.fsync(self._file)
+        with self._flushing:
+            self._sync(os.fsync)
         return found
+
+    def _sync(self, sync: Callable[[int], None]) -> None:
+        if self.is_lost:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        try:
+            sync(self._file)
+        except OSError:
+            self.is_lost = True
+            raise
 
     def close(self) -> None:
         """Leave the parts to a later attempt; idempotent."""

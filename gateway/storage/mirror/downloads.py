@@ -1,6 +1,5 @@
 """Downloads of blobs: in parts, concurrent, resumed, and shared with other processes."""
 
-import errno
 import math
 import threading
 import time
@@ -33,8 +32,6 @@ TURN_SECS = 0.2
 NO_PART = -1
 """The part of a blob that lacks none: it is empty, or its last process died before the end."""
 REPORT_SECS = 10.0
-USELESS = (*NO_SPACE, errno.EIO)
-"""Errors of a disk after which partial blobs are deleted: it is full, or has lost parts."""
 OPEN = 64
 """Partial blobs of one download that are open at once."""
 
@@ -271,8 +268,9 @@ class _Run:
     def _abandon(self, error: BaseException) -> None:
         self._ended.set()
         self._threads.shutdown(cancel_futures=True)
+        is_full = isinstance(error, OSError) and error.errno in NO_SPACE
         for partial in self._partials:
-            if isinstance(error, OSError) and error.errno in USELESS:
+            if is_full or partial.is_lost:
                 partial.discard()
             else:
                 partial.close()

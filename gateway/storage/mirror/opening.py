@@ -2,12 +2,12 @@
 
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from gateway.storage.mirror.cache import RemoteCache
 from gateway.storage.mirror.downloads import Transfers
-from gateway.storage.mirror.errors import MirrorError
+from gateway.storage.mirror.errors import DownloadStopped, MirrorError
 from gateway.storage.mirror.mirror import Mirror
 from gateway.storage.mirror.settings import RemoteRepository
 from gateway.storage.remote.addresses import AddressError
@@ -27,15 +27,24 @@ def open_places(
     def opened(place: Path | RemoteRepository) -> Path | Mirror:
         if isinstance(place, Path):
             return place
-        mirror = _made(place, environment, transfers)
-        mirror.open(stopped)
+        try:
+            mirror = _made(place, environment, transfers)
+            mirror.open(stopped)
+        except BaseException:
+            stopped.set()  # no other one waits for its storage
+            raise
         return mirror
 
     with ThreadPoolExecutor(max(1, len(found)), "opening") as threads:
+        opening = [threads.submit(opened, each) for each in found]
         try:
-            return list(threads.map(opened, found))
+            wait(opening)
         finally:
-            stopped.set()  # after an error, or an interrupt, no other one waits for its storage
+            stopped.set()
+    errors = [error for each in opening if (error := each.exception()) is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, DownloadStopped))
+    return [each.result() for each in opening]
 
 
 def _made(of: RemoteRepository, environment: Mapping[str, str], transfers: Transfers) -> Mirror:

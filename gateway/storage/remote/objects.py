@@ -106,7 +106,7 @@ class Patience:
 LISTED = Patience(retries=10, within_s=180)
 FIRST = Patience(retries=1, within_s=3, connect_s=2, silence_s=3, whole_s=10)
 """Patience of the listing at a start that can do without it."""
-READ = Patience(retries=2, within_s=30, whole_s=600)
+READ = Patience(retries=2, within_s=600, whole_s=600)
 """A read fails soon, so that its caller makes fewer of them at once and reads again."""
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.storage.mirror.errors import DownloadStopped, MirrorError
 from gateway.storage.remote.objects import RemoteError, RemoteObject
+from tests.builders import WAIT_SECS
 from tests.gateway.storage.mirror.conftest import Open
 from tests.remote_stores import NOW, NS, MemoryStore, slow_down
 
@@ -225,22 +226,45 @@ def test_a_full_disk_fails_one_model_and_leaves_its_space(
     assert mirror.folder("n").fetch().path.is_dir()
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["alone", "after a cut"])
 def test_parts_that_a_disk_has_lost_are_downloaded_again(
-    store: MemoryStore, mirror_of: Open, root: Path, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore,
+    mirror_of: Open,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cut: bool,
 ) -> None:
-    """A failed sync is reported once: a later one would succeed without those parts."""
-    mirror = mirror_of(store)
+    """A failed sync is reported once: a later one succeeds without those parts."""
+    store.put("e/config.pbtxt", b"config of e")
+    store.put("e/1/weights", b"A" * 64 + b"B" * 64)
+    mirror, asked, failed = mirror_of(store), threading.Event(), threading.Event()
+    sync = os.fdatasync
 
-    def lose(_: int) -> None:
+    def lose_once(descriptor: int) -> None:
+        if failed.is_set():
+            sync(descriptor)
+            return
+        assert asked.wait(WAIT_SECS)
+        os.pwrite(descriptor, bytes(64), 0)  # what the disk has in place of the part
+        failed.set()
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    def before_second(each: RemoteObject, start: int) -> None:
+        if each.key == "e/1/weights" and start == 64 and not failed.is_set():
+            asked.set()
+            if is_cut:
+                raise RemoteError("Interrupted", "cut")
+            assert failed.wait(WAIT_SECS)
+
+    store.before_read = before_second
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", lose)
+        patch.setattr(os, "fdatasync", lose_once)
         with pytest.raises(MirrorError):
-            mirror.folder("m").fetch(without=["1"])
-    assert list((root / "partial").iterdir()) == []
-    tree = mirror.folder("m").fetch(without=["1"])
-    assert (tree.path / "2/weights").read_bytes() == b"2" * 1000
+            mirror.folder("e").fetch()
+    assert failed.is_set()
+    assert 128 not in [each.stat().st_size for each in root.glob("partial/*/data")]
+    tree = mirror.folder("e").fetch()
+    assert (tree.path / "1/weights").read_bytes() == b"A" * 64 + b"B" * 64
 
 
 def test_a_cache_that_cannot_be_written_serves_what_it_has(

@@ -269,8 +269,11 @@ def test_an_overload_without_end_fails_a_start_with_nothing_in_the_cache(
     assert 180 < now[0] <= 300
 
 
+@pytest.mark.parametrize(
+    "addresses", [("s3://closed", "s3://busy"), ("s3://busy", "s3://closed")], ids=str
+)
 def test_a_repository_that_fails_ends_the_wait_for_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, str]
 ) -> None:
     waits = threading.Event()
 
@@ -283,9 +286,7 @@ def test_a_repository_that_fails_ends_the_wait_for_another_one(
             raise RemoteError("AccessDenied", "cannot list 's3://closed': 403 AccessDenied")
 
     monkeypatch.setattr(opening, "open_store", lambda address, environment: Refusing(address))
-    places = [
-        RemoteRepository(address=address, root=tmp_path) for address in ("s3://closed", "s3://busy")
-    ]
+    places = [RemoteRepository(address=address, root=tmp_path) for address in addresses]
     with pytest.raises(MirrorError, match="AccessDenied"):
         opening.open_places(places, {})
 
