@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.sdk.resources import Resource
 from requests import Request, Session
+from requests.adapters import HTTPAdapter
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Timeout
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry
@@ -75,7 +76,7 @@ class SpanExporter:
         self._send_message = client.export
         self._answer = CollectorAnswer()
         session = client._transport._session  # noqa: SLF001
-        if type(session) is Session:
+        if _is_plain(session):
             headers = client._headers  # noqa: SLF001
             client._transport = PooledTransport(session, settings.url, headers, self._answer)  # noqa: SLF001
         else:  # of a credential provider, which has its own ways to send
@@ -188,6 +189,13 @@ class SpanExporter:
     def _drop(self, reason: str, count: int) -> None:
         self.drops[reason] += count
         self._failure.report(self.dropped, time.monotonic())
+
+
+def _is_plain(session: Session) -> bool:
+    """Whether a session has no ways of its own to send, as that of a credential provider may."""
+    adapters = {type(each) for each in session.adapters.values()}
+    has_hooks = any(session.hooks.values())
+    return type(session) is Session and not (session.auth or has_hooks or adapters - {HTTPAdapter})
 
 
 class CollectorAnswer:

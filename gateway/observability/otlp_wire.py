@@ -130,6 +130,12 @@ def _size(pieces: Iterable[tuple[bytes, str]]) -> int:
     return sum([len(constant) + Struct(f"<{code}").size for constant, code in pieces])
 
 
+def events(names: Sequence[str], times: Iterable[int]) -> bytes:
+    """The fields `events` of a span, with times in nanoseconds of the epoch."""
+    pieces = [(*_event(name), ns) for name, ns in zip(names, times, strict=True)]
+    return b"".join([b"%b%b%b" % (before, fixed64(ns), behind) for before, behind, ns in pieces])
+
+
 def trace_state(text: str) -> bytes:
     """The field `trace_state` of a span; nothing if it is empty."""
     return _text(3, text) if text else b""
@@ -218,6 +224,7 @@ def _key(name: str) -> bytes:
     return _text(1, name)
 
 
+@lru_cache(64)
 def _event(name: str) -> tuple[bytes, bytes]:
     """The bytes of an event in front of its time, and those behind it."""
     text = _text(2, name)

@@ -19,6 +19,7 @@ from gateway.observability.otlp_wire import (
     SpanForm,
     SpanRow,
     attributes,
+    events,
     numbered,
     trace_state,
 )
@@ -40,6 +41,8 @@ MOST_CHARS = 1024
 """Characters of an attribute; longer texts of clients are cut."""
 MOST_ID_CHARS = 64
 """Characters of a request id with which the spans of a request are packed at once."""
+MOST_EVENTS = 8
+"""Events of a span that is packed with them: a stream has two for each write, and no form."""
 MOST_FORMS = 1024
 """Forms of spans that are kept: of models and versions, and of rows of events."""
 TRACE_NUMBER, PARENT_NUMBER = "triton.trace_id", "triton.trace_parent_id"
@@ -65,7 +68,7 @@ def _is_special(trace: SpanTrace) -> bool:
         trace.error is not None
         or trace.generated is not None
         or trace.asked is not NO_PARAMETERS
-        or not trace.times
+        or not 0 < len(trace.times) <= MOST_EVENTS
         or bool(trace.descendants or trace.replicas)
         or len(trace.request_id) > MOST_ID_CHARS
         or (trace.spans.parent is not None and trace.spans.parent.state != "")
@@ -130,11 +133,14 @@ class _Spans:
         if error is not None and error.code is Code.CANCELLED:
             kept = [n for n, name in enumerate(names) if name.endswith(OF_ARRIVAL)]
             names, times = [names[n] for n in kept], [times[n] for n in kept]
-        parent = self._ids.parent
+        parent, more = self._ids.parent, _failure(error)
+        if len(names) > MOST_EVENTS:
+            more += events(names, [ns + self._ids.offset_ns for ns in times])
+            names, times = [], []
         form = _form_of_root(tuple(names), parent is not None)
         parent_id = 0 if parent is None else parent.span_id
         span = (min(moments), max(moments), *times)
-        self._add(form, self._ids.root_id, parent_id, span, _failure(error))
+        self._add(form, self._ids.root_id, parent_id, span, more)
 
     def add_model(self, trace: SpanTrace) -> None:
         """Add the span of a model, and those below it but for its members."""

@@ -1,16 +1,18 @@
 """Connections to a collector, and the environment that configures them."""
 
 import base64
+import itertools
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from requests import Session
+from requests import PreparedRequest, Session
+from requests.auth import AuthBase
 
 from gateway.observability.otlp import SpanExporter
 from gateway.observability.span_trace import SpanTrace
@@ -190,10 +192,25 @@ class ProviderSession(Session):
         return super().request(*arguments, headers=signed, **fields)
 
 
+def session_with_tokens() -> Session:
+    """A plain session with an authentication that has a new token for each request."""
+    count = itertools.count(1)
+
+    class Tokens(AuthBase):
+        def __call__(self, request: PreparedRequest) -> PreparedRequest:
+            request.headers["authorization"] = f"token {next(count)}"
+            return request
+
+    found = Session()
+    found.auth = Tokens()
+    return found
+
+
+@pytest.mark.parametrize("provide", [ProviderSession, session_with_tokens])
 def test_the_session_of_a_credential_provider_sends_each_request(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, provide: Callable[[], Session]
 ) -> None:
-    monkeypatch.setattr(FACTORY, lambda *_: ProviderSession())
+    monkeypatch.setattr(FACTORY, lambda *_: provide())
     rejected = b"\n\x02\x08\x01"  # partial_success { rejected_spans: 1 }
     with listening(body=rejected) as collector:
         assert send(f"http://127.0.0.1:{collector.port}/", batches=2) == 2

@@ -8,6 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.errors import Code, InferenceError
 from gateway.messages import EngineStamps, InferRequest, InferResponse, Phases, Usage
+from gateway.observability import spans
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.spans import MOST_CHARS, MOST_ID_CHARS, spans_of
 from gateway.observability.traceparent import ParentSpan, SpanIds
@@ -137,6 +138,26 @@ def test_an_empty_trace_has_no_spans() -> None:
     trace = SpanTrace(1, SpanIds(None), lambda _: None)
     trace.refused()
     assert spans_of(trace) == []
+
+
+def test_a_stream_of_any_length_has_an_event_for_each_write_and_no_form_of_its_own() -> None:
+    forms = spans._form_of_root.cache_info().currsize  # noqa: SLF001
+    rows = spans._row.cache_info().currsize  # noqa: SLF001
+    for writes in (8, 9, 500):
+        trace = begun()
+        accepted(trace)
+        trace.computed(40, Phases(1, 2, 3))
+        for write in range(writes):
+            trace.stamp("HTTP_SEND_START", 100 + 2 * write)
+            trace.stamp("HTTP_SEND_END", 101 + 2 * write)
+        trace.ended(70)
+        root = built(trace)["InferRequest"]
+        times = [each.time_unix_nano - trace.spans.offset_ns for each in root.events]
+        assert times == [10, 20, *range(100, 100 + 2 * writes)]
+        assert events(root)[2:] == ["HTTP_SEND_START", "HTTP_SEND_END"] * writes
+        assert root.end_time_unix_nano - root.start_time_unix_nano == 89 + 2 * writes
+    assert spans._form_of_root.cache_info().currsize <= forms + 1  # noqa: SLF001
+    assert spans._row.cache_info().currsize == rows  # noqa: SLF001
 
 
 ROUTES = {
