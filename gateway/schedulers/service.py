@@ -40,8 +40,8 @@ class Service:
     the window from its release on, while it `is_released`. `size_bytes` is the size of its texts,
     `estimate` its expected cost, until the real one is known. `outputs` are its tokens that are
     charged; it `has_tokens` once any were counted. Its record and the end of its stream call it, so
-    that no event of the stream passes through it; it has its `record` until then, and they are no
-    cycle.
+    that no event of the stream passes through it; it has its `record` and its owner until then: they
+    are no cycle, and a receipt that is kept holds no scheduler.
     """
 
     __slots__ = (
@@ -62,7 +62,8 @@ class Service:
     def __init__(
         self, owner: PlaceOwner, reader: ServiceReader, record: Record, tenant: str, label: str
     ) -> None:
-        self._owner, self._reader = owner, reader
+        self._owner: PlaceOwner | None = owner
+        self._reader = reader
         self.record: Record | None = record
         self.tenant, self.label = tenant, label
         self.rows = record.batch_size or 1
@@ -75,7 +76,8 @@ class Service:
 
     def freed(self) -> None:
         """Its instance takes another request before this one ends."""
-        self._owner.freed(self)
+        if self._owner is not None:
+            self._owner.freed(self)
 
     def executed(self, phases: Phases, rows: int) -> None:
         """An execution with that many rows has ended."""
@@ -87,7 +89,9 @@ class Service:
 
     def ended(self) -> None:
         """Its stream has ended: its share of the model is free."""
-        self._owner.ended(self)
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.ended(self)
         self.record = None
 
     # TokenReader.

@@ -1,5 +1,6 @@
 """The service of a request, as the fair queue gets it."""
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -33,3 +34,27 @@ def test_each_token_of_an_answer_is_charged_once() -> None:
     record.responded(replace(text_response("e"), usage=Usage(0, 3)))
     assert reader.charged == [("prompt", 7), (OUTPUT, 2), (OUTPUT, 1), (OUTPUT, 3)]
     assert (service.outputs, service.has_tokens) == (6, True)
+
+
+def test_the_service_of_an_ended_request_holds_no_scheduler() -> None:
+    """A receipt that is kept has the record, and the record the service."""
+
+    class Owner:
+        count = 0
+
+        def freed(self, service: Service) -> None:
+            self.count += 1
+
+        def ended(self, service: Service) -> None:
+            self.count += 10
+
+    owner, reader = Owner(), Reader()
+    record = Record(ModelStatistics(), 1, 0, lambda _: None)
+    service = Service(owner, reader, record, "a", "a")  # type: ignore[arg-type]
+    service.freed()
+    service.ended()
+    service.freed()
+    assert owner.count == 11
+    alive = weakref.ref(owner)
+    del owner
+    assert alive() is None
