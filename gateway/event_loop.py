@@ -249,8 +249,8 @@ class WriteBatch(threading.local):
 
     Each write wakes a client, which may take the processor at once, and its caches. A step of an
     engine makes one token for each of many streams: with 64 of them a token takes a fifth less
-    processor time than with a write behind each. The code inside never waits, and does not nest.
-    A thread has one loop, and so one batch.
+    processor time than with a write behind each. The code inside never waits. A thread has one
+    loop, and so one batch: of nested ones the outermost writes.
 
     A connection adds its transport and its bytes to `collected`, which is None outside of a batch:
     then it writes at once. It does so without a call, since each token passes here.
@@ -258,11 +258,17 @@ class WriteBatch(threading.local):
 
     def __init__(self) -> None:
         self.collected: list[tuple[asyncio.WriteTransport, bytes]] | None = None
+        self._depth = 0
 
     def __enter__(self) -> None:
-        self.collected = []
+        if not self._depth:
+            self.collected = []
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         collected, self.collected = self.collected or (), None
         for transport, data in collected:
             if transport.is_closing():

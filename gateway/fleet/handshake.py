@@ -77,7 +77,7 @@ class Hello(msgspec.Struct):
 
     `link` is empty, or the nonce of the replica on the connection whose large tensors this one has.
     `port` is that of a router for other routers, 0 for none. If `final_ends`, a response with the
-    final flag ends a call for this end, which needs no END behind it.
+    final flag, but without large tensors, ends a call for this end: it needs no END behind it.
     """
 
     protocol: int

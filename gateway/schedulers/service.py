@@ -40,8 +40,8 @@ class Service:
     the window from its release on, while it `is_released`. `size_bytes` is the size of its texts,
     `estimate` its expected cost, until the real one is known. `outputs` are its tokens that are
     charged; it `has_tokens` once any were counted. Its record and the end of its stream call it, so
-    that no event of the stream passes through it; it has its `record` and its owner until then: they
-    are no cycle, and a receipt that is kept holds no scheduler.
+    that no event of the stream passes through it; it has its `record` and its owner until then:
+    they are no cycle, and a receipt that is kept holds no scheduler.
     """
 
     __slots__ = (

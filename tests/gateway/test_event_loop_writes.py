@@ -80,3 +80,15 @@ def test_a_write_that_fails_drops_its_connection_only() -> None:
 def test_another_thread_has_a_batch_of_its_own() -> None:
     with WRITES, ThreadPoolExecutor(1) as thread:
         assert thread.submit(lambda: WRITES.collected).result() is None
+
+
+def test_a_batch_inside_another_one_leaves_the_writes_to_that() -> None:
+    log: list[str] = []
+    with WRITES:
+        Transport("a", log).put(b"1")
+        with suppress(ValueError), WRITES:
+            Transport("b", log).put(b"2")
+            raise ValueError
+        assert log == []
+    assert log == ["a 1", "b 2"]
+    assert WRITES.collected is None
