@@ -99,6 +99,19 @@ def answered(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
 
 
 @contextmanager
+def served(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serve in a thread for the length of the block."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def collector() -> Iterator[Collector]:
     """A running collector on a free port."""
 
@@ -121,10 +134,5 @@ def collector() -> Iterator[Collector]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found = Collector(f"http://127.0.0.1:{server.server_port}{PATH}")
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with served(server):
         yield found
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -154,11 +154,8 @@ class Admission:
         """The units of a request within the limits of its tenant, which has taken one request."""
         limits, now, prompts = account.limits, self._clock(), asked.prompts
         if (limit := limits.requests) is not None and not request.prepaid:
-            bucket = account.buckets[REQUESTS]
-            if prompts > 1:
-                self._check(account, REQUESTS, prompts, limit, now)
-            if not bucket.draw(limit, now):
-                raise self._lacking(account, REQUESTS, prompts, limit, now)
+            self._check(account, REQUESTS, prompts, limit, now)
+            account.buckets[REQUESTS].take(1, limit, now)
             prompts -= 1
         if (most := limits.in_flight) is not None and account.in_flight >= most:
             raise self._full(account)
@@ -166,12 +163,10 @@ class Admission:
         if asked is not WITHOUT_TOKENS:
             tokens = costs.tokens(asked, account.tenant, model.max_model_len)
         compute_ms = costs.compute_ms
-        limit = limits.tokens
-        if limit is not None and not account.buckets[TOKENS].has(tokens, limit, now):
-            raise self._lacking(account, TOKENS, tokens, limit, now)
-        limit = limits.compute_ms
-        if limit is not None and not account.buckets[COMPUTE_MS].has(compute_ms, limit, now):
-            raise self._lacking(account, COMPUTE_MS, compute_ms, limit, now)
+        if (limit := limits.tokens) is not None:
+            self._check(account, TOKENS, tokens, limit, now)
+        if (limit := limits.compute_ms) is not None:
+            self._check(account, COMPUTE_MS, compute_ms, limit, now)
         return 0 if request.prepaid else prompts, tokens, compute_ms, now
 
     def _check(
@@ -182,20 +177,10 @@ class Admission:
         limit: Limit,
         now: float,
     ) -> None:
-        if not account.buckets[kind].has(needed, limit, now):
-            raise self._lacking(account, kind, needed, limit, now)
-
-    def _lacking(
-        self,
-        account: _Account,
-        kind: LimitKind,
-        needed: float,
-        limit: Limit,
-        now: float,
-    ) -> Refusal:
-        """The refusal of a request that needs more units than a bucket has."""
         bucket = account.buckets[kind]
         wait_secs = bucket.wait_secs(needed, limit, now)
+        if not wait_secs:
+            return
         word = WORDS[kind]
         if math.isinf(wait_secs):
             fix = "; lower 'max_tokens', or 'n'" if kind is LimitKind.TOKENS else ""
@@ -206,7 +191,7 @@ class Admission:
                 f"has {left:.0f} of {limit.per_minute:g} {word} per minute left, the request needs "
                 f"{needed:.0f}: in {wait_secs:.1f} s"
             )
-        return self._refusal(account, text, kind, wait_secs)
+        raise self._refusal(account, text, kind, wait_secs)
 
     def _full(self, account: _Account) -> Refusal:
         most = account.limits.in_flight

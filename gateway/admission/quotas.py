@@ -106,30 +106,11 @@ class Bucket:
             return 0.0
         return wait_secs if needed <= limit.burst_secs else math.inf
 
-    def has(self, units: float, limit: Limit, now: float) -> bool:
-        """Whether it has the units now: `wait_secs` is 0. Without a call, as each request asks."""
-        lacks, per_minute = self.full_at - now, limit.per_minute
-        if units <= 0:
-            return lacks <= limit.burst_secs
-        needed = units * MINUTE / per_minute if per_minute > 0 else math.inf
-        return (needed + lacks if lacks > 0 else needed) <= limit.burst_secs
-
-    def draw(self, limit: Limit, now: float) -> bool:
-        """Take one unit, if it has one: as `has` and `take`, in one call for each request."""
-        full_at, per_minute = self.full_at, limit.per_minute
-        lacks, needed = full_at - now, MINUTE / per_minute if per_minute > 0 else math.inf
-        if (needed + lacks if lacks > 0 else needed) > limit.burst_secs:
-            return False
-        if per_minute > 0:
-            self.full_at = (full_at if lacks > 0 else now) + needed
-        return True
-
     def take(self, units: float, limit: Limit, now: float) -> float:
         """Take units, also more than there are; returns the time at which they are back."""
         if limit.per_minute > 0:
             full_at = self.full_at
-            secs = units * MINUTE / limit.per_minute if units > 0 else 0.0
-            self.full_at = (full_at if full_at > now else now) + secs
+            self.full_at = (full_at if full_at > now else now) + limit.secs(units)
         return self.full_at
 
     def settle(self, unused: float, limit: Limit, now: float, back_at: float) -> None:

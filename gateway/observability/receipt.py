@@ -13,9 +13,8 @@ import orjson
 from gateway.errors import Code, InferenceError
 from gateway.json_lines import cut
 from gateway.messages import EngineStamps, InferRequest, InferResponse
-from gateway.observability.noted_batch import Batch
+from gateway.observability.receipt_parts import NO_STALLS, Batch, Part, less_stalls
 from gateway.observability.request_record import Record, within
-from gateway.observability.stalls import NO_STALLS, Part, less_stalls
 from gateway.policy.caller import tenant_of
 
 TIMING = "timing"

@@ -48,9 +48,7 @@ class Charges:
 
     def computed(self, service: Service, ms: float) -> None:
         """See `ServiceReader.computed`."""
-        cost = self._costs.computed(ms, service.rows)
-        self._shares.charge(service.tenant, cost - service.estimate)  # as `settle`
-        service.estimate = 0.0
+        self.settle(service, self._costs.computed(ms, service.rows))
         self.totals.service[service.label, COMPUTE] += ms  # type: ignore[assignment]  # no whole one
 
     def settle(self, service: Service, cost: float) -> None:

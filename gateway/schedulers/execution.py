@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gateway.backend import Begun, Instance, Note, NotSent, SingleExecutions
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.observability.noted_batch import note_batch
+from gateway.observability.receipt_parts import note_batch
 from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.sequence_call import NO_SEQUENCES, SequenceCall

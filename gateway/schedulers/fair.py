@@ -242,10 +242,7 @@ class FairScheduler(Scheduler):
             record = service.record
             if service.estimate and not (record is not None and record.started_ns):
                 self._charges.settle(service, 0.0)
-            service.is_released = False  # as `freed`, without a call
-            self._taken -= service.places
-            if self._queues:
-                self._release()
+            self.freed(service)
 
     # Requests that wait.
 

@@ -3,7 +3,6 @@
 import base64
 import itertools
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,7 @@ from gateway.observability.span_trace import SpanTrace
 from gateway.observability.traceparent import SpanIds
 from gateway.span_settings import SpanSettings
 from tests.certificates import Authority, Certificate
-from tests.collector import answered
+from tests.collector import answered, served
 
 PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
 FACTORY = "opentelemetry.exporter.otlp.proto.http.trace_exporter._load_session_from_envvar"
@@ -57,14 +56,8 @@ def listening(context: ssl.SSLContext | None = None, body: bytes = b"") -> Itera
     found.port = server.server_port
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with served(server):
         yield found
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)

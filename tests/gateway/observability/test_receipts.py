@@ -12,8 +12,8 @@ from gateway.errors import Code, InferenceError
 from gateway.json_lines import MOST_CHARS
 from gateway.messages import InferRequest
 from gateway.observability import receipts as module
-from gateway.observability.noted_batch import note_batch
 from gateway.observability.receipt import Receipt, receipt_of
+from gateway.observability.receipt_parts import note_batch
 from gateway.observability.receipts import WAITS, Receipts
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
@@ -115,7 +115,7 @@ def test_the_oldest_of_a_tenant_and_of_all_are_dropped(monkeypatch: pytest.Monke
 
 def test_each_part_has_words() -> None:
     folder = Path(module.__file__ or "").parent
-    source = "".join((folder / name).read_text() for name in ("receipt.py", "stalls.py"))
+    source = "".join((folder / name).read_text() for name in ("receipt.py", "receipt_parts.py"))
     named = set(re.findall(r'\("([a-z_]+)", (?!self\.asked)', source))
     assert named <= WAITS.keys()
     assert {"recv", "batch", "prefill", "encode", "stall"} <= named

@@ -1,6 +1,11 @@
-"""The parts of the time of a request, without its waits for the client."""
+"""Contents of a receipt: parts of the time without waits for the client, and the batch."""
 
-from typing import Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gateway.messages import InferRequest
+from gateway.policy.caller import tenant_of
 
 Part = tuple[str, int]
 """The name and the duration of a part, in nanoseconds."""
@@ -25,3 +30,21 @@ def less_stalls(parts: list[Part], during_ns: int, after_ns: int) -> list[Part]:
                 wait_ns -= taken_ns
                 stall_ns += taken_ns
     return [*left.items(), ("stall", stall_ns)]
+
+
+class Batch(NamedTuple):
+    """An execution: its rows, and the number of its requests of each tenant."""
+
+    rows: int
+    tenants: Mapping[str, int]
+
+
+def note_batch(requests: Sequence[InferRequest], rows: int) -> None:
+    """Note in the receipts of requests that they execute together."""
+    tenants: Mapping[str, int] = {tenant_of(requests[0].caller): 1}  # a Counter takes longer
+    if len(requests) > 1:
+        tenants = Counter([tenant_of(each.caller) for each in requests])
+    batch = Batch(rows, tenants)
+    for request in requests:
+        if request.receipt is not None:
+            request.receipt.executes(batch)
