@@ -330,6 +330,7 @@ class FleetSettings:
     Both ends of a connection have the same `secret`, b"" for none, and certificates of one
     authority with `tls`. A router connects to `replicas`, to the name in `dns`, or to replicas on
     Ray, which have the options `ray`. A replica has a `port`, a router may; 0 picks a free one.
+    `zone` is that of this machine, "" if unknown.
     """
 
     name: str = "sluice"
@@ -340,6 +341,7 @@ class FleetSettings:
     address: str = "127.0.0.1"
     port: int | None = None
     tls: TlsSettings | None = None
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from gateway.settings import UNIX, FleetSettings
 
 STATIC, DNS, RAY = "static:", "dns:", "ray"
 HOST_NAME = re.compile(r"(?=.{1,254}$)[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
+ZONE = re.compile(r"[\w.-]{0,63}", re.ASCII)
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 EVERY = "0.0.0.0"
 """All IPv4 addresses of this machine."""
@@ -67,6 +68,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "idempotency keys are to work at the others; 0 picks a free one (default: 8003 for a "
         "replica, 0 with --fleet ray, else none)",
     )
+    group.add_argument(
+        "--fleet-zone",
+        default=defaults.zone,
+        type=_zone,
+        metavar="ZONE",
+        help="zone of this machine: of replicas with equal waits one in the zone is preferred, "
+        "and one on the machine to both (default: unknown)",
+    )
     add_files(group, "fleet")
     parser.set_defaults(left_out=None)
 
@@ -112,16 +121,27 @@ def fleet_settings(flags: argparse.Namespace) -> FleetSettings | None:
             raise _invalid(
                 "port, secret and certificates of a fleet have no effect without --fleet"
             )
+        if flags.fleet_zone:
+            raise _invalid("--fleet-zone has no effect without --fleet")
         return None
     if is_replica and flags.fleet is not None:
         raise _invalid("--fleet is an option of `sluice serve`: a replica sends no requests on")
     secret = b"" if flags.fleet_secret_file is None else _secret(flags.fleet_secret_file)
-    found = _with_port(FleetSettings(name=flags.fleet_name, secret=secret, tls=tls), flags)
+    found = FleetSettings(name=flags.fleet_name, secret=secret, tls=tls, zone=flags.fleet_zone)
+    found = _with_port(found, flags)
     if is_replica:
         return found
     if flags.fleet == RAY:
         return replace(found, ray=replica_options(flags))
     return _with_replicas(found, flags.fleet)
+
+
+def _zone(text: str) -> str:
+    if not ZONE.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}', expected at most 63 letters, digits, '-', '_' and '.'"
+        )
+    return text
 
 
 def _with_port(settings: FleetSettings, flags: argparse.Namespace) -> FleetSettings:

@@ -18,8 +18,9 @@ from gateway.processes.request_terms import Routing
 class ReplicaCall(RequestingEnd):
     """A call to a replica; its load counts the call until `leave`.
 
-    `expected_secs` is the time until its first response, as expected when it was sent; a part of a
-    response ends the waiting: it `has_begun`.
+    `expected_secs` is the time until its first response, `expected_tokens` those of its prompt that
+    the engine has in its cache, as expected when it was sent; a part of a response ends the
+    waiting: it `has_begun`.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class ReplicaCall(RequestingEnd):
         self._has_large = self.has_begun = False
         super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
         self._known = known
-        self.expected_secs = 0.0
+        self.expected_secs, self.expected_tokens = 0.0, 0
         self._sent_at = monotonic()
 
     @property

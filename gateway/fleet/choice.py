@@ -116,13 +116,11 @@ class Demand:
     """The part of a request that matters for its choice.
 
     `tokens` is 0 for a model without tokens. `held` has the tokens of its prefix by replica, for
-    those that have some. `adapter_secs` is the load time of its adapter.
+    those that have some.
     """
 
     tokens: int = 0
     held: Mapping[str, int] = field(default_factory=dict)
-    adapter: str = ""
-    adapter_secs: float = 0.0
 
 
 ANY_REQUEST = Demand()
@@ -153,7 +151,6 @@ class KnownReplica:
         self.id = replica_id
         self.distance_secs = distance_secs
         self.concurrency = concurrency
-        self.adapters: frozenset[str] = frozenset()
         self.load = load
         self.refused_until = self.left_out_until = -math.inf
         self.open_calls: set[int] = set()
@@ -255,10 +252,7 @@ def cost(replica: KnownReplica, demand: Demand, ahead: int | None = None) -> flo
     secs = replica.empty_secs
     if ahead is not None:
         secs = replica.fixed_secs + ahead * replica.unit_secs
-    secs += replica.work(demand) * replica.own_secs
-    if demand.adapter and demand.adapter not in replica.adapters:
-        secs += demand.adapter_secs
-    return secs
+    return secs + replica.work(demand) * replica.own_secs
 
 
 def wait(replica: KnownReplica, demand: Demand) -> float:

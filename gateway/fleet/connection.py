@@ -81,6 +81,8 @@ class ReplicaConnection:
         self.suspects = SharedSuspects(relays=False)
         self.on_routers: Callable[[Mapping[str, Place]], None] = _unused
         self._address = FleetAddress(host, port, identity, tls)
+        self._identity = identity
+        self._distance_secs = 0.0
         self._on_change = on_change
         self._indexes = indexes
         self._numbers = call_numbers()
@@ -163,6 +165,7 @@ class ReplicaConnection:
         number = next(self._numbers)
         call = ReplicaCall(bulk, number, request, known, on_news, routing)
         call.expected_secs = wait(known, demand)
+        call.expected_tokens = demand.held.get(self.id, 0)
         known.send(number, known.work(demand))
         return call
 
@@ -226,6 +229,7 @@ class ReplicaConnection:
         self._channel, self._bulk = channel, BulkConnection(channel)
         self._copies = CopyChannel(self._bulk, self.on_copy, _nothing)
         self.id, self._link = peer.id, peer.nonce
+        self._distance_secs = self._identity.location.secs_to(peer.location)
         self._dead_instances.clear()
         self.suspects.join(channel)
 
@@ -300,7 +304,7 @@ class ReplicaConnection:
         """The load of an offered model; it outlasts offers without the model, as the calls do."""
         known = self._known.get(offer.key)
         if known is None:
-            known = KnownReplica(self.id, first_load(offer), distance_secs=0.0)
+            known = KnownReplica(self.id, first_load(offer), distance_secs=self._distance_secs)
             self._known[offer.key] = known
             self._leave_out(offer.key)
         known.resize(offer.concurrency)

@@ -5,14 +5,19 @@ Each end sends HELLO, then PROOF: HMAC-SHA256 of the nonces of both ends, keyed 
 
 import hashlib
 import hmac
+import platform
 import secrets
 from enum import StrEnum
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from gateway import __version__
+from gateway.fleet.choice import Location
 from gateway.policy.caller import shown
 from gateway.processes.channel import Frame, FrameKind
 
@@ -27,9 +32,22 @@ MESSAGE_BYTES = 256 << 20
 SHOWN_CHARS = 300
 NAME_CHARS = 6
 """The characters of a router's id with which its tokens begin."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Equal in all containers of a machine, and another one after each start of it."""
 
 FleetId = Annotated[str, Meta(min_length=NAME_CHARS, max_length=32)]
 """The id of a process of a fleet."""
+_Place = Annotated[str, Meta(max_length=63)]
+
+
+@cache
+def this_machine() -> str:
+    """An id of this machine."""
+    try:
+        found = BOOT_ID.read_bytes()
+    except OSError:
+        found = platform.node().encode()
+    return blake2b(found, digest_size=8).hexdigest()
 
 
 class FleetKind(FrameKind):
@@ -78,6 +96,7 @@ class Hello(msgspec.Struct):
     `link` is empty, or the nonce of the replica on the connection whose large tensors this one has.
     `port` is that of a router for other routers, 0 for none. If `final_ends`, a response with the
     final flag, but without large tensors, ends a call for this end: it needs no END behind it.
+    `node` and `zone` are those of its `Location`.
     """
 
     protocol: int
@@ -90,6 +109,13 @@ class Hello(msgspec.Struct):
     link: str = ""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     final_ends: bool = False
+    node: _Place = ""
+    zone: _Place = ""
+
+    @property
+    def location(self) -> Location:
+        """The place of the end."""
+        return Location(self.node, self.zone)
 
 
 class HandshakeError(Exception):
@@ -103,11 +129,12 @@ _write_hello = msgspec.json.Encoder().encode
 class Identity:
     """This process in a fleet: its name of the fleet, its role, an id of its own, the secret.
 
-    `port` is that of a router for other routers, 0 for none.
+    `port` is that of a router for other routers, 0 for none. `location` is this machine, in a zone.
     """
 
-    def __init__(self, fleet: str, role: FleetRole, secret: bytes = b"") -> None:
+    def __init__(self, fleet: str, role: FleetRole, secret: bytes = b"", *, zone: str = "") -> None:
         self.fleet = fleet
+        self.location = Location(this_machine(), zone)
         self.role = role
         self.secret = secret
         self.id = secrets.token_hex(8)
@@ -115,7 +142,7 @@ class Identity:
 
     def at(self, role: FleetRole) -> "Identity":
         """The same process at another kind of connection."""
-        found = Identity(self.fleet, role, self.secret)
+        found = Identity(self.fleet, role, self.secret, zone=self.location.zone)
         found.id = self.id
         return found
 
@@ -145,6 +172,8 @@ class Handshake:
                 link=self.link,
                 port=own.port,
                 final_ends=True,
+                node=own.location.node,
+                zone=own.location.zone,
             )
         )
 

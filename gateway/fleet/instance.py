@@ -269,6 +269,7 @@ class RoutedRequest:
                 self._sent = self._instance.sent_text(self.request)
         if response.usage is not None:
             self._instance.prompts.learn(self.prompt, response.usage)
+            self._instance.counts.computed(response.usage, call.expected_tokens)
         if self._sent is not None:
             try:
                 joined = self._sent.take(response)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.backend import MetricReading
+from gateway.messages import Usage
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.statistics import SECONDS_BUCKETS, Histogram
 
@@ -24,6 +25,9 @@ DIRECTORY_AGE = "gateway_fleet_directory_age_seconds"
 WAITING = "gateway_fleet_waiting"
 COLD_STARTS = "gateway_fleet_cold_starts_total"
 START = "gateway_fleet_expected_start_seconds"
+PROMPT_TOKENS = "gateway_fleet_prompt_tokens_total"
+CACHED_TOKENS = "gateway_fleet_cached_tokens_total"
+PREFIX_ERROR = "gateway_fleet_prefix_error_tokens"
 WAIT = "gateway_fleet_wait_seconds"
 WAIT_ERROR = "gateway_fleet_wait_error_seconds"
 
@@ -45,18 +49,22 @@ NAMES_BY_KIND: Mapping[str, Mapping[str, str]] = {
         MOVES: "Requests sent to another replica that serves them sooner, before they have begun",
         QUARANTINED: "Requests at a second lost replica or instance, refused for ten minutes",
         COLD_STARTS: "First replicas that requests of this router have waited for",
+        PROMPT_TOKENS: "Tokens of prompts, of engines that report those in their cache",
+        CACHED_TOKENS: "Those of them that the engine had in its cache",
         LOST: "Connections to a replica that ended",
         COPIES_DROPPED: "Copies of conversations that found too many bytes under way",
     },
     "histogram": {
         WAIT: "Expected seconds until the first response of a request, when it was sent",
         WAIT_ERROR: "Seconds by which first responses came sooner or later than expected",
+        PREFIX_ERROR: "Tokens of prompts of which more or fewer were cached than expected",
     },
 }
 FLEET_METRICS = {name: text for names in NAMES_BY_KIND.values() for name, text in names.items()}
 """All families of a fleet, with their help texts."""
 
 
+TOKEN_BUCKETS = (0.0, 128.0, 512.0, 2048.0, 8192.0, 32768.0)
 STARTS_KEPT = 5
 """The last starts of a model, whose mean is the next one's expected duration."""
 
@@ -97,6 +105,8 @@ class ModelCounts:
         self.wait = Histogram(SECONDS_BUCKETS)
         self.sooner = Histogram(SECONDS_BUCKETS)
         self.later = Histogram(SECONDS_BUCKETS)
+        self.prompt_tokens = self.cached_tokens = 0
+        self.more, self.fewer = Histogram(TOKEN_BUCKETS), Histogram(TOKEN_BUCKETS)
         self.cold_starts = 0
         self._start_secs: deque[float] = deque(maxlen=STARTS_KEPT)
 
@@ -115,6 +125,15 @@ class ModelCounts:
         """Count the first response of a request."""
         error_secs = found_secs - expected_secs
         (self.later if error_secs > 0 else self.sooner).observe(abs(error_secs))
+
+    def computed(self, usage: Usage, expected_tokens: int) -> None:
+        """Count a prompt, of which that many tokens were expected in the engine's cache."""
+        if not usage.prompt_tokens or usage.cached_tokens is None:
+            return
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        error = usage.cached_tokens - min(expected_tokens, usage.prompt_tokens)
+        (self.fewer if error < 0 else self.more).observe(abs(error))
 
 
 class FleetPage:
@@ -157,6 +176,10 @@ class FleetPage:
         self.add_histogram(WAIT, counts.wait, **labels)
         self.add_histogram(WAIT_ERROR, counts.sooner, **labels, response="sooner")
         self.add_histogram(WAIT_ERROR, counts.later, **labels, response="later")
+        self.add(PROMPT_TOKENS, counts.prompt_tokens, **labels)
+        self.add(CACHED_TOKENS, counts.cached_tokens, **labels)
+        self.add_histogram(PREFIX_ERROR, counts.more, **labels, cached="more")
+        self.add_histogram(PREFIX_ERROR, counts.fewer, **labels, cached="fewer")
 
     def families(self) -> list[MetricReading]:
         """The families with values."""

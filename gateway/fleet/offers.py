@@ -98,7 +98,8 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True):
         """The digests of its description, without its state and its room."""
         labels = sorted(self.labels.items())
         whole = (self.config, labels, self.adapters, self.max_model_len)
-        return OfferDigests(_digest((_interface(self.config), labels)), _digest(whole))
+        interface = _interface(self.config), labels, sorted(self.adapters)
+        return OfferDigests(_digest(interface), _digest(whole))
 
 
 class Offers(msgspec.Struct, array_like=True, frozen=True):

@@ -51,6 +51,7 @@ GROUP_OPTION = "--backend-config=vllm,placement-group"
 UNREADABLE = (msgspec.DecodeError, TypeError)
 """Errors of an answer of another release."""
 Found = TypeVar("Found")
+ZONE_LABEL = "ray.io/availability-zone"
 MEMORY = "memory"
 """The resource of a node that is an option of its own of actors."""
 
@@ -79,6 +80,8 @@ class ReplicaActor:
         elif gpus is GpuUse.NONE:
             # Ray hides the GPUs of other replicas only from those that have some.
             environment["CUDA_VISIBLE_DEVICES"] = ""
+        if zone := context.get_node_labels().get(ZONE_LABEL):
+            options = (*options, f"--fleet-zone={zone}")
         model, description = described(fleet.name, name)
         view = ReplicaView(
             name=name,

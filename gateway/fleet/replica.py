@@ -208,7 +208,7 @@ class FleetPort(AcceptingPort[RouterLink]):
     """
 
     def __init__(self, server: Server, inner: Listeners, settings: FleetSettings) -> None:
-        identity = Identity(settings.name, FleetRole.REPLICA, settings.secret)
+        identity = Identity(settings.name, FleetRole.REPLICA, settings.secret, zone=settings.zone)
         super().__init__(identity, inner, settings)
         self._dataplane: DataPlane = server.dataplane
         self.copies = ReplicaCopies(self._dataplane)

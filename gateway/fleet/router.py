@@ -97,7 +97,9 @@ class Router:
         self.rollouts = RouterRollouts()
         self._unusable: dict[tuple[Key, bytes], str] = {}
         self._logged: set[tuple[str, Key, bytes]] = set()
-        self.identity = Identity(settings.name, FleetRole.ROUTER, settings.secret)
+        self.identity = Identity(
+            settings.name, FleetRole.ROUTER, settings.secret, zone=settings.zone
+        )
         self._tls = settings.tls
         self.relays = Relays(self.identity, settings.tls, control.registry.find)
         self._keys = keys_of_fleet(settings.name, settings.secret)

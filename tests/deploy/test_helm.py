@@ -25,6 +25,7 @@ from tests.serving import ROOT
 
 NAMESPACE = "serving"
 SECRET = "/etc/sluice/fleet/secret"
+ZONE = "eu-west-1a"
 METRIC = re.compile(r"\b(?:nv|gateway)_\w+")
 SERIES = re.compile(r"\b(?:nv|gateway)_\w+\{([^}]*)\}")
 TAGGED = re.compile(r"[\w./-]+:[\w.-]+")
@@ -63,6 +64,9 @@ def secret(tmp_path: Path) -> Path:
 def served(container: Document, secret: Path) -> Settings:
     """The settings of a container's arguments."""
     arguments = [each.replace(SECRET, str(secret)) for each in container["args"]]
+    for each in container["env"]:
+        if each["name"] == "SLUICE_ZONE":
+            arguments = [given.replace("$(SLUICE_ZONE)", ZONE) for given in arguments]
     # `--fleet=ray` has no effect on the ports and the drain.
     arguments = [each for each in arguments if each != "--fleet=ray"]
     if arguments[0] == "serve" and not any(each.startswith("--fleet=") for each in arguments):
@@ -174,6 +178,17 @@ def test_a_drain_ends_before_kubernetes_kills_the_pod(values: str, secret: Path)
         limit = LEAVING_SECS + served(container, secret).exit_timeout_secs + SPARE_SECS
         assert leaving == LEAVING_SECS
         assert template["spec"]["terminationGracePeriodSeconds"] == limit
+
+
+@by_values
+def test_routers_and_replicas_have_the_zone_of_their_node(values: str, secret: Path) -> None:
+    label = {"fieldRef": {"fieldPath": "metadata.labels['topology.kubernetes.io/zone']"}}
+    for _, container in servers(values):
+        if container["args"][0] in ("serve", "replica"):
+            assert {"name": "SLUICE_ZONE", "valueFrom": label} in container["env"]
+            found = served(container, secret).fleet
+            assert found is not None
+            assert found.zone == ZONE
 
 
 @by_values

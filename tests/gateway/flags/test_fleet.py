@@ -54,6 +54,17 @@ def test_a_router_has_the_places_of_its_replicas_once(secret: Path) -> None:
     assert "s" * 32 not in repr(found)
 
 
+def test_routers_and_replicas_may_have_a_zone() -> None:
+    found = parse("--fleet=static:a:1", "--fleet-zone=eu-west-1a")
+    assert found is not None
+    assert (found.zone, parse_replica("--fleet-zone=").zone) == ("eu-west-1a", "")
+    for wrong in ("a b", "z" * 64):
+        with pytest.raises(argparse.ArgumentError, match="expected at most 63 letters"):
+            parse("--fleet=static:a:1", f"--fleet-zone={wrong}")
+    with pytest.raises(InferenceError, match="--fleet-zone has no effect without --fleet"):
+        parse("--fleet-zone=a")
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

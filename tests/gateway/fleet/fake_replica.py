@@ -9,7 +9,7 @@ from gateway.config.pbtxt import to_text
 from gateway.conversations.copies import ConversationCopy
 from gateway.errors import InferenceError
 from gateway.fleet.bulk import BulkConnection
-from gateway.fleet.choice import ReplicaState
+from gateway.fleet.choice import Location, ReplicaState
 from gateway.fleet.copies import CopyChannel
 from gateway.fleet.handshake import HANDSHAKE_BYTES, FleetKind, FleetRole, Handshake, Identity
 from gateway.fleet.offers import ModelOffer, Offers, write_offers
@@ -30,7 +30,7 @@ class FakeReplica:
     `links` are the connections so far that have agreed. `calls` are the numbers of the requests
     that the last one has sent, `requests` all requests by their numbers, `gone` those that it has
     left. `bulk` is the connection of its large tensors. `copies` sends those of conversations,
-    `kept` are those of other replicas.
+    `kept` are those of other replicas. `location` is its place.
     """
 
     def __init__(self) -> None:
@@ -45,6 +45,14 @@ class FakeReplica:
         self.copies: CopyChannel
         self.kept: list[ConversationCopy] = []
         self._identity = Identity("sluice", FleetRole.REPLICA)
+
+    @property
+    def location(self) -> Location:
+        return self._identity.location
+
+    @location.setter
+    def location(self, place: Location) -> None:
+        self._identity.location = place
 
     def accept(self) -> asyncio.Protocol:
         """The protocol of a new connection."""

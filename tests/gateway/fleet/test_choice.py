@@ -260,13 +260,6 @@ def test_a_model_without_tokens_costs_the_requests_before() -> None:
     assert cost(wide, Demand()) == pytest.approx(5 * 0.5 / 4)
 
 
-def test_an_adapter_that_is_not_loaded_costs_its_load_time() -> None:
-    loaded, other = replica("a", waiting_tokens=10_000), replica("b")
-    loaded.adapters = frozenset({"french"})
-    assert chosen(Demand(tokens=1, adapter="french", adapter_secs=2.0), loaded, other) == {"a"}
-    assert chosen(Demand(tokens=1, adapter="french", adapter_secs=0.5), loaded, other) == {"b"}
-
-
 @pytest.mark.parametrize(
     ("then", "secs", "now"),
     [(30_000, 1.0, 20_000), (30_000, 3.0, 0), (30_000, 9.0, 0), (90_000, 1.0, 50_000)],

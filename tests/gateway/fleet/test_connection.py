@@ -14,7 +14,15 @@ import pytest
 
 from gateway.errors import InferenceError
 from gateway.fleet import connection
-from gateway.fleet.choice import ANY_REQUEST, Demand, ReplicaState
+from gateway.fleet.choice import (
+    ANY_REQUEST,
+    FAR_SECS,
+    NODE_SECS,
+    ZONE_SECS,
+    Demand,
+    Location,
+    ReplicaState,
+)
 from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
 from gateway.fleet.offers import Key, first_load, write_load, write_prefixes
@@ -59,10 +67,10 @@ async def replica() -> AsyncIterator[FakeReplica]:
 
 @asynccontextmanager
 async def connecting(
-    port: int, host: str = "127.0.0.1", indexes: PrefixIndexes | None = None
+    port: int, host: str = "127.0.0.1", indexes: PrefixIndexes | None = None, zone: str = ""
 ) -> AsyncIterator[ReplicaConnection]:
     """A connection to a port for the length of the block."""
-    identity = Identity("sluice", FleetRole.ROUTER)
+    identity = Identity("sluice", FleetRole.ROUTER, zone=zone)
     if indexes is None:
         indexes = PrefixIndexes(partial(KeyIndex, most_of_replica=len(TOO_MANY) - 1))
     found = ReplicaConnection(host, port, identity, lambda: None, indexes)
@@ -98,6 +106,24 @@ async def test_a_replica_that_answers_pings_stays(
     await asyncio.sleep(2 * GONE_SECS + 0.05)
     assert router.serves(KEY)
     assert len(replica.links) == 1
+
+
+async def test_the_distance_to_a_replica_is_that_of_its_machine_and_zone(
+    replica: FakeReplica,
+) -> None:
+    machine = replica.location.node
+    found = []
+    for place in (
+        Location(machine),
+        Location("other", "east"),
+        Location("other", "west"),
+        Location(),
+    ):
+        replica.location = place
+        async with connecting(replica.port, zone="east") as router:
+            await until(lambda router=router: router.serves(KEY))
+            found.append(router.loads[KEY].distance_secs)
+    assert found == [NODE_SECS, ZONE_SECS, FAR_SECS, FAR_SECS]
 
 
 async def test_a_silent_replica_gets_nothing_new_and_then_is_lost(

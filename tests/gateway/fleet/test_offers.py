@@ -127,10 +127,9 @@ def test_offers_of_many_models_that_come_again_are_not_parsed_again(
     assert len(parsed) == len(many)
 
 
-def test_offers_of_other_labels_or_of_a_text_that_is_no_configuration_have_other_interfaces() -> (
-    None
-):
+def test_offers_of_other_labels_or_adapters_or_of_no_configuration_have_other_interfaces() -> None:
     found = [OFFER, msgspec.structs.replace(OFFER, labels={"y": ("a", "c")})]
+    found += [msgspec.structs.replace(OFFER, adapters=names) for names in (("a",), ("a", "b"))]
     found += [msgspec.structs.replace(OFFER, config=config) for config in ("{", "}")]
     assert len({each.digests.interface for each in found}) == len(found)
 

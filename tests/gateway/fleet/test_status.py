@@ -11,9 +11,9 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.fleet import connection, status
 from gateway.fleet.choice import ReplicaState
-from gateway.fleet.metrics import ReplicaCounts
+from gateway.fleet.metrics import ModelCounts, ReplicaCounts
 from gateway.fleet.router import OTHER_CONFIG, OWN_MODEL
-from gateway.messages import SequenceTag
+from gateway.messages import SequenceTag, Usage
 from tests.builders import TEXT, LoadedModels, add_model, soon, text_request
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.in_one_loop import get, metrics, pair
@@ -78,6 +78,29 @@ async def test_a_response_before_its_expected_time_counts_as_sooner(fleet: Fleet
     name = 'gateway_fleet_wait_error_seconds_count{model="text",response="%s",version="1"}'
     assert found[f"gateway_fleet_wait_seconds_sum{{{OF_TEXT}}}"] == pytest.approx(0.05)
     assert (found[name % "sooner"], found[name % "later"]) == (1, 0)
+
+
+async def test_a_router_counts_cached_tokens_and_their_distance_to_its_own_count(
+    fleet: Fleet,
+) -> None:
+    for cached, prompt in ((0, 100), (64, 200), (None, 300)):
+        with fleet.routed.dataplane.infer(text_request()) as stream:
+            (replica,) = await calls(fleet.first, fleet.second)
+            replica.answer(replica.calls.pop(), "x", Usage(prompt, 1, cached_tokens=cached))
+            await soon(stream.only())
+    found = await metrics(fleet.routed.dataplane)
+    assert found[f"gateway_fleet_prompt_tokens_total{{{OF_TEXT}}}"] == 300
+    assert found[f"gateway_fleet_cached_tokens_total{{{OF_TEXT}}}"] == 64
+    assert total(found, "gateway_fleet_prefix_error_tokens_count") == 2
+    assert total(found, "gateway_fleet_prefix_error_tokens_sum") == 64
+
+
+def test_fewer_cached_tokens_than_expected_count_apart() -> None:
+    counts = ModelCounts()
+    counts.computed(Usage(1000, cached_tokens=100), expected_tokens=600)
+    counts.computed(Usage(1000, cached_tokens=700), expected_tokens=600)
+    counts.computed(Usage(1000, cached_tokens=1000), expected_tokens=2000)
+    assert (counts.fewer.total, counts.more.total) == (500, 100)
 
 
 async def test_each_replica_counts_in_one_state(fleet: Fleet) -> None:

@@ -64,12 +64,26 @@ lifecycle:
 - --model-repository=/models
 - {{ printf "--fleet-name=%s" .Values.fleet.name | quote }}
 - --fleet-secret-file=/etc/sluice/fleet/secret
+- --fleet-zone=$(SLUICE_ZONE)
 - --exit-timeout-secs={{ .Values.exitTimeoutSeconds }}
 {{- /* Proxies have few addresses, in the pod or before it: changes of the server are answered in the pod
 only, and connections of an address are not limited. */}}
 - --admin-port=8004
 - --max-connections-per-address=0
 - --playground=false
+{{- end -}}
+
+{{/* Environment of routers and replicas: dict env. Kubernetes 1.35 and later copy the zone of the node to the
+labels of its pods; without the label it is empty. */}}
+{{- define "sluice.env" -}}
+env:
+  - name: SLUICE_ZONE
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.labels['topology.kubernetes.io/zone']
+  {{- with .env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{- define "sluice.probes" -}}
@@ -134,10 +148,7 @@ args:
   {{- range .arguments }}
   - {{ . | quote }}
   {{- end }}
-{{- with .env }}
-env:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{ include "sluice.env" . }}
 ports:
   - name: http
     containerPort: 8000
