@@ -57,7 +57,9 @@ class RayNodes:
         """Start a node if there is none in the zone."""
         if zone not in self._nodes:
             self._nodes[zone] = self._cluster.add_node(
-                num_cpus=1, labels={"zone": zone}, object_store_memory=OBJECTS_BYTES
+                num_cpus=1,
+                labels={"zone": zone, "ray.io/availability-zone": zone},
+                object_store_memory=OBJECTS_BYTES,
             )
 
     def drain(self, zone: str) -> None:

@@ -90,6 +90,11 @@ def test_a_replica_without_gpus_sees_none(http: httpx.Client, fleet: Fleet) -> N
     assert b"\0CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
+def test_a_replica_has_the_zone_of_its_node(http: httpx.Client, fleet: Fleet) -> None:
+    (pid,) = fleet.replicas("repeat")
+    assert b"\0--fleet-zone=a\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_a_replica_that_is_killed_is_replaced(http: httpx.Client, fleet: Fleet) -> None:
     (before,) = fleet.replicas("repeat")
     kill(before)
