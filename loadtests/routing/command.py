@@ -1,6 +1,7 @@
 """Rules for the choice of a replica, compared in a simulated fleet."""
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,14 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from loadtests.routing.fleet import LOAD_SECS, Fleet, Options, Outcome
+from gateway.fleet.announcer import LOAD_SECS
+from loadtests.routing.conversations import conversations
+from loadtests.routing.fleet import Fleet, Options, Outcome
 from loadtests.routing.policies import COST, RULES
 from loadtests.routing.times import times_of_a_choice
 from loadtests.routing.workload import (
     SYSTEM_TOKENS,
     Prompt,
-    conversations,
     read_trace,
     synthetic,
 )
@@ -84,7 +86,7 @@ def routing(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
         type=_number,
         default=LOAD_SECS,
         metavar="SECS",
-        help=f"time between two loads of a replica; 0: fresh at each choice ({LOAD_SECS})",
+        help=f"longest time from a change to a replica's load; 0: at once ({LOAD_SECS})",
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="Mooncake's JSONL or Azure's CSV (sessions)"
@@ -165,8 +167,8 @@ def _runs(asked: argparse.Namespace, seed: int) -> Mapping[str, Options]:
             name = f"{COST}, {asked.routers} routers"
             routers = {"load_secs": asked.load_secs, "routers": asked.routers}
             runs[name] = make(**routers)
-            runs[f"{name}, calls at once"] = make(**routers, calls_at_once=True)
-        runs[OLD] = make(load_secs=OLD_SECS)
+            runs[f"{name}, prompts as other changes"] = make(**routers, prompt_secs=math.inf)
+        runs[OLD] = make(load_secs=OLD_SECS, prompt_secs=OLD_SECS)
     if COST in policies and asked.grow_to:
         runs[STAYING] = make(load_secs=asked.load_secs, recalls=False)
     return {**runs, **{each: make(policy=each) for each in RULES if each in policies}}

@@ -86,11 +86,7 @@ class BlockCache:
 
 
 class Engine:
-    """One replica. `ends_at` is the end of the present steps; infinite while it is idle.
-
-    `changed`: its load or its prefixes differ from those that it announced at `announced_at`;
-    `called`: a call is among the changes.
-    """
+    """One replica. `ends_at` is the end of the present steps; infinite while it is idle."""
 
     def __init__(self, routers: int, *, blocks: int = BLOCKS) -> None:
         self.cache = BlockCache(blocks)
@@ -99,7 +95,6 @@ class Engine:
         self.prefilling: deque[Served] = deque()
         self.seen = [0] * routers
         self.ends_at = math.inf
-        self.changed, self.called, self.announced_at = True, False, -math.inf
         self._running: list[tuple[int, int, Served]] = []
         self._steps = 0
         self._count = 0
@@ -127,14 +122,12 @@ class Engine:
         if served not in self.queued:
             return False
         self.queued.remove(served)
-        self.changed = True
         return True
 
     def push(self, served: Served, now: float) -> None:
         """A request arrives; decoding without a prefill stops after its present step."""
         self.seen[served.router] = served.call
         self.queued.append(served)
-        self.changed = self.called = True
         if self.ends_at == math.inf:
             self._begin(now)
         elif not self._chunk:
@@ -146,7 +139,6 @@ class Engine:
         """End the present steps and begin the next; return the requests that ended."""
         now = self.ends_at
         self._steps += self._planned
-        self.changed = True
         self._compute(now)
         ended = []
         while self._running and self._running[0][0] <= self._steps:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from gateway.fleet.announcer import LOAD_SECS, PROMPT_SECS
 from loadtests.routing.engine import BLOCKS, Engine, Served
 from loadtests.routing.policies import COST, RULES, Others, Router
 from loadtests.routing.workload import Prompt
 
-LOAD_SECS = 0.05
-"""A replica announces its load at most 20 times a second."""
 TURN_SECS = 1.0
 """The time between two turns of a router; those of all routers are spread over it."""
 
@@ -20,14 +19,15 @@ TURN_SECS = 1.0
 class Options:
     """A fleet and its routers. From `grow_at` seconds on there are `grow_to` replicas.
 
-    With `calls_at_once` a replica announces each call at once, and only other changes are limited.
+    A replica announces its load `prompt_secs` after the arrival of a prompt, and `load_secs` after
+    another change, whichever is sooner.
     """
 
     replicas: int
     routers: int = 1
     policy: str = COST
     load_secs: float = LOAD_SECS
-    calls_at_once: bool = False
+    prompt_secs: float = PROMPT_SECS
     seed: int = 1
     blocks: int = BLOCKS
     grow_to: int = 0
@@ -79,14 +79,15 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class Fleet:
-    """One run; the time is that of the arrivals and of the ends of steps."""
+    """One run; the time is that of arrivals, of the ends of steps, and of announcements."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._engines: list[Engine] = []
         self._routers = [Router(each, options.seed + each) for each in range(options.routers)]
         self._random = Random(options.seed)
-        self._ends: list[tuple[float, int]] = []
+        self._events: list[tuple[float, bool, int]] = []
+        self._due: dict[int, float] = {}
         self._turn, self._turn_secs = 0, TURN_SECS / options.routers
         self._add(options.replicas, 0.0)
         self._others = Others(self._engines, options.seed)
@@ -98,14 +99,13 @@ class Fleet:
             self._run_until(prompt.at)
             served.append(self._arrive(prompt))
             advance()
-        while self._ends:
+        while any(each.in_flight for each in self._engines):
             self._run_until(self._turn * self._turn_secs)
         return Outcome(served)
 
     def _arrive(self, prompt: Prompt) -> Served:
         served = Served(prompt, 0, 0)
         if self._options.policy == COST:
-            self._announce(prompt.at)
             router = self._random.choice(self._routers)
             self._send(served, router, router.choose(prompt, prompt.at), prompt.at)
             return served
@@ -121,7 +121,19 @@ class Fleet:
     def _push(self, served: Served, number: int, now: float) -> None:
         engine = self._engines[number]
         engine.push(served, now)
-        heapq.heappush(self._ends, (engine.ends_at, number))
+        self._plan_end(number)
+        self._change(number, now + min(self._options.prompt_secs, self._options.load_secs))
+
+    def _plan_end(self, number: int) -> None:
+        ends_at = self._engines[number].ends_at
+        if ends_at < math.inf:
+            heapq.heappush(self._events, (ends_at, False, number))
+
+    def _change(self, number: int, due: float) -> None:
+        """Announce the load of a replica at the latest when it is due."""
+        if self._options.policy == COST and due < self._due.get(number, math.inf):
+            self._due[number] = due
+            heapq.heappush(self._events, (due, True, number))
 
     def _run_until(self, now: float) -> None:
         """Run all engines, and the turns of the routers between."""
@@ -133,27 +145,26 @@ class Fleet:
         self._advance_until(now)
 
     def _advance_until(self, now: float) -> None:
-        while self._ends and self._ends[0][0] <= now:
-            at, number = heapq.heappop(self._ends)
+        while self._events and self._events[0][0] <= now:
+            at, announces, number = heapq.heappop(self._events)
+            if announces:
+                if self._due.get(number) == at:  # else it was announced sooner
+                    self._announce(number, at)
+                continue
             engine = self._engines[number]
             if engine.ends_at != at:
                 continue  # an arrival has shortened these steps
             engine.advance()
-            if engine.ends_at < math.inf:
-                heapq.heappush(self._ends, (engine.ends_at, number))
+            self._plan_end(number)
+            self._change(number, at + self._options.load_secs)
 
-    def _announce(self, now: float) -> None:
-        """Each replica with a change announces it, unless it did so too short a time ago."""
-        for number, engine in enumerate(self._engines):
-            at_once = self._options.calls_at_once and engine.called
-            recent = now - engine.announced_at < self._options.load_secs
-            if not engine.changed or (recent and not at_once):
-                continue
-            engine.changed = engine.called = False
-            engine.announced_at = now
-            changes = engine.prefixes.take_changes()
-            for router in self._routers:
-                router.announce(number, engine.load(router.number, now), changes)
+    def _announce(self, number: int, now: float) -> None:
+        """A replica announces its load and its prefixes to all routers."""
+        self._due.pop(number, None)
+        engine = self._engines[number]
+        changes = engine.prefixes.take_changes()
+        for router in self._routers:
+            router.announce(number, engine.load(router.number, now), changes)
 
     def _take_turn(self, router: Router, now: float) -> None:
         """Choose anew for the unbegun requests of one router."""
@@ -162,15 +173,16 @@ class Fleet:
             self._add(options.grow_to - len(self._engines), now)
         if options.policy != COST or not options.recalls:
             return
-        self._announce(now)
         for served, here, to in router.moves(now):
             if self._engines[here].recall(served):
+                self._change(here, now + options.load_secs)
                 router.recalled(served, here)
                 served.moves += 1
                 self._send(served, router, to, now)
 
     def _add(self, count: int, now: float) -> None:
-        options = self._options
+        options, first = self._options, len(self._engines)
         self._engines += [Engine(options.routers, blocks=options.blocks) for _ in range(count)]
         if options.policy == COST:
-            self._announce(now)
+            for number in range(first, len(self._engines)):
+                self._announce(number, now)

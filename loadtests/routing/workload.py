@@ -1,8 +1,7 @@
-"""Requests of a simulation: conversations, sessions, or a trace of Mooncake or Azure."""
+"""Requests of a simulation: sessions, or a trace of Mooncake or Azure."""
 
 import csv
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,25 +26,6 @@ REQUEST_TOKENS, SYSTEM_TOKENS, ANSWER_TOKENS = 12_800.0, 2000.0, 347.0
 SYSTEM_SIGMA, TURN_SIGMA, ANSWER_SIGMA = 0.5, 1.0, 0.8
 MOST_TOKENS = 120_000
 
-TRACE_RATE = 3.34
-"""Requests a second of Mooncake's conversation trace."""
-PLACES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""The places of the quantiles below, in order of size, of 265 requests of the trace."""
-FIRST_QUANTILES = (
-    *(890, 930, 1190, 1960, 4280, 5090, 7110, 9220, 13_900, 23_000, 37_000, 67_000, 124_000),
-)
-"""Tokens of the first prompt of a conversation."""
-GROWTH_QUANTILES = (
-    *(100, 300, 512, 780, 1000, 1000, 1100, 1500, 3600, 7200, 11_800, 17_400, 73_700),
-)
-"""Tokens of a later prompt that the one before it does not have."""
-ANSWER_QUANTILES = (1, 20, 52, 155, 255, 356, 412, 478, 529, 665, 788, 958, 2000)
-PAUSE_SECS, PAUSE_SIGMA = 162.0, 1.07
-"""The median of the time between two prompts of a conversation, and the sigma of its logarithm."""
-FURTHER, LONG, FURTHER_OF_LONG = 0.37, 0.01, 0.9
-"""The chance of a further prompt, the share of long conversations, and their chance of one."""
-CONVERSATION_LEAD_SECS = 3600.0
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -62,7 +42,7 @@ class Prompt:
         return math.ceil((self.tokens + self.answer) / BLOCK_TOKENS)
 
 
-class _Blocks:
+class Blocks:
     """Keys that no other block has."""
 
     def __init__(self) -> None:
@@ -88,7 +68,7 @@ def synthetic(
     """
     earlier = TURNS_AFTER_FIRST / 2 + TURNS_AFTER_FIRST / (2 + 2 * TURNS_AFTER_FIRST)
     turn_tokens = (REQUEST_TOKENS - system_tokens - earlier * ANSWER_TOKENS) / (1 + earlier)
-    blocks = _Blocks()
+    blocks = Blocks()
     sizes = [_log_normal(random, system_tokens, SYSTEM_SIGMA) for _ in range(SYSTEM_PROMPTS)]
     systems = [(size, blocks.new(size // BLOCK_TOKENS)) for size in sizes]
     weights = [1 / place**ZIPF for place in range(1, SYSTEM_PROMPTS + 1)]
@@ -102,53 +82,11 @@ def synthetic(
     return [each for each in found if each.at >= 0][:requests]
 
 
-def conversations(rate: float, requests: int, random: Random) -> Sequence[Prompt]:
-    """Conversations that are like those of Mooncake's trace, at another rate.
-
-    Their times are those of the trace with its rate, scaled, as those of a file are. All of them
-    begin with the same block.
-    """
-    blocks = _Blocks()
-    system = tuple(blocks.new(1))
-    turns = (1 - LONG) / (1 - FURTHER) + LONG / (1 - FURTHER_OF_LONG)
-    found: list[Prompt] = []
-    at, end = -CONVERSATION_LEAD_SECS, requests / TRACE_RATE * 1.2 + PAUSE_SECS
-    while at < end:
-        at += random.expovariate(TRACE_RATE / turns)
-        found += _conversation(at, system, blocks, random)
-    found.sort(key=lambda each: each.at)
-    scale = TRACE_RATE / rate
-    return [replace(each, at=each.at * scale) for each in found if each.at >= 0][:requests]
-
-
-def _conversation(
-    at: float, keys: tuple[bytes, ...], blocks: _Blocks, random: Random
-) -> Iterator[Prompt]:
-    further = FURTHER_OF_LONG if random.random() < LONG else FURTHER
-    tokens = _by_quantiles(random, FIRST_QUANTILES)
-    while tokens <= FIRST_QUANTILES[-1]:
-        keys = (*keys, *blocks.new(tokens // BLOCK_TOKENS - len(keys)))
-        yield Prompt(at, tokens, _by_quantiles(random, ANSWER_QUANTILES), keys)
-        if random.random() >= further:
-            return
-        tokens += _by_quantiles(random, GROWTH_QUANTILES)
-        at += random.lognormvariate(math.log(PAUSE_SECS), PAUSE_SIGMA)
-
-
-def _by_quantiles(random: Random, quantiles: Sequence[float]) -> int:
-    """A value between two of the quantiles, by their logarithms."""
-    place = random.random()
-    after = bisect_right(PLACES, place)
-    before, width = PLACES[after - 1], PLACES[after] - PLACES[after - 1]
-    low, high = quantiles[after - 1 : after + 1]
-    return round(low * (high / low) ** ((place - before) / width))
-
-
 def _session(
     at: float,
     system: tuple[int, Sequence[bytes]],
     turn_tokens: float,
-    blocks: _Blocks,
+    blocks: Blocks,
     random: Random,
 ) -> Iterator[Prompt]:
     """The requests of a session, which begin with its system prompt."""
@@ -200,7 +138,7 @@ def _mooncake(path: Path) -> Iterator[Prompt]:
 
 
 def _azure(path: Path) -> Iterator[Prompt]:
-    blocks = _Blocks()
+    blocks = Blocks()
     with path.open(newline="") as lines:
         for row in csv.DictReader(lines):
             at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()

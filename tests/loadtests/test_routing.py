@@ -26,7 +26,6 @@ from loadtests.routing.policies import COST, RULES, Others
 from loadtests.routing.workload import (
     BLOCK_TOKENS,
     Prompt,
-    conversations,
     key_of,
     read_trace,
     synthetic,
@@ -139,25 +138,6 @@ def test_sessions_are_as_long_as_those_of_the_trace_and_continue_their_prompts()
     assert 0.5 < known / sum(len(each.keys) for each in found) < 0.8
 
 
-def test_conversations_are_like_those_of_the_trace() -> None:
-    found = conversations(14.4, 6000, Random(1))
-    assert [each.at for each in found] == sorted(each.at for each in found)
-    assert found[-1].at == pytest.approx(6000 / 14.4, rel=0.05)
-    assert sum(each.tokens for each in found) / 6000 == pytest.approx(12_800, rel=0.05)
-    assert sum(each.answer for each in found) / 6000 == pytest.approx(347, rel=0.05)
-    assert quantile([each.tokens for each in found], 0.99) > 80_000
-    last: dict[bytes, float] = {}
-    known, pauses = 0, []
-    for each in found:
-        known += sum(key in last for key in each.keys)
-        again = [key for key in each.keys[1:] if key in last]
-        pauses += [each.at - last[key] for key in again[-1:]]
-        last.update(dict.fromkeys(each.keys, each.at))
-    assert known / sum(len(each.keys) for each in found) == pytest.approx(0.4, abs=0.05)
-    assert len(pauses) / 6000 == pytest.approx(0.33, abs=0.05)
-    assert quantile(pauses, 0.5) * 14.4 / 3.34 == pytest.approx(162, rel=0.2)
-
-
 def test_a_trace_of_mooncake_is_read_and_spread(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
@@ -209,7 +189,18 @@ def test_the_least_cost_is_sooner_than_rules_without_prefixes() -> None:
 
 def test_routers_that_share_and_old_loads_cost_little() -> None:
     assert run(routers=4).mean < 1.25 * undisturbed().mean
-    assert run(load_secs=1.0).mean < 1.25 * undisturbed().mean
+    assert run(load_secs=1.0, prompt_secs=1.0).mean < 1.25 * undisturbed().mean
+
+
+def test_another_router_knows_a_prompt_after_five_milliseconds() -> None:
+    def pairs(secs: float) -> Outcome:
+        times = [start + late for start in range(0, 400, 20) for late in (0.0, secs)]
+        found = [prompt(*range(20 * n, 20 * n + 20), at=at) for n, at in enumerate(times)]
+        return run(found, replicas=2, routers=2)
+
+    alone = 20 * BLOCK_TOKENS / PREFILL_RATE
+    assert max(pairs(0.006).first_secs) < 1.2 * alone
+    assert max(pairs(0.004).first_secs) > 1.8 * alone
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
