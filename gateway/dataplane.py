@@ -172,14 +172,14 @@ class DataPlane:
             tap = model.recorder.tap(request, tap)
         if self.gen_ai is not None:
             tap = self.gen_ai.tap(request, model.name, tap)
+        if self.access_log is not None:
+            tap = self.access_log.tap(request, model, tap)  # before it may be refused
         deadline = request.deadline
         is_watched = deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
         if self.admission is None and (is_watched or model.max_wait_ns):
             self.admission = Admission(Tenants(), settings=self._admission_settings)
         if self.admission is not None:
             tap = self.admission.admit(request, model, tap)
-        if self.access_log is not None:
-            tap = self.access_log.tap(request, model, tap)
         receipt = request.receipt
         return tap if receipt is None else receipt.around(request, model.version, tap)
 

@@ -311,7 +311,7 @@ class Phases:
 class EngineStamps:
     """Times at which an engine that batches in flight took up a request, of `time.monotonic_ns`.
 
-    0 if the engine does not say. `preemptions` are the times that it was put back.
+    0 if the engine does not say. It was put back `preemptions` times, and queued for a `limit`.
     """
 
     queued_ns: int = 0
@@ -319,6 +319,7 @@ class EngineStamps:
     first_token_ns: int = 0
     last_token_ns: int = 0
     preemptions: int = 0
+    limit: str = ""
 
 
 RESPONSE_BYTES = 64 << 10
@@ -332,9 +333,8 @@ class InferResponse:
     A final response without outputs is only the flag (Triton's empty final response). `phases`
     are those of its execution, if the backend measures them, `engine` those of its engine, in the
     last response. A response with an `error` has no outputs, and more may follow: an error that
-    ends its request is raised instead.
-    `shared_bytes` is the size of its outputs in another process's memory; streams hold few such
-    responses.
+    ends its request is raised instead. `shared_bytes` is the size of its outputs in another
+    process's memory; streams hold few such responses.
     """
 
     outputs: tuple[Tensor, ...] = ()

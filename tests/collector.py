@@ -1,15 +1,21 @@
-"""A collector of OpenTelemetry on this machine, which takes OTLP over HTTP."""
+"""Collectors of OpenTelemetry on this machine, which take OTLP over HTTP or over gRPC."""
 
 import gzip
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
@@ -136,3 +142,22 @@ def collector() -> Iterator[Collector]:
     found = Collector(f"http://127.0.0.1:{server.server_port}{PATH}")
     with served(server):
         yield found
+
+
+@contextmanager
+def grpc_collector() -> Iterator[Collector]:
+    """A running collector of OTLP over gRPC on a free port; it takes every span."""
+
+    class Servicer(TraceServiceServicer):
+        def Export(self, request: ExportTraceServiceRequest, context: Any) -> Any:
+            found.take(request)
+            return ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_TraceServiceServicer_to_server(Servicer(), server)
+    found = Collector(f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    try:
+        yield found
+    finally:
+        server.stop(None).wait()

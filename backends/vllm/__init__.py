@@ -17,6 +17,7 @@ In reading order:
 - `grammar_time`: limits on schemas and on the time that grammars take
 - `failures`: errors of vLLM and of pydantic
 - `metrics`: metrics of one engine
+- `queue_limits`: the limits for which its requests wait
 - `machine`: plugins of vLLM for CPUs and for its usage reports
 - `serving/`: OpenAI's requests
 - `engine_clients/`: engines with several client processes

@@ -15,7 +15,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from backends.vllm.diverted_deltas import DivertedDeltas, TakeDelta, divert
 from backends.vllm.grammar_time import SECS as GRAMMAR_SECS
 from backends.vllm.grammar_time import check_constraint
-from backends.vllm.metrics import OutputCounts
+from backends.vllm.metrics import EngineMetrics
+from backends.vllm.queue_limits import QueueLimits
 from gateway.errors import Code, InferenceError
 from gateway.generation import Delta
 from gateway.messages import EngineStamps, InferRequest, Sink
@@ -38,7 +39,7 @@ class EngineRequest:
     Exiting the block before the last output aborts the request immediately, and calls `wasted`
     with the number of delivered unread tokens: with streaming those since the last output, else
     all of them. Tokens of the step during which the abort arrives are not counted. At its end
-    `counts` gets the numbers of its outputs. Only requests of the same `tenant` share beginnings of
+    `metrics` get the numbers of its outputs. Only requests of the same `tenant` share beginnings of
     prompts in the engine's cache: the time of an answer shows whether a beginning was known.
     """
 
@@ -47,12 +48,13 @@ class EngineRequest:
         engine: Any,
         request_id: str,
         wasted: Callable[[int], None],
-        counts: OutputCounts | None = None,
+        metrics: EngineMetrics | None = None,
         tenant: str = "",
     ) -> None:
         self.finished = False
         self._tenant = tenant
-        self._counts = counts
+        self._metrics = metrics
+        self._counts = None if metrics is None else metrics.outputs
         self._read_count = 0
         self._engine = engine
         self._id = request_id
@@ -135,7 +137,10 @@ class EngineRequest:
         Of several sequences they are the earliest starts, and the latest token.
         """
         found = [each for each in self._statistics if each is not None]
-        return stamps_of(found) if self.is_timed and self.finished and found else None
+        if not (self.is_timed and self.finished and found):
+            return None
+        limits = None if self._metrics is None else self._metrics.limits
+        return stamps_of(found, limits)
 
     async def _next_output(self) -> Any:
         if self._diverted is None:
@@ -197,14 +202,16 @@ def _statistics_of(engine: Any, outputs: Any) -> Sequence[Any]:
     return [each.stats for each in states.values() if each.queue is outputs]
 
 
-def stamps_of(statistics: Sequence[Any]) -> EngineStamps:
+def stamps_of(statistics: Sequence[Any], limits: QueueLimits | None = None) -> EngineStamps:
     """The stamps in vLLM's statistics of the sequences of one request."""
+    scheduled_ns = _earliest([_ns(each.scheduled_ts) for each in statistics])
     return EngineStamps(
         queued_ns=_earliest([_ns(each.queued_ts) for each in statistics]),
-        scheduled_ns=_earliest([_ns(each.scheduled_ts) for each in statistics]),
+        scheduled_ns=scheduled_ns,
         first_token_ns=_earliest([_ns(each.first_token_ts) for each in statistics]),
         last_token_ns=_ns(max(each.last_token_ts for each in statistics)),
         preemptions=sum(each.num_preemptions for each in statistics),
+        limit="" if limits is None else limits.at(scheduled_ns / NS_PER_SECOND),
     )
 
 
@@ -219,6 +226,7 @@ def merged(every: Sequence[EngineStamps | None]) -> EngineStamps | None:
         first_token_ns=_earliest([each.first_token_ns for each in known]),
         last_token_ns=max(each.last_token_ns for each in known),
         preemptions=sum(each.preemptions for each in known),
+        limit=min(known, key=lambda each: each.scheduled_ns).limit,
     )
 
 

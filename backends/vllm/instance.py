@@ -84,14 +84,13 @@ class VllmInstance(Instance):
             casts_of(get_type_hints(SamplingParams)), engine.llm.model_config.max_model_len
         )
         self._numbers = count(1)
-        self._counts = None if engine.metrics is None else engine.metrics.outputs
         self._serving = OpenAiServing(
             engine.llm,
             engine.handlers,
             engine.refusals,
             new_id=self._new_id,
             wasted=wasted,
-            counts=self._counts,
+            metrics=engine.metrics,
         )
 
     @property
@@ -127,7 +126,8 @@ class VllmInstance(Instance):
         try:
             generation = read_generation(request)
             tenant = tenant_of(request.caller)
-            started = EngineRequest(self._llm, self._new_id(), self._wasted, self._counts, tenant)
+            metrics = self._engine.metrics
+            started = EngineRequest(self._llm, self._new_id(), self._wasted, metrics, tenant)
             started.trace_headers = headers_of(request, self._llm)
             started.is_timed = is_timed(request)
             async with started as running:

@@ -22,6 +22,8 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.v1.metrics import loggers
 
+from backends.vllm.queue_limits import QueueLimits
+
 TIME_PER_OUTPUT_TOKEN = "vllm:time_per_output_token_seconds"
 """Triton's name for what vLLM calls `vllm:inter_token_latency_seconds`, with Triton's buckets."""
 BUCKETS_SECS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -68,7 +70,7 @@ class EngineMetrics:
 
     `triton_names` adds the one series of Triton's backend that vLLM has under another name.
     `outputs` counts by the way that outputs took. Other counts start with `begin`, so warm-up
-    requests are not counted.
+    requests are not counted; `limits` has the limits of its queue since then.
     """
 
     def __init__(self, model: str, version: str, *, triton_names: bool) -> None:
@@ -78,15 +80,26 @@ class EngineMetrics:
         self._latency = self._triton_latency() if triton_names else None
         self._begun = False
         self._step = StepTime()
+        self.limits: QueueLimits | None = None
 
-    def begin(self) -> None:
-        """Start counting."""
+    def begin(self, scheduler: Any) -> None:
+        """Start counting for an engine with that `SchedulerConfig`."""
         self._begun = True
+        self.limits = QueueLimits(scheduler.max_num_seqs)
 
     @property
     def begun(self) -> bool:
         """Whether counting has started."""
         return self._begun
+
+    def note_step(self, step: Any, engine_index: int) -> None:
+        """Note the limit of the queue after a step, of the only engine."""
+        if step is None or self.limits is None:
+            return
+        if engine_index:
+            self.limits = None  # the engine of a request is not known
+        else:
+            self.limits.note(step, self._step.secs or time.monotonic())
 
     def order_by_step(self, engine_core: Any) -> None:
         """Give gauges the time of the engine's step that they describe.
@@ -113,6 +126,7 @@ class EngineMetrics:
             ) -> None:
                 if not metrics.begun:
                     return
+                metrics.note_step(scheduler_stats, engine_idx)
                 latencies: list[float] = []
                 if iteration_stats is not None:
                     latencies = iteration_stats.inter_token_latencies_iter

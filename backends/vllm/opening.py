@@ -99,7 +99,7 @@ async def open_engine(
     if warms_up and GENERATE in engine.tasks:
         await _warm_up(engine)
     if metrics is not None:
-        metrics.begin()
+        metrics.begin(llm.vllm_config.scheduler_config)
     return engine
 
 

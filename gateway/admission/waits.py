@@ -20,6 +20,7 @@ from gateway.messages import WATCHED, Deadline, InferRequest
 from gateway.models.model import Model
 from gateway.models.sharing import in_force
 from gateway.observability.metrics import histogram_samples
+from gateway.observability.request_context import current_request
 from gateway.observability.statistics import Histogram
 from gateway.observability.stream_tap import Tap
 from gateway.policy.caller import tenant_of
@@ -137,6 +138,8 @@ class ModelWaits:
             timed.raw = prediction.raw_wait(timed.tenant, timed.prompt_estimate, now)
             if prediction.learnt:
                 timed.predicted = timed.raw * prediction.correction(timed.tenant)
+        if (logged := current_request()) is not None:
+            logged.waits(deadline, timed.predicted)
         if deadline is not None:
             self._check(timed, deadline, received_ns)
         return timed

@@ -105,8 +105,9 @@ class _Generation(StreamTap):
         failed = () if error is None else (("error_type", error.code.name),)
         elapsed = (time.perf_counter_ns() - received_ns) / 1e9
         observe(DURATION, (*labels, *failed), elapsed, self.record)
-        if self._first_ns:
-            observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self.record)
+        if error is not None or not self._first_ns:
+            return  # the conventions have the times of tokens of successful responses
+        observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self.record)
         tokens = self.record.completion_tokens
         if tokens > 1:
             spent = (self._last_ns - self._first_ns) / 1e9

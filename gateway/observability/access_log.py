@@ -81,6 +81,7 @@ class AccessLog:
             return tap
         found.model, found.version, found.id = model.name, model.version, request.id
         found.caller = request.caller
+        found.waits(request.deadline)
         return NotedErrors(found, tap) if self._file is not None else tap
 
 

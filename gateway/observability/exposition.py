@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.backend import ExportedMetric, MetricSample
+from gateway.observability.escaping import replaced
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 OPEN_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -23,10 +24,6 @@ TEXT_TYPES = {
 
 NOT_IN_LABELS = re.compile(r"[^a-zA-Z0-9_]")
 RESERVED_BEGIN = re.compile(r"^__+")
-UNPRINTABLE = re.compile(
-    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
-)
-"""Characters that the format cannot escape; those that read it may take them for a line's end."""
 LAST_LABELS = frozenset({"le", "quantile"})
 MOST_LABELS = 1 << 15
 """The sets of labels whose text is kept: each has the same text on every page."""
@@ -133,9 +130,8 @@ def _label_order(label: tuple[str, str]) -> tuple[bool, str]:
 
 
 def _escape(value: str) -> str:
-    if not value.isprintable():
-        value = UNPRINTABLE.sub("\ufffd", value)
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    # Others have no escape in the format, and a reader may take them for the end of a line.
+    return replaced(value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"'))
 
 
 def _escape_help(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.messages import EngineStamps, InferRequest, InferResponse, Usage
 from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE, Endpoint
+from gateway.tensor import Buffer
 
 PROVIDER = "sluice"
 OPERATIONS: Mapping[str, str] = {
@@ -30,7 +31,14 @@ NUMBERS = {
 }
 """Members of a request with numbers, and their attributes."""
 CONVERSATION_ID = "gen_ai.conversation.id"
+ID_BYTES = 256
 ID = re.compile(rb'\{"id":\s?"([\w.:-]{1,128})"')
+REASONING = re.compile(
+    rb'"(?:completion|output)_tokens_details":\s?\{[^{}]*"reasoning_tokens":\s?(\d{1,18})\b'
+)
+"""The tokens of thoughts in the usage of an answer of OpenAI's API: texts have no bare quotes."""
+USAGE_BYTES = 2048
+"""The end of an answer, in which its usage stands."""
 NO_TOKENS = Usage()
 MOST_INTEGER = 2**63
 """Attributes are integers of 64 bits."""
@@ -66,22 +74,28 @@ def request_attributes(endpoint: Endpoint, members: Mapping[str, Any]) -> dict[s
 class Generated:
     """The answer of a language model: its id and its end, and the times of its engine.
 
-    `usage` are the tokens of the whole answer, as the record has counted them by its end.
+    `usage` are the tokens of the whole answer, as the record has counted them by its end,
+    `reasoning_tokens` those of its thoughts, if its text has them.
     """
 
-    __slots__ = ("engine", "finish_reason", "first_ns", "id", "usage")
+    __slots__ = ("engine", "finish_reason", "first_ns", "id", "reasoning_tokens", "usage")
 
     def __init__(self) -> None:
         self.usage = NO_TOKENS
         self.finish_reason = self.id = ""
         self.first_ns = 0
         self.engine: EngineStamps | None = None
+        self.reasoning_tokens: int | None = None
 
     def add(self, response: InferResponse, ns: int) -> None:
         """Note a response that arrived at that time."""
+        text = _text(response)
         if not self.first_ns:
             self.first_ns = ns
-            self.id = _id(response)
+            found = ID.match(text[:ID_BYTES])
+            self.id = found[1].decode() if found else ""
+        if reported := REASONING.search(text[-USAGE_BYTES:]):
+            self.reasoning_tokens = int(reported[1])
         self.engine = response.engine or self.engine
         if response.usage is not None:
             self.finish_reason = response.usage.finish_reason or self.finish_reason
@@ -104,6 +118,8 @@ class Generated:
         }
         if usage.cached_tokens is not None:
             found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+        if self.reasoning_tokens is not None:
+            found["gen_ai.usage.reasoning.output_tokens"] = self.reasoning_tokens
         if self.finish_reason:
             found["gen_ai.response.finish_reasons"] = (self.finish_reason,)
         if self.id:
@@ -111,10 +127,7 @@ class Generated:
         return found
 
 
-def _id(response: InferResponse) -> str:
-    """The id at the beginning of an answer of OpenAI's API; "" without one."""
+def _text(response: InferResponse) -> Buffer:
+    """The JSON of an answer of OpenAI's API, or of a part of one; empty for other responses."""
     output = response.output(RESPONSE)
-    if output is None or not isinstance(output.data, tuple):
-        return ""
-    found = ID.match(output.data[0][:256])
-    return found[1].decode() if found else ""
+    return output.data[0] if output is not None and isinstance(output.data, tuple) else b""

@@ -10,6 +10,8 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any
 
+from gateway.observability.escaping import replaced
+
 fixed64 = Struct("<Q").pack
 fixed32 = Struct("<I").pack
 double = Struct("<d").pack
@@ -216,7 +218,8 @@ def varint(value: int) -> bytes:
 
 
 def _text(number: int, text: str) -> bytes:
-    return field(number, text.encode(errors="replace"))
+    found = text.encode(errors="replace")
+    return field(number, found if text.isprintable() else replaced(found.decode()).encode())
 
 
 @lru_cache(1024)

@@ -10,23 +10,25 @@ from gateway.errors import Code
 from gateway.json_lines import MOST_CHARS, cut
 from gateway.messages import InferRequest
 from gateway.observability.receipt import TIMING, Receipt, in_ms
+from gateway.observability.receipt_parts import SHOWN_TENANTS, Bound
 from gateway.observability.request_context import current_request
 
 MOST_OF_TENANT = 1000
 MOST_KEPT = 10_000
 """Kept receipts: of one tenant, and of all; the oldest ones are dropped."""
-SHOWN_TENANTS = 8
 
 WAITS: Mapping[str, str] = {
     "recv": "for the rest of its body: the client, or the network, was slow",
     "decode": "for the decoding of its body",
     "texts": "for the texts before it: at most 256 of a request are in flight",
     "queue": "for its turn among tenants: the limit is the share of its tenant",
-    "batch": "for an instance: the limit is the number of instances, or the delay of a batch",
+    "batch": "for an instance: the limit is the number of instances, the delay of a batch, or the "
+    "slots of sequences",
     "cache": "for the response cache",
     "replay": "for the request that first had its idempotency key",
     "tokenize": "for the making of its tokens, before the engine had it",
-    "engine_queue": "in the queue of the engine: the limit is its sequences, or its KV cache",
+    "engine_queue": "in the queue of the engine: the limit is its sequences, its KV cache, or the "
+    "tokens of a step",
     "prefill": "for the prefill of its prompt",
     "generate": "for the tokens of its answer",
     "detokenize": "for the text of its last tokens",
@@ -40,6 +42,13 @@ WAITS: Mapping[str, str] = {
     "stall": "for the client, which read slowly",
 }
 """The cause of the wait in each part."""
+BATCH_WAITS: Mapping[Bound, str] = {
+    Bound.INSTANCES: "for an instance: the limit is the number of instances",
+    Bound.DELAY: "for further requests of its batch: the limit is the delay of a batch",
+    Bound.TURN: "for the turn of an instance: the limit is the resources of the rate limiter",
+    Bound.UNKNOWN: WAITS["batch"],
+}
+"""The same of the part `batch`, where the limit is known."""
 
 
 class Receipts:
@@ -138,30 +147,42 @@ def _status(receipt: Receipt) -> str:
 
 
 def _sentences(receipt: Receipt, longest: str, ms: Mapping[str, float]) -> list[str]:
-    found = [f"{ms[longest]} of its {ms['total']} ms it waited {WAITS[longest]}."]
+    found = [f"{ms[longest]} of its {ms['total']} ms it waited {_wait(receipt, longest)}."]
     engine = None if receipt.record is None else receipt.record.engine
     if engine is not None and engine.preemptions:
         found.append(f"The engine put it back {engine.preemptions} times: its KV cache was full.")
     if receipt.refusal is not None:
         found.append("It was refused before it was queued.")
     batch = receipt.batch
-    if batch is not None and (others := sum(batch.tenants.values()) - 1):
+    if batch is not None and (others := batch.requests - 1):
         of_others = others + 1 - batch.tenants[receipt.tenant]
-        found.append(
-            f"Its batch of {batch.rows} rows had {others} further requests, {of_others} of them "
-            "of other tenants."
-        )
+        subject = f"Its batch of {batch.rows} rows had"
+        if batch.shared:
+            subject = "When it began, its instance executed"
+        found.append(f"{subject} {others} further requests, {of_others} of them of other tenants.")
     return found
+
+
+def _wait(receipt: Receipt, part: str) -> str:
+    """The cause of the wait in a part, with the limit that bound it where it is known."""
+    record, batch = receipt.record, receipt.batch
+    engine = None if record is None else record.engine
+    if part == "engine_queue" and engine is not None and engine.limit:
+        return f"in the queue of the engine: the limit is {engine.limit}"
+    if part != "batch" or record is None or batch is None or not record.started_ns:
+        return WAITS[part]
+    queued_ns = record.released_ns or record.submitted_ns
+    return BATCH_WAITS[batch.hold.over(queued_ns, record.started_ns)]
 
 
 def _batch(receipt: Receipt) -> dict[str, Any]:
     batch = receipt.batch
     if batch is None:
         return {}
-    others = {name: count for name, count in batch.tenants.items() if name != receipt.tenant}
+    others = batch.tenants.keys() - {receipt.tenant}
     return {
         "rows": batch.rows,
-        "requests": sum(batch.tenants.values()),
-        "of_other_tenants": sum(others.values()),
+        "requests": batch.requests,
+        "of_other_tenants": batch.requests - batch.tenants[receipt.tenant],
         "other_tenants": sorted(others)[:SHOWN_TENANTS],
     }

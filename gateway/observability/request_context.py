@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, Self
 
-from gateway.errors import InferenceError
+from gateway.errors import InferenceError, Refusal
 from gateway.json_lines import cut
+from gateway.messages import Deadline
 from gateway.observability.receipt import Receipt, in_ms
 from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
@@ -18,9 +19,9 @@ REASONS = {
     "UNAUTHENTICATED": "unauthenticated",
     "PERMISSION_DENIED": "forbidden",
 }
-"""The reason of a refusal by its status."""
+"""The reason of a refusal of a guard by its status."""
 OK = "OK"
-NS_PER_MS = 1e6
+NS_PER_MS, MS = 1e6, 1e3
 
 _current: ContextVar["LoggedRequest | None"] = ContextVar("request", default=None)
 
@@ -43,15 +44,19 @@ class LoggedRequest:
     Inside `with` it is the current one; afterwards it has ended. `method` is HTTP's, "" for gRPC;
     `route` is the template of the path, never the path itself. `status` is that of the wire, `code`
     of the latest error. `changes` is set for a route that changes the server. `records` are those
-    of its requests to models, whose tokens its line has. Its receipt and its trace, if it has them,
-    note themselves.
+    of its requests to models, whose tokens its line has. Its receipt, its trace and its waits, if
+    it has them, note themselves.
     """
 
     __slots__ = (
         "_answered_ns",
+        "_first_due_ns",
         "_parts",
+        "_predicted_secs",
+        "_reason",
         "_sink",
         "_token",
+        "_whole_due_ns",
         "began_ns",
         "bytes_in",
         "bytes_out",
@@ -81,7 +86,9 @@ class LoggedRequest:
         self.wire, self.route, self.method, self.peer = wire, route, method, peer
         self.began_ns = time.perf_counter_ns()
         self.status: int | str = ""
-        self.code = ""
+        self.code = self._reason = ""
+        self._predicted_secs = 0.0
+        self._first_due_ns = self._whole_due_ns = 0
         self.caller: Caller | None = None
         self.changes = False
         self.receipt: Receipt | None = None
@@ -119,6 +126,13 @@ class LoggedRequest:
     def note(self, error: InferenceError) -> None:
         """Note an error, without the frames that it refers to."""
         self.code = error.code.name
+        self._reason = error.refusal_reason if isinstance(error, Refusal) else ""
+
+    def waits(self, deadline: Deadline | None, predicted_secs: float | None = None) -> None:
+        """Note its deadline, and the predicted wait for its first response."""
+        if deadline is not None:
+            self._first_due_ns, self._whole_due_ns = deadline.first_ns, deadline.whole_ns
+        self._predicted_secs = predicted_secs or 0.0
 
     def part(self, request_id: str, caller: Caller | None) -> "LoggedRequest":
         """One of several requests in this RPC, which has a line of its own only if it fails."""
@@ -148,8 +162,11 @@ class LoggedRequest:
             "route": self.route,
             "status": self.status,
             "code": self.code,
-            "reason": REASONS.get(self.status, ""),
+            "reason": REASONS.get(self.status, self._reason),
             "duration_ms": round(lasted_ns / NS_PER_MS, 3),
+            "predicted_wait_ms": round(self._predicted_secs * MS, 3),
+            "first_deadline_ms": self._ms_until(self._first_due_ns),
+            "deadline_ms": self._ms_until(self._whole_due_ns),
             "peer": self.peer,
             "key_id": "" if self.caller is None else cut(self.caller.key_id),
             "model": cut(self.model),
@@ -162,3 +179,7 @@ class LoggedRequest:
             **self.names(),
         }
         return {name: value for name, value in found.items() if value}
+
+    def _ms_until(self, ns: int) -> float:
+        """The time from its beginning to that time, which may lie before it; 0 for none."""
+        return round((ns - self.began_ns) / NS_PER_MS, 3) if ns else 0.0

@@ -1,14 +1,11 @@
 """Counting of requests by one trace setting, and the collection of the traces that it takes."""
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
-import orjson
-
-from gateway.observability.escaping import escaped
+from gateway.observability.escaping import escaped_json
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.trace import TIMESTAMPS, FileTrace, Trace, TraceFile
 from gateway.observability.traceparent import ParentSpan, SpanIds
@@ -100,7 +97,7 @@ class FileSampling(TraceSampling):
     def keep(self, trace: FileTrace) -> None:
         """Write the trace, or hold it until its file is full; an empty one only counts."""
         if trace.objects:
-            text = escaped(_json(trace.objects)[1:-1])
+            text = escaped_json(trace.objects)[1:-1]
             self._waiting.append(text)
             self._waiting_chars += len(text)
         self._collected += 1
@@ -129,13 +126,6 @@ class FileSampling(TraceSampling):
     def _forget(self) -> None:
         self._waiting = []
         self._waiting_chars = 0
-
-
-def _json(objects: Sequence[Mapping[str, Any]]) -> str:
-    try:
-        return orjson.dumps(objects).decode()
-    except TypeError:  # half of a surrogate pair, as in the id of a program's request
-        return json.dumps(objects, ensure_ascii=False).encode(errors="replace").decode()
 
 
 class SpanSink(Protocol):

@@ -14,6 +14,7 @@ from gateway.config import ModelConfig
 from gateway.config.scheduling import DynamicBatching
 from gateway.errors import Code, InferenceError
 from gateway.messages import InferRequest
+from gateway.observability.receipt_parts import NO_HOLD, Bound
 from gateway.observability.statistics import QUEUE_TIMEOUT, ModelStatistics
 from gateway.schedulers.batching import BatchWait, Decision, WaitHistory, most_rows
 from gateway.schedulers.begun_executions import BegunExecutions, all_ended
@@ -163,6 +164,7 @@ class DynamicScheduler(Scheduler):
         if self.order is not None and self.order.blocked:
             return
         if self._delays and not self._batch_is_due(self._free.first):
+            self._free.held(Bound.DELAY)
             return
         lease = self._free.take()
         if lease is None:
@@ -221,6 +223,7 @@ class DynamicScheduler(Scheduler):
         singles = lease.instance.singles
         assert singles is not None  # noqa: S101 - it has accepted the request
         execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
+        execution.hold, self._free.hold = self._free.hold, NO_HOLD
         ended = partial(self._begun_ended, execution, arrived_ns, lease)
         self._begun.begin(singles, execution, ended)
 
@@ -277,6 +280,7 @@ class DynamicScheduler(Scheduler):
             execution = self._take(task, lease)
 
     async def _let_more_arrive(self) -> None:
+        self._free.held(Bound.DELAY)
         before, clock = self._queue.rows, time.monotonic_ns
         enough = self._waits.enough(self._most_rows)
         wait = BatchWait(before, clock())
@@ -304,6 +308,7 @@ class DynamicScheduler(Scheduler):
                 self._delay.clear()
             entries = self._queue.remove(batch)
             execution = Execution(instance, entries, self._statistics, freed=lease.release)
+            execution.hold, self._free.hold = self._free.hold, NO_HOLD
             self._running[task] = (execution, batch, lease)
             if self.order is not None:
                 self.order.started(each.stream for each in entries)

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.backend import Begun, Instance, Note, NotSent, SingleExecutions
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import InferRequest, InferResponse, Phases
-from gateway.observability.receipt_parts import note_batch
+from gateway.observability.receipt_parts import NO_HOLD, NOT_KNOWN, Hold, note_batch
 from gateway.observability.request_record import Record, within
 from gateway.observability.statistics import ModelStatistics
 from gateway.schedulers.sequence_call import NO_SEQUENCES, SequenceCall
@@ -77,7 +77,9 @@ class Execution:
         "_stopped",
         "_task",
         "entries",
+        "hold",
         "instance",
+        "shared",
         "unsent",
     )
 
@@ -95,6 +97,10 @@ class Execution:
         self.entries = entries
         self.unsent = False
         """Set if the instance did not receive the entries that are not done: another one may."""
+        self.hold: Hold = NO_HOLD
+        """The limit for which its entries have waited; it is not known of sequences."""
+        self.shared: Collection[str] | None = None
+        """The tenants of all requests that the instance executes, if it takes every one."""
         self._statistics = statistics
         self._freed = freed
         self._rescheduled = rescheduled
@@ -255,7 +261,8 @@ class Execution:
             for entry in self._open.values():
                 entry.record.execution_rows = batch_size
         if has_receipt:
-            note_batch(requests, batch_size)
+            hold = self.hold if self._call is NO_SEQUENCES else NOT_KNOWN
+            note_batch(requests, batch_size, hold, self.shared)
         return requests, batch_size
 
     async def _deliver(self, requests: Sequence[InferRequest]) -> Phases | None:

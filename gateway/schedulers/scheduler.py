@@ -11,7 +11,9 @@ from typing import Protocol
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
+from gateway.observability.receipt_parts import NO_HOLD, Bound, Hold
 from gateway.observability.statistics import ModelStatistics
+from gateway.policy.caller import tenant_of
 from gateway.schedulers.begun_executions import BegunExecutions, all_ended
 from gateway.schedulers.execution import Entry, Execution
 from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
@@ -102,13 +104,15 @@ class FreeInstances:
     `on_free` is called when an instance may have become free. An instance that is registered with
     a rate limiter also needs its turn; `on_free` is called in its turn, which ends with that call.
     `instances` are the free ones; one that takes any number of executions stays among them.
-    They are `limited` if a rate limiter gives turns.
+    They are `limited` if a rate limiter gives turns. `hold` is the limit for which queued requests
+    wait.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self._on_free = on_free
         self.instances: deque[Instance] = deque()
         self.limited = False
+        self.hold: Hold = NO_HOLD
         self._known: set[Instance] = set()
         self._limiter: ExecutionLimiter | None = None
         self._registrations: dict[Instance, Registration] = {}
@@ -142,6 +146,13 @@ class FreeInstances:
         if not self._known:
             self.rest()
 
+    def held(self, bound: Bound) -> None:
+        """Note that queued requests wait for this although an instance is free."""
+        if self.hold is NO_HOLD:
+            self.hold = Hold(bound, time.perf_counter_ns())
+        elif self.hold.bound is not bound:
+            self.hold = Hold(Bound.UNKNOWN, self.hold.since_ns)
+
     def take(self) -> "Lease | None":
         """A lease of the next instance; None if no instance is free, or it is not its turn."""
         if self._limiter is not None:
@@ -167,6 +178,7 @@ class FreeInstances:
 
     def rest(self) -> None:
         """Withdraw from the rate limiter: nothing is queued for these instances."""
+        self.hold = NO_HOLD
         if self._limiter is not None:
             self._limiter.rest(self)
 
@@ -174,6 +186,8 @@ class FreeInstances:
         instance, self._offered = self._offered, None
         if instance is None:
             limiter.ask(self)
+            if self.instances:
+                self.held(Bound.TURN)
             return None
         self.instances.remove(instance)
         if instance.concurrency is None:
@@ -225,13 +239,15 @@ class DirectScheduler(Scheduler):
 
     An instance takes as many executions at once as its `concurrency` says. An instance without a
     `concurrency`, such as an engine that batches in flight, takes every request immediately.
-    A request is executed without a task if its instance can.
+    A request is executed without a task if its instance can. `_shared` has the tenants of the
+    executions of each instance that takes every request.
     """
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
         self._queue: OrderedDict[Entry, None] = OrderedDict()
         self._free = FreeInstances(self._dispatch)
+        self._shared: dict[Instance, dict[Execution, str]] = {}
         self._running: dict[asyncio.Task[None], Execution] = {}
         self._begun = BegunExecutions()
         self._tasks: asyncio.TaskGroup | None = None
@@ -288,6 +304,11 @@ class DirectScheduler(Scheduler):
     def _execute(self, tasks: asyncio.TaskGroup, lease: Lease, entry: Entry) -> None:
         instance = lease.instance
         execution = Execution(instance, [entry], self._statistics, freed=lease.release)
+        execution.hold, self._free.hold = self._free.hold, NO_HOLD
+        if instance.concurrency is None:
+            shared = self._shared.setdefault(instance, {})
+            shared[execution] = tenant_of(entry.request.caller)
+            execution.shared = shared.values()
         singles = instance.singles
         if singles is not None and singles.accepts(entry.request):
             self._begun.begin(singles, execution, partial(self._ended, lease, execution))
@@ -300,6 +321,11 @@ class DirectScheduler(Scheduler):
         self._ended(lease, self._running.pop(task))
 
     def _ended(self, lease: Lease, execution: Execution) -> None:
+        shared = self._shared.get(lease.instance)
+        if shared is not None:
+            del shared[execution]
+            if not shared:
+                del self._shared[lease.instance]
         if execution.unsent:
             self._put_back(execution.entries[0])
         lease.release()

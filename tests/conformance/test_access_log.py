@@ -14,13 +14,13 @@ from gateway.policy.keys import Role, new_key
 from tests.conformance.keys import ECHO, bearer, status_of, stored, write
 from tests.conformance.models import REPEAT, identity
 from tests.conformance.openai_models import contract, piece
-from tests.rpc import infer_request, streaming
+from tests.rpc import MAX_SECS, infer_request, streaming
 from tests.scripted import installed
 from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
 
 pytestmark = pytest.mark.runs_on("frontends")
 
-ADMIN, INFER = new_key(), new_key()
+ADMIN, INFER, LIMITED = new_key(), new_key(), new_key()
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = ("traceparent", f"00-{TRACE_ID}-{SPAN_ID}-01")
 KEY = ("authorization", f"Bearer {INFER[0]}")
@@ -49,6 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Iterator[Ser
         file.parent / "keys.toml",
         stored(ADMIN, tenant="ops", roles=frozenset({Role.ADMIN})),
         stored(INFER, tenant="batch"),
+        stored(LIMITED, tenant="limited"),
+        "[tenants.limited]\nrequests_per_minute = 1",
     )
     flags = (f"--api-keys={file.parent / 'keys.toml'}", f"--access-log={file}")
     environment = installed(tmp_path_factory.mktemp("backends"))
@@ -161,6 +163,38 @@ def test_each_refusal_over_http_has_a_line_with_its_code_or_reason(
     assert "route" not in nowhere
 
 
+def test_a_refusal_by_a_limit_has_a_line_with_its_reason_on_both_wires(
+    http: httpx.Client, lines: Lines, channel: Any
+) -> None:
+    body, key = {"id": "r1", **ECHO}, bearer(LIMITED[0])
+    for _ in range(2):
+        http.post("/v2/models/single/infer", json=body, headers=key)
+    with pytest.raises(grpc.RpcError):
+        channel.unary_unary(f"{RPC}/ModelInfer")(
+            infer_request("single", "r1", INPUT="x").SerializeToString(),
+            metadata=[("authorization", key["Authorization"])],
+            timeout=WAIT_SECS,
+        )
+    found = lines(3)
+    assert "reason" not in found[0]
+    assert [each["reason"] for each in found[1:]] == ["rate_limited"] * 2
+    assert [each["status"] for each in found] == [200, 429, "RESOURCE_EXHAUSTED"]
+    assert {each["tenant"] for each in found} == {"limited"}
+
+
+def test_a_deadline_has_its_reason_and_its_time_in_the_line(
+    http: httpx.Client, lines: Lines
+) -> None:
+    late = {"text_input": SECRET, "n": 3, "delay_us": 200_000, "deadline_ms": 250}
+    http.post("/v2/models/repeat/generate_stream", json=late)
+    http.post("/v2/models/repeat/generate_stream", json={**late, "n": 1, "deadline_ms": 9000})
+    exceeded, served = lines(2)
+    assert exceeded["reason"] == "deadline_exceeded"
+    assert 250 <= exceeded["deadline_ms"] < 5000
+    assert "reason" not in served
+    assert 9000 <= served["deadline_ms"] < 14000
+
+
 def test_a_change_is_marked_and_a_request_that_reads_is_not(
     http: httpx.Client, lines: Lines, channel: Any
 ) -> None:
@@ -190,6 +224,7 @@ def test_a_unary_rpc_has_a_line_with_its_status(channel: Any, lines: Lines) -> N
     wrong = [("authorization", "Bearer wrong")]
     assert status_of(channel, f"{RPC}/ModelInfer", wrong)[0] == "UNAUTHENTICATED"
     found, unknown, refused = lines(3)
+    assert 0 < found.pop("deadline_ms") <= (WAIT_SECS + 1) * 1000  # that of the RPC
     assert found == {
         **CALLER,
         **TRACE,
@@ -220,6 +255,7 @@ def test_each_request_of_a_stream_has_a_line_and_the_rpc_only_if_it_fails(
     first, second, refused = lines(3)
     route = {"wire": "grpc", "route": f"{RPC}/ModelStreamInfer"}
     about = {**route, **CALLER, **TRACE}
+    assert 0 < first.pop("deadline_ms") <= (MAX_SECS + 1) * 1000  # that of the RPC
     assert first == {**about, **SINGLE, "request_id": "a", "status": "OK"}
     refusal = {"status": "NOT_FOUND", "code": "NOT_FOUND"}
     assert second == {**about, **refusal, "request_id": "b"}

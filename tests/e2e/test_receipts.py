@@ -1,10 +1,16 @@
 """Receipts of requests to the real engine: its own stamps, on every door and of several texts."""
 
 import json
+import time
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.e2e.conftest import MAX_RUNNING
+from tests.e2e.figures import IN_FLIGHT
+from tests.e2e.llama import ENDLESS, streamed
+from tests.e2e.streams import crowd
 from tests.raw import Connection
 from tests.serving import Serving
 
@@ -47,3 +53,26 @@ def test_the_parts_of_the_engine_are_its_own_stamps(
     assert round(sum(timing.values()), 3) == total
     assert timing["prefill"] > 0
     assert timing["prefill"] + timing["generate"] > total / 2
+
+
+QUEUED_SECS = 0.5
+"""A wait in the engine that takes longer than the answer of two tokens."""
+
+
+def test_an_account_names_the_limit_of_the_engine_and_counts_its_requests(server: Serving) -> None:
+    body = {"id": "queued", "text_input": "Once", "max_tokens": 2, "timing": True}
+    with Connection(server.ports["http"]) as connection:
+        with crowd(server, streamed("Once upon", **ENDLESS), MAX_RUNNING):
+            connection.ask("/v2/models/llama/generate", body)
+            server.wait_metric(IN_FLIGHT, "llama", MAX_RUNNING + 1)
+            time.sleep(QUEUED_SECS)
+        assert connection.answer().status == 200
+    found = httpx.get(f"{server.http}/admin/why/queued").json()
+    assert found["why"][0].endswith(
+        f" in the queue of the engine: the limit is max_num_seqs ({MAX_RUNNING})."
+    )
+    assert found["why"][1] == (
+        f"When it began, its instance executed {MAX_RUNNING} further requests, 0 of them of other "
+        "tenants."
+    )
+    assert found["batch"]["requests"] == MAX_RUNNING + 1

@@ -9,7 +9,7 @@ from typing import Any, Self
 from vllm.exceptions import GenerationError, VLLMError, VLLMValidationError
 
 from backends.vllm.engine_request import EngineRequest, cached_tokens, count_tokens, merged, text_of
-from backends.vllm.metrics import OutputCounts
+from backends.vllm.metrics import EngineMetrics
 from backends.vllm.serving.chunk_template import ChunkTemplate
 from backends.vllm.serving.endpoints import check_count, check_parameters
 from gateway.errors import Code, InferenceError
@@ -33,10 +33,10 @@ class Exchange:
         engine: Any,
         new_id: Callable[[], str],
         wasted: Callable[[int], None],
-        counts: OutputCounts | None = None,
+        metrics: EngineMetrics | None = None,
         tenant: str = "",
     ) -> None:
-        self._counts = counts
+        self._metrics = metrics
         self._tenant = tenant
         self.failure: VLLMError | None = None
         self.begun = False
@@ -154,7 +154,7 @@ class Exchange:
             self._generations = [each for each in self._generations if not each.spent]
         check_count(len(self._generations) + 1)
         new = self._new_id()
-        running = EngineRequest(self._engine, new, self._wasted, self._counts, self._tenant)
+        running = EngineRequest(self._engine, new, self._wasted, self._metrics, self._tenant)
         running.trace_headers = self.trace_headers
         running.is_timed = self.is_timed
         # A generation after the first output continues a prompt, as in a beam search.

@@ -19,7 +19,7 @@ from vllm.tool_parsers.abstract_tool_parser import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backends.vllm.engine_request import headers_of, is_timed, raise_if_cancelled
-from backends.vllm.metrics import OutputCounts
+from backends.vllm.metrics import EngineMetrics
 from backends.vllm.serving.chunk_template import chunk_template
 from backends.vllm.serving.endpoints import SERVICES, EndpointService, check_body, check_size
 from backends.vllm.serving.exchange import Exchange
@@ -53,10 +53,10 @@ class OpenAiServing:
         *,
         new_id: Callable[[], str],
         wasted: Callable[[int], None],
-        counts: OutputCounts | None = None,
+        metrics: EngineMetrics | None = None,
     ) -> None:
         self._engine = engine
-        self._counts = counts
+        self._metrics = metrics
         self._state = state
         self._refusals = refusals
         self._new_id = new_id
@@ -69,7 +69,7 @@ class OpenAiServing:
         """
         service, body = await self._read(request)
         tenant = tenant_of(request.caller)
-        new = Exchange(self._engine, self._new_id, self._wasted, self._counts, tenant)
+        new = Exchange(self._engine, self._new_id, self._wasted, self._metrics, tenant)
         new.trace_headers = headers_of(request, self._engine)
         new.is_timed = is_timed(request)
         async with new as exchange:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import Code, InferenceError, Refusal, RefusalReason, unexpected
-from gateway.observability.escaping import escaped
+from gateway.observability.escaping import escaped_json
 from gateway.observability.request_context import current_request
 from gateway.openai_contract import OpenAiRefusal
 from gateway.resumption.recording import KeyReused
@@ -89,12 +88,7 @@ KEY_REUSED = 422
 
 def error_body(message: str) -> bytes:
     """The body of every error on every v2 endpoint."""
-    return _json({"error": shortened(message)})
-
-
-def _json(body: object) -> bytes:
-    """JSON whose texts, which may repeat a client's, control no terminal that shows it."""
-    return escaped(orjson.dumps(body).decode()).encode()
+    return escaped_json({"error": shortened(message)}).encode()
 
 
 def shortened(message: str) -> str:
@@ -197,7 +191,7 @@ def openai_error_body(status: int, message: str, param: str | None = None) -> by
 
 def _openai_body(message: str, kind: str, param: str | None, code: str | int) -> bytes:
     error = {"message": shortened(message), "type": kind, "param": param, "code": code}
-    return _json({"error": error})
+    return escaped_json({"error": error}).encode()
 
 
 def openai_refusal(code: Code, message: str, param: str) -> OpenAiRefusal:

@@ -1,6 +1,5 @@
 """The route that says where the time of an ended request went."""
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,6 +8,7 @@ from gateway.errors import Code, InferenceError
 from gateway.frontends.http.documentation import DocumentedRoute
 from gateway.frontends.http.errors import JSON
 from gateway.frontends.http.request_scope import tenant_in
+from gateway.observability.escaping import escaped_json
 
 
 class WhyRoutes:
@@ -35,4 +35,4 @@ class WhyRoutes:
                 "request with an id whose client asks for it (x-want-timing: 1), or for each one "
                 "with an id if the server has --server-timing=true",
             )
-        return Response(orjson.dumps(found), media_type=JSON)
+        return Response(escaped_json(found), media_type=JSON)

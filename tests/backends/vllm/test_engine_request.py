@@ -12,6 +12,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from backends.vllm import engine_request
 from backends.vllm.engine_request import EngineRequest, is_timed, merged, salted, stamps_of
+from backends.vllm.queue_limits import QueueLimits
 from gateway.messages import EngineStamps, InferRequest
 from gateway.observability.receipt import Receipt
 from gateway.processes.request_terms import TraceParent
@@ -172,6 +173,16 @@ def test_the_stamps_of_several_sequences_are_the_earliest_starts_and_the_latest_
     assert merged([]) is None
     unknown = EngineStamps(0, 2 * secs, 0, 7 * secs)
     assert merged([unknown, found]) == EngineStamps(secs, 7 * secs // 4, 7 * secs // 2, 7 * secs, 3)
+
+
+def test_the_limit_of_a_queue_is_that_of_the_sequence_that_was_scheduled_first() -> None:
+    limits = QueueLimits(8)
+    for secs, running in ((0.5, 8), (1.9, 0)):
+        limits.note(SimpleNamespace(num_running_reqs=running, kv_cache_usage=0.0), secs)
+    assert stamps_of([FIRST], limits).limit == ""
+    found = stamps_of([FIRST, SECOND], limits)
+    assert found.limit == "max_num_seqs (8)"
+    assert merged([stamps_of([FIRST], limits), found]).limit == found.limit
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -1,6 +1,8 @@
 """Refusals by predicted waits, and their counters, over a data plane with a model of one place."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ from gateway.admission.admission import Admission
 from gateway.dataplane import DataPlane
 from gateway.errors import Refusal, RefusalReason
 from gateway.messages import Deadline
+from gateway.observability.access_log import AccessLog
 from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
 from gateway.policy.tenants import TenantRules, Tenants
@@ -138,6 +141,42 @@ async def test_a_request_that_would_be_late_is_refused_with_its_wait(train: Trai
     trained.ask(deadline=first(trained.clock.after(wait / 0.9 + 1)))
     trained.ask(deadline=None)
     assert values(trained.dataplane)["refused_total"] == 1
+
+
+async def test_the_line_of_a_request_has_its_deadline_and_its_predicted_wait(
+    train: Train, tmp_path: Path
+) -> None:
+    trained, log = await train(), AccessLog(tmp_path / "log")
+    trained.dataplane.access_log = log
+    log.open()
+    for _ in range(4):
+        trained.ask()
+    requests = [log.request("http", "/v2", "POST", "", []) for _ in range(3)]
+    with requests[0] as request:
+        request.began_ns = trained.clock.ns
+        refusal = trained.refused(id="late", deadline=first(trained.clock.after(2)))
+        request.note(refusal)
+    with requests[1] as request:
+        request.began_ns = trained.clock.ns
+        trained.ask(deadline=whole(trained.clock.after(100)))
+    with requests[2] as request:
+        request.began_ns = trained.clock.ns
+        with pytest.raises(Refusal) as caught:
+            trained.ask(deadline=first(trained.clock.after(-1)))
+        request.note(caught.value)
+    log.close()
+    late, admitted, over = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    wait = refusal.advice.predicted_wait_secs
+    assert wait is not None
+    assert late["reason"] == "deadline_unreachable"
+    assert (late["model"], late["request_id"]) == ("text", "late")
+    assert late["first_deadline_ms"] == 2000
+    assert "deadline_ms" not in late
+    assert late["predicted_wait_ms"] == round(wait * 1000, 3)
+    assert admitted["deadline_ms"] == 100_000
+    assert admitted["predicted_wait_ms"] == late["predicted_wait_ms"]
+    assert "reason" not in admitted
+    assert (over["reason"], over["first_deadline_ms"]) == ("deadline_exceeded", -1000)
 
 
 async def test_nothing_is_refused_while_little_is_known(train: Train) -> None:

@@ -1,5 +1,6 @@
 """Requests to language models in the names of OpenTelemetry's conventions."""
 
+import json
 from typing import Any
 
 import pytest
@@ -63,6 +64,41 @@ def test_the_id_of_an_answer_is_read_of_its_beginning(text: str, found: str) -> 
     assert generated.attributes("m", 1).get("gen_ai.response.id", "") == found
 
 
+MS = 1_000_000
+"""Nanoseconds."""
+WHOLE = '{"id":"x","choices":[],"usage":%s,"prompt_logprobs":null}'
+CHUNK = '{"id":"x","choices":[],"usage":%s}'
+CHAT_USAGE = (
+    '{"total_tokens":9,"completion_tokens_details":{"audio_tokens":2,"reasoning_tokens":5}}'
+)
+RESPONSES_USAGE = '{"output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 0}}'
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        ([WHOLE % CHAT_USAGE], 5),
+        ([CHUNK % "null", CHUNK % CHAT_USAGE], 5),
+        ([CHUNK % CHAT_USAGE, CHUNK % CHAT_USAGE.replace("5", "12")], 12),
+        ([WHOLE % RESPONSES_USAGE], 0),
+        (["x" * 5000 + WHOLE % CHAT_USAGE], 5),
+        ([WHOLE % CHAT_USAGE, CHUNK % "null"], 5),
+        ([WHOLE % '{"completion_tokens":3,"completion_tokens_details":null}'], None),
+        ([json.dumps({"choices": [{"text": WHOLE % CHAT_USAGE}]})], None),
+        (["no JSON"], None),
+    ],
+)
+def test_tokens_of_thoughts_are_those_of_the_usage_in_an_answer(
+    texts: list[str], found: int | None
+) -> None:
+    generated = Generated()
+    for ns, text in enumerate(texts, 5):
+        response = InferResponse(outputs=(text_tensor(RESPONSE, [text]),), usage=Usage(1, 1))
+        generated.add(response, ns)
+    attributes = generated.attributes("m", 1)
+    assert attributes.get("gen_ai.usage.reasoning.output_tokens") == found
+
+
 def openai_request(endpoint: str = "") -> InferRequest:
     inputs = [text_tensor(REQUEST, ["{}"])]
     if endpoint:
@@ -104,6 +140,69 @@ def test_tokens_and_failures_are_observed(record: Record) -> None:
     }
     assert counts(metrics) == {DURATION: [labels], FIRST_TOKEN: [labels], PER_TOKEN: [labels]}
     assert record.statistics.completion_tokens == 3
+
+
+class Clock:
+    """The time of the metrics, in the place of the module `time`."""
+
+    def __init__(self, ns: int) -> None:
+        self.ns = ns
+
+    def perf_counter_ns(self) -> int:
+        return self.ns
+
+
+def observed(metrics: GenAiMetrics) -> dict[str, tuple[float, str]]:
+    """The sum of each family with one observation, and the bound of its first bucket with it."""
+    found = {}
+    for family in metrics.families():
+        values = {sample.name: sample.value for sample in family.samples}
+        if values.get(f"{family.name}_count") == 1:
+            buckets = [each for each in family.samples if each.name.endswith("_bucket")]
+            bound = next(each.labels["le"] for each in buckets if each.value)
+            found[family.name] = round(values[f"{family.name}_sum"], 9), bound
+    return found
+
+
+@pytest.mark.parametrize(
+    "error", [None, InferenceError(Code.UNKNOWN, "no")], ids=["whole", "fails"]
+)
+def test_times_of_tokens_are_those_of_the_conventions(
+    record: Record, monkeypatch: pytest.MonkeyPatch, error: InferenceError | None
+) -> None:
+    """The first two tokens after 50 ms, three further ones until 450 ms, the end after 500 ms.
+
+    The request is submitted some time after it is received.
+    """
+    record.submitted_ns += 7 * MS
+    clock, metrics = Clock(record.received_ns), GenAiMetrics()
+    monkeypatch.setattr("gateway.models.gen_ai_metrics.time", clock)
+    recorder = metrics.tap(openai_request(), "m", None).recorder(record, record)
+    record.started()
+    begun_ns = clock.ns
+    clock.ns = begun_ns + 20 * MS
+    recorder.responded(text_response(""))
+    clock.ns = begun_ns + 50 * MS
+    recorder.responded(text_response("a", tokens=2))
+    clock.ns = begun_ns + 200 * MS
+    recorder.delivered("text_output", [b"b", b"c"], [1, None])
+    clock.ns = begun_ns + 450 * MS
+    recorder.delivered("text_output", [b"d", b"e"], [1, 1])
+    clock.ns = begun_ns + 500 * MS
+    recorder.ended(error)
+    found = observed(metrics)
+    assert found.pop(DURATION) == (0.5, "0.64")
+    times = {FIRST_TOKEN: (0.05, "0.06"), PER_TOKEN: (0.1, "0.1")}
+    assert found == ({} if error else times)
+
+
+def test_one_token_has_no_time_per_token(record: Record) -> None:
+    metrics = GenAiMetrics()
+    recorder = metrics.tap(openai_request(), "m", None).recorder(record, record)
+    record.started()
+    recorder.responded(text_response("a", tokens=1))
+    recorder.ended(None)
+    assert observed(metrics).keys() == {DURATION, FIRST_TOKEN}
 
 
 def test_a_failure_without_tokens_has_a_duration_only(record: Record) -> None:

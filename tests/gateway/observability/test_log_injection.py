@@ -1,27 +1,39 @@
 """Texts of clients in every sink: none begins a line, ends one, or controls a terminal."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.requests import Request
 
 from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc.http2_wire import written_details
 from gateway.frontends.http.errors import error_body, openai_form
+from gateway.frontends.http.why import WhyRoutes
 from gateway.messages import InferRequest
 from gateway.observability.access_log import AccessLog
 from gateway.observability.exposition import render
+from gateway.observability.gen_ai import CONVERSATION_ID
 from gateway.observability.log import formatter
+from gateway.observability.receipt import receipt_of
+from gateway.observability.receipt_parts import note_batch
+from gateway.observability.receipts import Receipts
+from gateway.observability.span_trace import SpanTrace
+from gateway.observability.spans import spans_of
+from gateway.observability.traceparent import SpanIds
 from gateway.observability.tracer import Tracer
 from gateway.policy.areas import Area
 from gateway.policy.audit import AuditedChange, AuditLog
 from gateway.policy.caller import Caller
 from gateway.settings import LogFormat, LogSettings, TraceSettings
+from tests.collector import read_spans, values
 
 TEXTS = {
     "line": "\n{}",
@@ -143,9 +155,44 @@ def status_of_grpc(text: str, folder: Path) -> str:
     return written_details(InferenceError(Code.INVALID_ARG, text).message) + "\n"
 
 
+def why(text: str, folder: Path) -> str:
+    receipts = Receipts(every=True)
+    asked = InferRequest(model=text, id=text)
+    request = receipts.begin(asked, 1, 2, wished=True)
+    neighbour = InferRequest(model=text, caller=Caller(tenant=text))
+    note_batch([request, neighbour], 2)
+    receipt = receipt_of(request)
+    assert receipt is not None
+    receipt.refused(request, InferenceError(Code.INVALID_ARG, text))
+    receipt.sent()
+    dataplane: Any = SimpleNamespace(receipts=receipts)
+    scope = {"type": "http", "path_params": {"request_id": text}, "headers": []}
+    body = asyncio.run(WhyRoutes(dataplane).why(Request(scope))).body
+    found = orjson.loads(bytes(body))
+    assert found["id"] == found["model"] == shown(text)
+    assert found["status"] == f"refused: {shown(text)}"
+    assert found["batch"]["other_tenants"] == [shown(text)]
+    return bytes(body).decode() + "\n"
+
+
+def spans(text: str, folder: Path) -> str:
+    trace = SpanTrace(1, SpanIds(None), lambda _: None)
+    trace.asked = {CONVERSATION_ID: text}
+    trace.accepted("m", "1", InferRequest(model="m", id=text))
+    trace.routed(text)
+    trace.ended(1)
+    found = [values(each) for each in read_spans(spans_of(trace))]
+    names = ("triton.request_id", CONVERSATION_ID, "server.address")
+    texts = [each[name] for each in found for name in names if name in each]
+    assert len(texts) == len(names)
+    if text.isprintable():
+        assert set(texts) == {text}
+    return " ".join(texts) + "\n"
+
+
 SINKS = (
     *(text_log, json_log, json_log_of_a_request, access_log, audit_log, trace_file),
-    *(metrics_page, error_of_v2, error_of_openai, status_of_grpc),
+    *(metrics_page, error_of_v2, error_of_openai, status_of_grpc, why, spans),
 )
 
 

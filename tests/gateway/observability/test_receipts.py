@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,26 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.json_lines import MOST_CHARS
-from gateway.messages import InferRequest
+from gateway.messages import EngineStamps, InferRequest
 from gateway.observability import receipts as module
 from gateway.observability.receipt import Receipt, receipt_of
-from gateway.observability.receipt_parts import note_batch
-from gateway.observability.receipts import WAITS, Receipts
+from gateway.observability.receipt_parts import (
+    NO_HOLD,
+    NOT_KNOWN,
+    SHOWN_TENANTS,
+    Bound,
+    Hold,
+    note_batch,
+)
+from gateway.observability.receipts import BATCH_WAITS, WAITS, Receipts, account
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from gateway.policy.caller import Caller
-from tests.builders import ScriptedInstance, soon, text_request
+from tests.builders import ScriptedInstance, soon, text_request, text_response
 from tests.conftest import Serve
+
+MS = 1_000_000
+"""Nanoseconds."""
 
 
 def kept(receipts: Receipts, tenant: str, request_id: str) -> Receipt:
@@ -176,3 +187,110 @@ def test_the_others_of_a_batch_are_counted_by_tenant() -> None:
     assert found["why"][-1] == (
         "Its batch of 7 rows had 3 further requests, 1 of them of other tenants."
     )
+
+
+async def test_the_account_of_a_request_counts_all_that_its_engine_executed(
+    serve: Serve,
+) -> None:
+    receipts, instance = Receipts(), ScriptedInstance(concurrency=None)
+    model = serve(instance)
+    for number, tenants in enumerate(("aab", "")):
+        others = [text_request(caller=Caller(tenant=each)) for each in tenants]
+        request = asked(receipts, "a", str(number))
+        receipt = receipt_of(request)
+        assert receipt is not None
+        with ExitStack() as streams:
+            for each in others:
+                streams.enter_context(model.submit(each))
+            tap = receipt.around(request, "1", None)
+            stream = streams.enter_context(model.submit(request, tap=tap))
+            executions = [await instance.begun() for _ in (*others, request)]
+            for execution in executions:
+                execution.answer(text_response("x", final=True))
+                execution.end()
+            await soon(stream.only())
+            await soon(executions[0].stopped.wait())
+        receipt.sent()
+    shared, alone = (receipts.why("a", each) for each in "01")
+    assert shared is not None
+    assert alone is not None
+    assert shared["why"][-1] == (
+        "When it began, its instance executed 3 further requests, 1 of them of other tenants."
+    )
+    assert shared["batch"] == {
+        "rows": 1,
+        "requests": 4,
+        "of_other_tenants": 1,
+        "other_tenants": ["b"],
+    }
+    assert alone["batch"]["requests"] == 1
+
+
+def test_an_account_of_many_tenants_is_small() -> None:
+    receipts = Receipts()
+    request = asked(receipts, "own", "x")
+    receipt = receipt_of(request)
+    assert receipt is not None
+    note_batch(
+        [request], 1, shared=[*(f"t{n:04}" for n in range(1000) for _ in "ab"), *3 * ["own"]]
+    )
+    receipt.around(request, "1", None)
+    receipt.sent()
+    assert receipt.batch is not None
+    assert len(receipt.batch.tenants) <= SHOWN_TENANTS + 2
+    found = receipts.why("own", "x")
+    assert found is not None
+    assert found["batch"]["requests"] == 2003
+    assert found["batch"]["of_other_tenants"] == 2000
+    assert found["batch"]["other_tenants"] == [f"t{n:04}" for n in range(SHOWN_TENANTS)]
+
+
+@pytest.mark.parametrize(
+    ("hold", "words"),
+    [
+        (NO_HOLD, "for an instance: the limit is the number of instances"),
+        (Hold(Bound.DELAY, 5 * MS), BATCH_WAITS[Bound.DELAY]),
+        (Hold(Bound.DELAY, 0), BATCH_WAITS[Bound.DELAY]),
+        (Hold(Bound.DELAY, 80 * MS), BATCH_WAITS[Bound.INSTANCES]),
+        (Hold(Bound.TURN, 5 * MS), BATCH_WAITS[Bound.TURN]),
+        (NOT_KNOWN, WAITS["batch"]),
+    ],
+    ids=str,
+)
+def test_the_wait_for_an_execution_names_the_limit_that_bound(
+    statistics: ModelStatistics, hold: Hold, words: str
+) -> None:
+    """The request waits from 1 ms to 101 ms; without an earlier end all of that counts."""
+    receipts = Receipts()
+    request = asked(receipts)
+    receipt = receipt_of(request)
+    assert receipt is not None
+    record = Record(statistics, 1, 0, lambda _: None)
+    receipt.around(request, "1", None).recorder(record, record)
+    note_batch([request], 1, hold)
+    receipt.begun_ns, receipt.whole_ns = 0, MS // 2
+    record.submitted_ns, record.started_ns = MS, 101 * MS
+    record.ended_ns = receipt.sent_ns = 102 * MS
+    assert account(receipt)["why"] == [f"100.0 of its 102.0 ms it waited {words}."]
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [("max_num_seqs (8)", "the limit is max_num_seqs (8)"), ("", WAITS["engine_queue"])],
+)
+def test_the_wait_in_the_queue_of_an_engine_names_its_limit(
+    statistics: ModelStatistics, limit: str, words: str
+) -> None:
+    receipts = Receipts()
+    request = asked(receipts)
+    receipt = receipt_of(request)
+    assert receipt is not None
+    record = Record(statistics, 1, 0, lambda _: None)
+    receipt.around(request, "1", None).recorder(record, record)
+    receipt.begun_ns = receipt.whole_ns = 0
+    record.submitted_ns = record.started_ns = MS
+    record.engine = EngineStamps(2 * MS, 92 * MS, 93 * MS, 94 * MS, limit=limit)
+    record.ended_ns = receipt.sent_ns = 95 * MS
+    (sentence,) = account(receipt)["why"]
+    assert sentence.startswith("90.0 of its 95.0 ms it waited in the queue of the engine: ")
+    assert sentence.endswith(f"{words}.")

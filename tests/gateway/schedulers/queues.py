@@ -105,10 +105,12 @@ class Queue:
             )
         self.task = asyncio.create_task(self.scheduler.run())
 
-    def employ(self, concurrency: int | None = 1) -> ScriptedInstance:
+    def employ(
+        self, concurrency: int | None = 1, resources: InstanceGroup = PLAIN
+    ) -> ScriptedInstance:
         """Add an instance."""
         instance = ScriptedInstance(concurrency)
-        self.add(instance)
+        self.add(instance, resources)
         return instance
 
     def add(self, instance: Instance, group: InstanceGroup = PLAIN) -> None:
