@@ -1,6 +1,5 @@
 """A request of a router at a replica."""
 
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
@@ -34,7 +33,7 @@ class ReplicaCall(RequestingEnd):
     ) -> None:
         self._bulk = bulk
         self._sender = _sent(bulk, number, request, routing)
-        self._arrivals: deque[Arrival[InferResponse]] = deque()
+        self._arrivals: list[Arrival[InferResponse]] = []
         self._has_large = self.has_begun = False
         super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
         self._known = known

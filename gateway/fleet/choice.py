@@ -224,7 +224,8 @@ class KnownReplica:
         load, added = self.load, len(self._unseen)
         self.room = load.room - added if load.state is ReplicaState.READY else 0
         if not load.prefill_rate:
-            self.ahead = max(0, load.queued + added - self._done)
+            ahead = load.queued + added - self._done
+            self.ahead = ahead if ahead > 0 else 0  # as `max`, without a call
             self.unit_secs = self.own_secs = load.step_secs / self.concurrency
             self.fixed_secs = self.distance_secs
             self.empty_secs = self.fixed_secs + self.ahead * self.unit_secs

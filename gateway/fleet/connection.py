@@ -137,15 +137,21 @@ class ReplicaConnection:
 
     def continues(self, key: Key) -> bool:
         """Whether it takes requests of sequences that are open there; a draining one does."""
-        offer, silent_secs = self.models.get(key), self.silent_secs
-        if silent_secs is None or offer is None or offer.trouble:
+        offer, channel, bulk = self.models.get(key), self._channel, self._bulk
+        if offer is None or offer.trouble or channel is None or channel.is_lost or bulk is None:
             return False
-        return self.has_both and silent_secs <= SILENT_SECS
+        silent_secs = asyncio.get_running_loop().time() - channel.heard_at
+        return bulk.is_open and silent_secs <= SILENT_SECS
 
     @property
     def has_both(self) -> bool:
         """Whether the connection of large tensors has been made, too."""
         return self._bulk is not None and self._bulk.is_open
+
+    def may_have(self, key: Key, interface: bytes) -> bool:
+        """Whether its offer of a model has that interface, or does not exist yet."""
+        digests = self.digests.get(key)
+        return digests is None or digests.interface == interface
 
     def call(
         self,

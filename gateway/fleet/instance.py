@@ -213,7 +213,8 @@ class RoutedRequest:
         self.tried.append(replica)
         self._call_has_begun = False
         self._call = self._instance.send(self, request, replica, demand, self._look)
-        self._look()  # the replica may have been lost meanwhile
+        if self._call.is_lost:  # meanwhile
+            self._look()
 
     def abandon(self) -> None:
         """See `Begun`."""
@@ -228,7 +229,7 @@ class RoutedRequest:
                 self._wait(self._sink)
                 return
             try:
-                if self._pass_texts(call):
+                if self._call_has_begun and self._pass_texts(call):
                     continue
                 response = call.take()
             except InferenceError as error:
@@ -247,7 +248,7 @@ class RoutedRequest:
     def _pass_texts(self, call: ReplicaCall) -> bool:
         """Pass texts on together, after the first response; False if there are none now."""
         sent, sink = self._sent, self._sink
-        if not self._call_has_begun or sink is None or (sent is not None and sent.continued):
+        if sink is None or (sent is not None and sent.continued):
             return False
         run = call.take_texts()
         if run is None:

@@ -127,12 +127,18 @@ class ReplicaPlacement:
         self, demand: Demand, tried: Collection[ReplicaConnection]
     ) -> ReplicaConnection | None:
         """The replica of least cost that is not among those tried."""
+        now = asyncio.get_running_loop().time()
+        hosts, key = self._connections(), self._key
+        if len(hosts) == 1 and not tried:  # it needs no costs
+            [only] = hosts
+            known = only.loads.get(key)
+            if known is not None and known.accepts(now) and only.serves(key):
+                return only
         by_load = {
             known: each
-            for each in self._connections()
-            if (known := each.loads.get(self._key)) is not None and each not in tried
+            for each in hosts
+            if (known := each.loads.get(key)) is not None and each not in tried
         }
-        now = asyncio.get_running_loop().time()
         chosen = choose(demand, by_load, now=now, random=self._random)
         # Nearly always it takes requests: of a thousand replicas only one is asked.
         if chosen is not None and by_load[chosen].serves(self._key):

@@ -112,6 +112,7 @@ class Router:
         self._answers_again = not settings.replicas
         self._answered_at = time.monotonic()
         self._kept: dict[Address, _Kept] = {}
+        self._hosts: dict[tuple[Key, bytes], list[ReplicaConnection]] = {}
         self._outdated: frozenset[Address] = frozenset()
 
     @property
@@ -141,6 +142,7 @@ class Router:
     def _follow(self, listing: Listing, tasks: asyncio.TaskGroup) -> None:
         """Connect to new addresses; end lost connections to those that the directory dropped."""
         addresses = listing.addresses
+        self._hosts.clear()
         for address in addresses:
             if address not in self._kept:
                 found = ReplicaConnection(
@@ -226,6 +228,7 @@ class Router:
 
     def _place(self) -> None:
         """Serve the models that replicas offer, and look for ready ones again."""
+        self._hosts.clear()
         hosts: dict[Key, list[ReplicaConnection]] = {}
         for replica in self.connections:
             for key in replica.models:
@@ -390,8 +393,8 @@ class Router:
 
     def _with(self, key: Key, interface: bytes) -> list[ReplicaConnection]:
         """The connections, without replicas that describe the model in another way."""
-        return [
-            kept.connection
-            for kept in self._kept.values()
-            if (found := kept.connection.digests.get(key)) is None or found.interface == interface
-        ]
+        hosts = self._hosts.get((key, interface))
+        if hosts is None:  # the first request after a change
+            hosts = [each for each in self.connections if each.may_have(key, interface)]
+            self._hosts[key, interface] = hosts
+        return hosts

@@ -9,7 +9,9 @@ from gateway.processes.request_terms import TraceParent
 
 def sent_to(address: str, trace: Lineage | None) -> Lineage | None:
     """The `trace` of a request as it is sent; that of this router records the replica."""
-    return TraceParent(trace.routed(address)) if isinstance(trace, Trace) else trace
+    if trace is None or not isinstance(trace, Trace):
+        return trace
+    return TraceParent(trace.routed(address))
 
 
 def begin_trace(tracer: Tracer, request: InferRequest, received_ns: int) -> Trace | None:

@@ -271,7 +271,7 @@ class Model:
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
-        if trace is None and isinstance(request.trace, Trace):
+        if trace is None and request.trace is not None and isinstance(request.trace, Trace):
             trace = request.trace.child()
         if trace is not None:
             request.trace = trace  # type: ignore[misc]  # as `Execution` sets `sink`

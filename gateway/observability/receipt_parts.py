@@ -1,7 +1,8 @@
 """Contents of a receipt: parts of the time without waits for the client, and the batch."""
 
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import Final, NamedTuple
@@ -54,6 +55,12 @@ class Hold(NamedTuple):
     bound: Bound
     since_ns: int
 
+    def also(self, bound: Bound) -> "Hold":
+        """The limit of queued requests that wait for this, too, although an instance is free."""
+        if self is NO_HOLD:
+            return Hold(bound, time.perf_counter_ns())
+        return self if self.bound is bound else Hold(Bound.UNKNOWN, self.since_ns)
+
     def over(self, queued_ns: int, started_ns: int) -> Bound:
         """The limit for the longer part of a wait."""
         held_ns = started_ns - max(self.since_ns, queued_ns)
@@ -86,17 +93,18 @@ def note_batch(
     requests: Sequence[InferRequest],
     rows: int,
     hold: Hold = NOT_KNOWN,
-    shared: Collection[str] | None = None,
+    shared: Callable[[], Sequence[str]] | None = None,
 ) -> None:
     """Note in the receipts of requests that they execute together.
 
-    `shared` are the tenants of all requests that the instance executes, if it takes every one.
+    `shared` gives the tenants of all requests that the instance executes, if it takes every one.
     """
     own = tenant_of(requests[0].caller)
     if shared is not None:
-        counts = Counter(shared)
+        found = shared()
+        counts = Counter(found)
         tenants = {own: counts[own], **dict(islice(counts.items(), SHOWN_TENANTS + 1))}
-        batch = Batch(rows, tenants, hold, len(shared))
+        batch = Batch(rows, tenants, hold, len(found))
     elif len(requests) > 1:
         batch = Batch(rows, Counter([tenant_of(each.caller) for each in requests]), hold)
     else:

@@ -102,6 +102,11 @@ class FrameDecoder:
         self.most_bytes = most_bytes
         self._incomplete = bytearray()
 
+    def is_one(self, data: bytes) -> bool:
+        """Whether `data` is one whole frame, with nothing received before it."""
+        size = len(data) - HEAD.size
+        return size >= 0 and not self._incomplete and LENGTH.unpack_from(data)[0] == size
+
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames completed by `data`; iterate over all of them. Raises FrameTooLong."""
         if self._incomplete:
@@ -248,8 +253,11 @@ class Channel(asyncio.Protocol):
         may_write = not self._is_scheduled
         self._is_scheduled = True
         try:
-            with WRITES:  # each write to a client would wake it between two frames
+            if self._reader.is_one(data):
                 self._hear(data)
+            else:
+                with WRITES:  # each write to a client would wake it between two frames
+                    self._hear(data)
         except FrameTooLong as error:
             log.warning("connection dropped", extra={"reason": str(error)})
             self.abort()
@@ -323,7 +331,7 @@ class ChannelCall(Receiver):
         self._channel = channel
         self._call = call
         self._window = SendWindow()
-        self._receipts = ReceiveWindow()
+        self._receipts: ReceiveWindow | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def hear(self, frame: Frame) -> None:
@@ -342,6 +350,8 @@ class ChannelCall(Receiver):
 
     def _passed_on(self, size: int) -> None:
         """Count a passed-on frame, and report it to the sender."""
+        if self._receipts is None:
+            self._receipts = ReceiveWindow()
         if reported := self._receipts.add(size):
             self._channel.send(FrameKind.TAKEN, self._call, number(reported))
 

@@ -127,9 +127,10 @@ class RequestingEnd(ChannelCall):
             return None
         frame = self._frames.popleft()
         if frame.kind == InferenceKind.DATA:
-            self._read(frame)
             response = read_response(frame.payload)
             self.is_over = response.final
+            if not response.final:  # its sender waits for no room
+                self._read(frame)
             return response
         if frame.kind == InferenceKind.TEXTS:
             self._read(frame)

@@ -204,19 +204,16 @@ def read_response(payload: bytes, large: Sequence[Buffer] = ()) -> InferResponse
         )
     except UNREADABLE as error:
         raise malformed("response", payload, error) from error
-    fields: dict[str, Any] = {
-        "outputs": outputs,
-        "parameters": found.parameters or NO_PARAMETERS,
-        "final": found.final,
-        "usage": found.usage and Usage(*found.usage, found.cached_tokens),
-    }
-    if found.phases is not None:
-        fields["phases"] = Phases(*found.phases)
-    if found.error is not None:
-        fields["error"] = error_of(found.error)
-    if found.engine is not None:
-        fields["engine"] = EngineStamps(*found.engine)
-    return InferResponse(**fields)
+    usage, phases, failed, engine = found.usage, found.phases, found.error, found.engine
+    return InferResponse(
+        outputs=outputs,
+        parameters=found.parameters or NO_PARAMETERS,
+        final=found.final,
+        usage=None if usage is None else Usage(*usage, found.cached_tokens),
+        phases=None if phases is None else Phases(*phases),
+        error=None if failed is None else error_of(failed),
+        engine=None if engine is None else EngineStamps(*engine),
+    )
 
 
 def stamps_of(engine: EngineStamps) -> tuple[int, int, int, int, int]:

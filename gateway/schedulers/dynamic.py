@@ -164,7 +164,7 @@ class DynamicScheduler(Scheduler):
         if self.order is not None and self.order.blocked:
             return
         if self._delays and not self._batch_is_due(self._free.first):
-            self._free.held(Bound.DELAY)
+            self._free.hold = self._free.hold.also(Bound.DELAY)
             return
         lease = self._free.take()
         if lease is None:
@@ -280,7 +280,7 @@ class DynamicScheduler(Scheduler):
             execution = self._take(task, lease)
 
     async def _let_more_arrive(self) -> None:
-        self._free.held(Bound.DELAY)
+        self._free.hold = self._free.hold.also(Bound.DELAY)
         before, clock = self._queue.rows, time.monotonic_ns
         enough = self._waits.enough(self._most_rows)
         wait = BatchWait(before, clock())

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gateway.backend import Begun, Instance, Note, NotSent, SingleExecutions
@@ -99,7 +99,7 @@ class Execution:
         """Set if the instance did not receive the entries that are not done: another one may."""
         self.hold: Hold = NO_HOLD
         """The limit for which its entries have waited; it is not known of sequences."""
-        self.shared: Collection[str] | None = None
+        self.shared: Callable[[], Sequence[str]] | None = None
         """The tenants of all requests that the instance executes, if it takes every one."""
         self._statistics = statistics
         self._freed = freed

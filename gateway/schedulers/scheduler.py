@@ -4,7 +4,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -104,8 +104,8 @@ class FreeInstances:
     `on_free` is called when an instance may have become free. An instance that is registered with
     a rate limiter also needs its turn; `on_free` is called in its turn, which ends with that call.
     `instances` are the free ones; one that takes any number of executions stays among them.
-    They are `limited` if a rate limiter gives turns. `hold` is the limit for which queued requests
-    wait.
+    They are `limited` if a rate limiter gives turns. Queued requests wait for the limit `hold`.
+    An `unlimited` instance is the only one, and takes any number of executions without a lease.
     """
 
     def __init__(self, on_free: Callable[[], None]) -> None:
@@ -113,6 +113,7 @@ class FreeInstances:
         self.instances: deque[Instance] = deque()
         self.limited = False
         self.hold: Hold = NO_HOLD
+        self.unlimited: Instance | None = None
         self._known: set[Instance] = set()
         self._limiter: ExecutionLimiter | None = None
         self._registrations: dict[Instance, Registration] = {}
@@ -135,6 +136,7 @@ class FreeInstances:
             self._limiter, self.limited = registration.limiter, True
             self._registrations[instance] = registration
         self.instances.extend([instance] * (instance.concurrency or 1))
+        self._find_unlimited()
 
     def remove(self, instance: Instance) -> None:
         """Remove an instance; its leases stay valid."""
@@ -143,15 +145,13 @@ class FreeInstances:
         if self._offered is instance:
             self._offered = None
         self._forget_registration(instance)
+        self._find_unlimited()
         if not self._known:
             self.rest()
 
-    def held(self, bound: Bound) -> None:
-        """Note that queued requests wait for this although an instance is free."""
-        if self.hold is NO_HOLD:
-            self.hold = Hold(bound, time.perf_counter_ns())
-        elif self.hold.bound is not bound:
-            self.hold = Hold(Bound.UNKNOWN, self.hold.since_ns)
+    def _find_unlimited(self) -> None:
+        known = [each for each in self._known if each.concurrency is None and not self.limited]
+        self.unlimited = known[0] if len(known) == len(self._known) == 1 else None
 
     def take(self) -> "Lease | None":
         """A lease of the next instance; None if no instance is free, or it is not its turn."""
@@ -187,7 +187,7 @@ class FreeInstances:
         if instance is None:
             limiter.ask(self)
             if self.instances:
-                self.held(Bound.TURN)
+                self.hold = self.hold.also(Bound.TURN)
             return None
         self.instances.remove(instance)
         if instance.concurrency is None:
@@ -239,38 +239,54 @@ class DirectScheduler(Scheduler):
 
     An instance takes as many executions at once as its `concurrency` says. An instance without a
     `concurrency`, such as an engine that batches in flight, takes every request immediately.
-    A request is executed without a task if its instance can. `_shared` has the tenants of the
-    executions of each instance that takes every request.
+    A request is executed without a task if its instance can. `_tenants` has those of all executions
+    of each instance that takes every request.
     """
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
         self._queue: OrderedDict[Entry, None] = OrderedDict()
         self._free = FreeInstances(self._dispatch)
-        self._shared: dict[Instance, dict[Execution, str]] = {}
+        self._tenants: dict[Instance, Callable[[], Sequence[str]]] = {}
         self._running: dict[asyncio.Task[None], Execution] = {}
         self._begun = BegunExecutions()
         self._tasks: asyncio.TaskGroup | None = None
         self._dispatching = False
 
     def submit(self, entry: Entry) -> None:
+        only = self._free.unlimited
+        if only is not None and self._tasks is not None and not self._queue and only.alive:
+            singles = only.singles
+            if singles is not None and singles.accepts(entry.request):
+                execution = Execution(only, [entry], self._statistics)
+                execution.shared = self._tenants[only]
+                self._begun.begin(singles, execution, partial(self._ended, None, execution))
+                return
         self._queue[entry] = None
         self._dispatch()
         if entry in self._queue:  # a cancelled request leaves the queue immediately
             entry.stream.on_cancel(partial(self._cancelled, entry))
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        if instance.concurrency is None:
+            self._tenants[instance] = partial(self._tenants_of, instance)
         self._free.add(instance, registration)
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._free.remove(instance)
+        self._tenants.pop(instance, None)
         running = {task: each for task, each in self._running.items() if each.instance is instance}
         return all_ended(running | self._begun.of(instance), error)
 
     @property
     def executions(self) -> Iterable[Execution]:
         return (*self._running.values(), *self._begun)
+
+    def _tenants_of(self, instance: Instance) -> Sequence[str]:
+        """The tenant of each request that an instance executes."""
+        found = [each for each in self.executions if each.instance is instance]
+        return [tenant_of(entry.request.caller) for each in found for entry in each.entries]
 
     async def run(self) -> None:
         async with self._begun, asyncio.TaskGroup() as tasks:
@@ -305,10 +321,7 @@ class DirectScheduler(Scheduler):
         instance = lease.instance
         execution = Execution(instance, [entry], self._statistics, freed=lease.release)
         execution.hold, self._free.hold = self._free.hold, NO_HOLD
-        if instance.concurrency is None:
-            shared = self._shared.setdefault(instance, {})
-            shared[execution] = tenant_of(entry.request.caller)
-            execution.shared = shared.values()
+        execution.shared = self._tenants.get(instance)
         singles = instance.singles
         if singles is not None and singles.accepts(entry.request):
             self._begun.begin(singles, execution, partial(self._ended, lease, execution))
@@ -320,15 +333,13 @@ class DirectScheduler(Scheduler):
     def _finished(self, lease: Lease, task: asyncio.Task[None]) -> None:
         self._ended(lease, self._running.pop(task))
 
-    def _ended(self, lease: Lease, execution: Execution) -> None:
-        shared = self._shared.get(lease.instance)
-        if shared is not None:
-            del shared[execution]
-            if not shared:
-                del self._shared[lease.instance]
+    def _ended(self, lease: Lease | None, execution: Execution) -> None:
         if execution.unsent:
             self._put_back(execution.entries[0])
-        lease.release()
+        if lease is not None:
+            lease.release()
+        elif execution.unsent:
+            self._dispatch()
 
     def _put_back(self, entry: Entry) -> None:
         """Queue a request that its instance did not receive, at its place in the order."""

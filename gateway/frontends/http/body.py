@@ -276,6 +276,12 @@ def accepted(header: str) -> str:
     return best
 
 
+def answer_encoding(headers: Headers) -> str:
+    """The encoding of the answer to a request with these headers."""
+    accepts = headers.get(b"accept-encoding")
+    return accepted(accepts.decode("latin-1")) if accepts else IDENTITY
+
+
 def _quality(parameters: str) -> float:
     key, _, value = parameters.strip().partition("=")
     if key.strip() != "q":

@@ -17,7 +17,7 @@ from gateway.frontends.http.body import (
     IDENTITY,
     WINDOW_BITS,
     InferBody,
-    accepted,
+    answer_encoding,
     compress,
     divide,
     header_length,
@@ -74,9 +74,7 @@ from gateway.stream import ResponseStream
 from gateway.threads import LARGE_BYTES
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-WITH_TASK = frozenset(
-    {b"accept-encoding", b"content-encoding", b"transfer-encoding", KEY_HEADER, ORIGIN}
-)
+WITH_TASK = frozenset({b"content-encoding", b"transfer-encoding", KEY_HEADER, ORIGIN})
 """The headers of requests whose responses need a task, and of pages, which have conditions."""
 FREE = HttpAccess()
 AS_REPLAYED = (REPLAYED.lower().encode(), b"true")
@@ -193,6 +191,8 @@ class InferRoute:
         headers = dict(scope["headers"])
         if found is None or scope["method"] != "POST" or not WITH_TASK.isdisjoint(headers):
             return None
+        if answer_encoding(headers) != IDENTITY:
+            return None
         address = path_address(self._dataplane, *found.groups(""), caller=caller_in(scope))
         return None if address is None else self._head(address, scope)
 
@@ -296,8 +296,7 @@ class InferRoute:
         else:
             encoded = self._encoder.encode(*answered)
         answer = whole_answer(encoded)
-        accepts = call.head.headers.get(b"accept-encoding")
-        encoding = accepted(accepts.decode("latin-1")) if accepts else IDENTITY
+        encoding = answer_encoding(call.head.headers)
         if encoding != IDENTITY:
             compressed = await compress(encoding, answer.parts, self._threads)
             answer.parts = [compressed]

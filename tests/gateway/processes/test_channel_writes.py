@@ -74,3 +74,17 @@ async def test_the_first_frame_of_a_lone_call_is_written_at_once() -> None:
     assert log == [frames[0], frames[1] + frames[2]], "another call is under way"
     await settle()
     assert b"".join(log) == b"".join(frames)
+
+
+async def test_the_only_frame_of_a_read_needs_no_batch_of_writes() -> None:
+    batched: list[bool] = []
+
+    class Noting(Silent):
+        def hear(self, frame: Frame) -> None:
+            batched.append(WRITES.collected is not None)
+
+    channel, frame = Channel(lambda frame: None), packed(FrameKind.DATA, 1, b"text")
+    channel.join(1, Noting())
+    for data in (frame, frame[:5], frame[5:], frame + frame[:12], frame[12:], frame):
+        channel.data_received(data)
+    assert batched == [False, True, True, True, False]

@@ -46,8 +46,8 @@ class Begun:
 class PromptInstance(ScriptedInstance):
     """Begins each request, answers `at_once`, or raises `refusal` instead."""
 
-    def __init__(self) -> None:
-        super().__init__(1)
+    def __init__(self, concurrency: int | None = 1) -> None:
+        super().__init__(concurrency)
         self.singles = self
         self.accepted = True
         self.all_begun: list[Begun] = []

@@ -61,6 +61,7 @@ REQUESTS = {
     "binary": post(PATH, BINARY_JSON + FLOATS, f"{LENGTH}: {len(BINARY_JSON)}"),
     "raw": post(PATH, FLOATS, f"{LENGTH}: 0"),
     "compressed": post(PATH, BODY, "Accept-Encoding: gzip"),
+    "identity": post(PATH, BODY, "Accept-Encoding: identity"),
     "no model": post("/v2/models/none/infer", BODY),
     "no version": post("/v2/models/echo/versions/one/infer", BODY),
     "a decoupled model": post("/v2/models/llm/infer", BODY),
@@ -275,7 +276,17 @@ class Begun:
 )
 async def test_what_has_to_wait_is_not_begun(serve: Serve, header: bytes) -> None:
     app = app_of(serve(echo(), config=ECHO))
-    assert not Begun(app, BODY, (header, b"x")).is_begun
+    assert not Begun(app, BODY, (header, b"gzip")).is_begun
+
+
+@pytest.mark.parametrize("accepts", [b"identity", b"br", b"identity, gzip;q=0.5"])
+async def test_an_answer_that_stays_without_an_encoding_is_begun(
+    serve: Serve, accepts: bytes
+) -> None:
+    begun = Begun(app_of(serve(echo(), config=ECHO)), BODY, (b"accept-encoding", accepts))
+    assert begun.is_begun
+    await settle()
+    assert begun.connection.answered
 
 
 async def test_an_idle_connection_keeps_no_body(serve: Serve) -> None:
