@@ -61,7 +61,8 @@ class ResponseStream:
     follows: the producer ended it, or the reader disconnected. A stream is the `cancellation` of
     its request: a scheduler uses `on_cancel`, a backend uses `subscribe`. It is the `sink`, too.
     `request_id`, `caller` and `model`, the loaded version, are set for requests of clients.
-    `model_at`: see `Sink`. `on_end` is called once it is done, behind its recorder.
+    `model_at`: see `Sink`. `on_end` is called once it is done, behind its recorder. While nothing
+    is unread, `write_texts` gets the texts of `put_texts` first.
     """
 
     __slots__ = (
@@ -79,7 +80,6 @@ class ResponseStream:
         "_shared_bytes",
         "_subscriber",
         "_taken",
-        "_write_texts",
         "_writer",
         "caller",
         "cancelled",
@@ -89,6 +89,7 @@ class ResponseStream:
         "on_end",
         "request_id",
         "stopping",
+        "write_texts",
     )
 
     def __init__(self, recorder: StreamRecorder | None = None, limit: int = DEFAULT_LIMIT) -> None:
@@ -105,7 +106,7 @@ class ResponseStream:
         self._error: InferenceError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
-        self._write_texts: WriteTexts | None = None
+        self.write_texts: WriteTexts | None = None
         self._writer: asyncio.Future[None] | None = None
         self._on_cancel: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
@@ -119,7 +120,7 @@ class ResponseStream:
 
     def close(self) -> None:
         """End reading, as leaving the `with` block does; for a reader without a task."""
-        self._listener = self._write_texts = None
+        self._listener = self.write_texts = None
         if not self.done or self._writer is not None:
             self.cancel()
         self.cancelled = True
@@ -169,7 +170,7 @@ class ResponseStream:
 
     def put_texts(self, name: str, texts: Sequence[bytes], tokens: Sequence[int | None]) -> bool:
         """See `Sink.put_texts`."""
-        write, unread = self._write_texts, self._responses or self._held or self.done
+        write, unread = self.write_texts, self._responses or self._held or self.done
         if write is None or unread or not write(name, texts):
             return [self.put(each) for each in responses_of_texts(name, texts, tokens)][-1]
         if self._recorder is not None:
@@ -323,10 +324,9 @@ class ResponseStream:
     def listen(self, callback: Callable[[], None], write_texts: WriteTexts | None = None) -> None:
         """Call `callback` synchronously whenever there may be something to `take`.
 
-        Immediately if there already is. For a reader without a task, or of several streams. While
-        nothing is unread, `write_texts` gets the texts of `put_texts` first.
+        Immediately if there already is. For a reader without a task, or of several streams.
         """
-        self._listener, self._write_texts = callback, write_texts
+        self._listener, self.write_texts = callback, write_texts
         if self.done or self._responses:
             callback()
 

@@ -19,7 +19,8 @@ class ReplicaCall(RequestingEnd):
 
     `expected_secs` is the time until its first response, `expected_tokens` those of its prompt that
     the engine has in its cache, as expected when it was sent; a part of a response ends the
-    waiting: it `has_begun`.
+    waiting: it `has_begun`. `on_texts` gets the payloads of frames of texts, as they come while
+    nothing is unread; it returns False for those that `take` has to take.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ReplicaCall(RequestingEnd):
         self._sender = _sent(bulk, number, request, routing)
         self._arrivals: list[Arrival[InferResponse]] = []
         self._has_large = self.has_begun = False
+        self.on_texts: Callable[[bytes], bool] = _untaken
         super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
         self._known = known
         self.expected_secs, self.expected_tokens = 0.0, 0
@@ -64,6 +66,14 @@ class ReplicaCall(RequestingEnd):
             self._passed_on(size)
         return arrival.take()
 
+    def take_texts(self) -> bool:
+        """Pass the next frame to `on_texts`; False if `take` has to take it."""
+        frame = None if self._responses or not self._frames else self._frames[0]
+        if frame is None or frame.kind != InferenceKind.TEXTS or not self.on_texts(frame.payload):
+            return False
+        self._read(self._frames.popleft())
+        return True
+
     def leave(self) -> int:
         self._known.end(self._call)
         if self._sender is not None:
@@ -76,6 +86,13 @@ class ReplicaCall(RequestingEnd):
         return super().leave()
 
     def _take(self, frame: Frame) -> None:
+        if (
+            frame.kind == InferenceKind.TEXTS
+            and not (self._frames or self._responses)
+            and self.on_texts(frame.payload)
+        ):
+            self._passed_on(len(frame.payload))
+            return
         if not self.has_begun:
             self.has_begun = True
             self._known.begin(self._call)
@@ -112,6 +129,11 @@ def _sent(
     sender = LargeSender(bulk, number, _unlimited, _unheeded)
     sender.send(FleetKind.LARGE_REQUEST, message, large)
     return sender
+
+
+def _untaken(payload: bytes) -> bool:
+    """Texts before the first response."""
+    return False
 
 
 def _unlimited(size: int) -> None:

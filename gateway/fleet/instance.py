@@ -27,6 +27,7 @@ from gateway.generation import generates_text
 from gateway.messages import InferRequest, InferResponse, Sink
 from gateway.models.limits import Limits
 from gateway.processes.request_terms import Routing
+from gateway.processes.text_runs import read_plain_run
 
 log = logging.getLogger("sluice.fleet")
 
@@ -62,8 +63,7 @@ class FleetInstance(Instance):
         self.prompts, self.is_repeatable = prompts, is_repeatable(config)
         may_continue = self.is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
-        random = Random()
-        self.placement = ReplicaPlacement(self.key, connections, random)
+        self.placement = ReplicaPlacement(self.key, connections, random := Random())
         self.waiting = WaitingRequests(self.placement.targets, random)
         self.room = WaitingRoom[RoutedRequest](config, counts, self.placement)
         self.singles, self.is_chosen = self, False
@@ -153,8 +153,7 @@ class RoutedRequest:
     """
 
     def __init__(self, instance: FleetInstance, request: InferRequest, reader: Reader) -> None:
-        self._instance = instance
-        self.request = request
+        self._instance, self.request = instance, request
         prompts = instance.prompts
         self.prompt = prompts.read(request) if prompts.has_tokens else None
         self._reader: Reader | None = reader
@@ -229,7 +228,7 @@ class RoutedRequest:
                 self._wait(self._sink)
                 return
             try:
-                if self._call_has_begun and self._pass_texts(call):
+                if call.take_texts():
                     continue
                 response = call.take()
             except InferenceError as error:
@@ -245,12 +244,12 @@ class RoutedRequest:
             elif response is None:
                 return
 
-    def _pass_texts(self, call: ReplicaCall) -> bool:
-        """Pass texts on together, after the first response; False if there are none now."""
+    def _pass_texts(self, payload: bytes) -> bool:
+        """Pass the texts of a frame on together; False if they have to wait, or are not plain."""
         sent, sink = self._sent, self._sink
-        if sink is None or (sent is not None and sent.continued):
+        if sink is None or sink.full or (sent is not None and sent.continued):
             return False
-        run = call.take_texts()
+        run = read_plain_run(payload)
         if run is None:
             return False
         if sent is not None:
@@ -261,6 +260,7 @@ class RoutedRequest:
     def _pass_on(self, call: ReplicaCall, response: InferResponse) -> None:
         if not self._call_has_begun:
             self._call_has_begun = True
+            call.on_texts = self._pass_texts
             self.tried[-1].answered(self._instance.key)
         if not self.has_begun:
             self.has_begun = True

@@ -76,6 +76,13 @@ class GrpcCall(RpcCall, ChannelCall):
             await self._window.room()
             self._require_client()
 
+    def write(self, messages: Sequence[bytes]) -> bool:
+        if self._is_disconnected or not self._window.has_room:
+            return False
+        for message in messages:
+            self._send_data(message)
+        return True
+
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         self._require_client()
         self._channel.send(FrontendKind.HEAD, self._call, headed(metadata_pairs(metadata)))

@@ -20,7 +20,7 @@ from gateway.processes.inference_messages import (
     write_request,
     write_response,
 )
-from gateway.processes.text_runs import TextRun, read_run
+from gateway.processes.text_runs import read_run
 from gateway.processes.windows import WINDOW_BYTES
 
 log = logging.getLogger("sluice.server")
@@ -141,18 +141,6 @@ class RequestingEnd(ChannelCall):
             raise read_error(frame.payload)
         if frame.kind == InferenceKind.ABORT:
             raise unexpected()
-        return None
-
-    def take_texts(self) -> TextRun | None:
-        """The next responses as a plain run of texts; None if `take` has to take the next one."""
-        if self._responses or not self._frames or self._frames[0].kind != InferenceKind.TEXTS:
-            return None
-        frame = self._frames.popleft()
-        self._read(frame)
-        run = read_run(frame.payload)
-        if run.is_plain:
-            return run
-        self._responses.extend(run.responses())
         return None
 
     def _read(self, frame: Frame) -> None:

@@ -31,11 +31,6 @@ class TextRun(msgspec.Struct, array_like=True, gc=False):
     texts: Annotated[tuple[bytes, ...], Meta(min_length=1)]
     tokens: tuple[_Tokens, ...]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether each response is a `response_of_text`."""
-        return self.shape == (1,)
-
     def responses(self) -> Sequence[InferResponse]:
         """The responses, at least one."""
         return responses_of_texts(self.name, self.texts, self.tokens, self.shape)
@@ -80,6 +75,15 @@ def read_run(payload: bytes) -> TextRun:
         text = f"malformed texts of another process: {error}"
         raise InferenceError(Code.INTERNAL, text) from error
     return found
+
+
+def read_plain_run(payload: bytes) -> TextRun | None:
+    """As `read_run`; None unless each response is a `response_of_text`, and for other bytes."""
+    try:
+        run = read_run(payload)
+    except InferenceError:
+        return None
+    return run if run.shape == (1,) else None
 
 
 def _text(response: InferResponse) -> bytes | None:

@@ -8,7 +8,8 @@ In reading order:
 - `rpc`: calls, methods, status codes and errors; the interface of transports
 - `stream_infer`: ModelStreamInfer, its requests and their cancellation
 - `recorded_streams`: its recorded streams, and messages that resume them
-- `outbox`: order, limits and sending of its responses
+- `stream_order`: order of its requests
+- `outbox`: limits and sending of its responses
 - `request`: decoding of requests
 - `parameters`: request parameters and forwarded metadata
 - `message_memo`: memo of parsed messages
@@ -20,6 +21,7 @@ In reading order:
 - `hyper_call`: one RPC
 - `hyper_begun`: RPCs without a task
 - `hyper_limits`: limits of memory, of time on the event loop, of pings and age
+- `hyper_writes`: messages without a task
 - `hyper_ends`: ends of many RPCs at once
 - `http2_wire`: headers, framing and compression of gRPC over HTTP/2
 """

@@ -1,8 +1,7 @@
 """One RPC on hyper's HTTP/2: messages, metadata and status on one stream, and its events.
 
-httpunk creates three events and a queue per RPC, most of which have no waiter. asyncio's allow any
-number of waiters, and cost more than the rest of httpunk for a small RPC. The shortcuts use private
-names of httpunk: its release is pinned, and tests fail if they change.
+Events and queues of asyncio cost more than the rest of httpunk for a small RPC. The shortcuts use
+private names of httpunk: its release is pinned, and tests fail if they change.
 """
 
 import asyncio
@@ -30,6 +29,7 @@ from gateway.frontends.grpc.http2_wire import (
     written_metadata,
 )
 from gateway.frontends.grpc.hyper_limits import BufferBudget, BufferShare
+from gateway.frontends.grpc.hyper_writes import send_at_once
 from gateway.frontends.grpc.response import MAX_MESSAGE_BYTES
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, RpcCall
 from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
@@ -129,6 +129,9 @@ class HyperCall(RpcCall):
             raise ClientDisconnected from error
         finally:
             self._outgoing.clear()
+
+    def write(self, messages: Sequence[bytes]) -> bool:
+        return self._encoding == IDENTITY and send_at_once(self._request, messages)
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         headers = BEGUN

@@ -168,11 +168,11 @@ class BoundedConnection(GradualEnds):
         self.turn_bytes = min(TURN_BYTES, TURN_FRAMES * (1 + len(data) // len(frames)))
         return frames
 
-    def send_together(self, send: Callable[[], None]) -> None:
+    def send_together(self, send: Callable[[], None], *, own: int = 0) -> None:
         """Call a function that sends frames, and write them at once.
 
-        They wait for the writer if other streams are open, since their frames may follow soon, and
-        while the client does not read.
+        They wait for the writer if more streams are open than their `own`, since frames of those
+        may follow soon, and while the client does not read.
         """
         event: Any = self._write_evt
         if event.is_set():
@@ -184,11 +184,11 @@ class BoundedConnection(GradualEnds):
         finally:
             event.clear()
             if self.has_pending():
-                self._write_pending()
+                self._write_pending(own)
 
-    def _write_pending(self) -> None:
+    def _write_pending(self, own: int) -> None:
         stream: Any = self._transport
-        if self.num_streams or self._send_lock.locked() or not stream.may_write:
+        if self.num_streams > own or self._send_lock.locked() or not stream.may_write:
             self._write_evt.set()
             return
         data, _ = self.take_pending()

@@ -1,27 +1,30 @@
-"""Responses of one ModelStreamInfer: order, limits of unsent ones, sending."""
+"""Responses of one ModelStreamInfer: limits of unsent ones, sending."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from gateway.errors import InferenceError, RefusedError, unexpected
 from gateway.frontends.grpc.refusals import refusal_parameters
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected
+from gateway.frontends.grpc.stream_order import OrderPosition
 from gateway.messages import InferResponse, Parameter
 from gateway.observability.receipt import Receipt, with_timing
 from gateway.observability.trace import Trace
 from gateway.resumption.reader import EventId, RecordingReader, Responses
-from gateway.stream import INTERRUPTED, Interrupted, has_data
+from gateway.stream import INTERRUPTED, Interrupted, ResponseStream, has_data
 
 log = logging.getLogger("sluice.grpc")
 
 Send = Callable[[Sequence[bytes]], Awaitable[None]]
+Write = Callable[[Sequence[bytes]], bool]
+"""See `RpcCall.write`."""
 
 MAX_ANSWERS = 1024
 MAX_BYTES = 64 * 1024 * 1024
@@ -40,10 +43,19 @@ class Outbox:
     sending a batch for longer raises TimeoutError.
     """
 
-    __slots__ = ("_is_late", "_send", "_sending", "_started", "_timeout", "_timeout_secs", "_timer")
+    __slots__ = (
+        "_is_late",
+        "_send",
+        "_sending",
+        "_started",
+        "_timeout",
+        "_timeout_secs",
+        "_timer",
+        "_write",
+    )
 
-    def __init__(self, send: Send, timeout_secs: float) -> None:
-        self._send = send
+    def __init__(self, send: Send, timeout_secs: float, write: Write | None = None) -> None:
+        self._send, self._write = send, write
         self._timeout_secs = timeout_secs
         self._sending = asyncio.Lock()
         self._started = 0.0
@@ -83,6 +95,10 @@ class Outbox:
             finally:
                 self._started = 0.0
 
+    def write(self, messages: Sequence[bytes]) -> bool:
+        """Send messages at once; False, and none is sent, if `put` has to."""
+        return self._write is not None and not self.is_busy and self._write(messages)
+
     def _check_in(self, after_secs: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(after_secs, self._check)
 
@@ -98,54 +114,29 @@ class Outbox:
             self._timeout.reschedule(0)
 
 
-class OrderPosition:
-    """One position in an order; exiting its `with` block releases the next position."""
+class PromptTexts:
+    """Sends the texts of a stream in the code that puts them, so that no task wakes for a token."""
 
-    __slots__ = ("_before", "_key", "_order", "released")
+    __slots__ = ("_encode", "_outbox", "_stream")
 
-    def __init__(self, order: "StreamOrder", key: Hashable, before: asyncio.Event | None) -> None:
-        self.released = asyncio.Event()
-        self._order = order
-        self._key = key
-        self._before = before
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+    def __init__(
+        self, stream: ResponseStream, encoder: InferResponseEncoder, outbox: Outbox
     ) -> None:
-        self.released.set()
-        self._order.forget(self._key, self)
+        self._stream = stream
+        self._encode = encoder.encode_texts
+        self._outbox = outbox
 
-    async def reached(self) -> None:
-        """Wait until all earlier positions are released."""
-        if self._before is not None:
-            await self._before.wait()
+    async def batch(self) -> Sequence[InferResponse]:
+        """The next responses that are not sent so; empty once the stream has ended."""
+        self._stream.write_texts = self._write
+        try:
+            return await self._stream.batch()
+        finally:
+            self._stream.write_texts = None
 
-
-class StreamOrder:
-    """FIFO order of the requests of an RPC, separate for each key."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: dict[Hashable, OrderPosition] = {}
-
-    def position(self, key: Hashable) -> OrderPosition:
-        """The next position in the order of a key."""
-        last = self._last.get(key)
-        before = last.released if last is not None else None
-        position = self._last[key] = OrderPosition(self, key, before)
-        return position
-
-    def forget(self, key: Hashable, position: OrderPosition) -> None:
-        """Remove the entry of a key whose last position is released."""
-        if self._last.get(key) is position:
-            del self._last[key]
+    def _write(self, name: str, texts: Sequence[bytes]) -> bool:
+        messages = self._encode(name, texts)
+        return messages is not None and self._outbox.write(messages)
 
 
 class UnsentResponses:
@@ -283,7 +274,7 @@ class ResponseSender:
 
     async def _forward(self, asked: StreamRequest) -> None:
         batch = await _first_batch(asked)
-        encode = asked.encoder.encode_streamed
+        encode, next_batch = asked.encoder.encode_streamed, self._batches(asked)
         complete = False
         while batch:
             complete = batch[-1].final and _is_sent(asked, batch[-1])
@@ -305,10 +296,20 @@ class ResponseSender:
                     await self._send(asked, messages)
             if error is not None:
                 raise StrictModeError(error)
-            batch = await asked.stream.batch()
+            batch = await next_batch()
         if not complete and asked.empty_final:
             flag = with_timing(InferResponse(final=True), asked.receipt)
             await self._send(asked, [encode(flag)])
+
+    def _batches(self, asked: StreamRequest) -> Callable[[], Awaitable[Sequence[InferResponse]]]:
+        """Takes the next responses, of which texts may have been sent already.
+
+        Not with the times of each response, or its number.
+        """
+        stream, is_timed = asked.stream, asked.trace is not None or asked.receipt is not None
+        if is_timed or not isinstance(stream, ResponseStream):
+            return stream.batch
+        return PromptTexts(stream, asked.encoder, self._outbox).batch
 
     async def _forward_single(self, asked: StreamRequest) -> None:
         error: InferenceError | None = None

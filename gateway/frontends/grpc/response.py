@@ -1,6 +1,6 @@
 """Encoding of an InferResponse into a ModelInferResponse (protocol 18.5); no I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from gateway.classification import classify
@@ -11,7 +11,7 @@ from gateway.messages import InferRequest, InferResponse, Parameter
 from gateway.models.model import Model
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
-from gateway.tensor import Buffer, Datatype, Tensor
+from gateway.tensor import LENGTH_BYTES, Buffer, Datatype, Tensor
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
@@ -55,6 +55,17 @@ class InferResponseEncoder:
             before = _error(response.error) + before
         parts.insert(0, before)
         return _joined(parts, len(before) + size)
+
+    def encode_texts(self, name: str, texts: Sequence[bytes]) -> list[bytes] | None:
+        """As `encode_streamed` of the `response_of_text` of each; None if it has to encode them."""
+        if name in self._directed:
+            return None
+        head, messages = self._head, []
+        for text in texts:
+            before = _before_text(name, len(text))
+            size = len(head) + len(before) + len(text) + len(_NOT_FINAL)
+            messages.append(b"".join((_opened(size), head, before, text, _NOT_FINAL)))
+        return messages
 
     def _parts(self, response: InferResponse, head: bytes) -> list[Buffer]:
         parts: list[Buffer] = [head]
@@ -107,6 +118,19 @@ def _before_raw(name: str, datatype: Datatype, shape: tuple[int, ...], size: int
     message = pb.ModelInferResponse()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     return message.SerializeToString() + protobuf_wire.sized(protobuf_wire.RAW_OUTPUT, size)
+
+
+@lru_cache(1024)
+def _before_text(name: str, size: int) -> bytes:
+    """As `_before_raw` of an output with one element of BYTES, and its length."""
+    described = _before_raw(name, Datatype.BYTES, (1,), LENGTH_BYTES + size)
+    return described + size.to_bytes(LENGTH_BYTES, "little")
+
+
+@lru_cache(1024)
+def _opened(size: int) -> bytes:
+    """The tag and length of a ModelInferResponse of `size` bytes in a ModelStreamInferResponse."""
+    return protobuf_wire.sized(protobuf_wire.INFER_RESPONSE, size)
 
 
 def _parameters(parameters: Mapping[str, Parameter]) -> bytes:

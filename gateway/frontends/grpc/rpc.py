@@ -110,6 +110,13 @@ class RpcCall(RpcHead):
         Raises ClientDisconnected after a disconnect.
         """
 
+    def write(self, messages: Sequence[bytes]) -> bool:
+        """Send messages of a streamed answer at once; False, and none is sent, if `send` has to.
+
+        Not while `send` is under way.
+        """
+        return False
+
     @abstractmethod
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Send the initial metadata immediately; at most once, before any message."""

@@ -12,10 +12,8 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError, exiting, first_error, no_longer_valid
 from gateway.frontends.grpc.access import end_answered, end_refused
 from gateway.frontends.grpc.outbox import (
-    OrderPosition,
     Outbox,
     ResponseSender,
-    StreamOrder,
     StreamRequest,
     StrictModeError,
     TaskLimit,
@@ -33,6 +31,7 @@ from gateway.frontends.grpc.request import RequestDecoder, address
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import ClientDisconnected, ParsedMessages, RpcCall
 from gateway.frontends.grpc.status import RpcError, StatusCode, rpc_error
+from gateway.frontends.grpc.stream_order import OrderPosition, StreamOrder
 from gateway.frontends.grpc.traces import begin_trace
 from gateway.frontends.grpc.unary_infer import wants_limits
 from gateway.messages import InferRequest
@@ -81,7 +80,7 @@ class StreamInferRpcs:
         self, requests: AsyncIterable[Message], decoder: RequestDecoder, call: RpcCall
     ) -> None:
         """Serve one RPC. Raises RpcError or ClientDisconnected."""
-        outbox = Outbox(call.send, self._send_timeout_secs)
+        outbox = Outbox(call.send, self._send_timeout_secs, call.write)
         rpc = StreamInfer(
             *(self._dataplane, decoder, outbox),
             strict=STRICT_MODE in call.metadata,

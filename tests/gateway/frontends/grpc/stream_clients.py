@@ -33,7 +33,10 @@ ONE = replace(TEXT, name="one")
 
 
 class StreamClient:
-    """One RPC driven by hand: the test is the client."""
+    """One RPC driven by hand: the test is the client.
+
+    While it `writes`, messages may be sent at once: `written` counts those.
+    """
 
     def __init__(
         self,
@@ -44,12 +47,13 @@ class StreamClient:
     ) -> None:
         self.reads = asyncio.Event()
         self.reads.set()
-        self.taken = 0
+        self.taken = self.written = 0
+        self.writes = False
         self._asked: asyncio.Queue[pb.ModelInferRequest | None] = asyncio.Queue()
         self._answers: asyncio.Queue[pb.ModelStreamInferResponse] = asyncio.Queue()
         dataplane = DataPlane(LoadedModels(*models))  # type: ignore[arg-type]
         decoder = RequestDecoder(dataplane.shared_memory, HeaderForwarding(""), ())
-        outbox = Outbox(self._send, send_timeout_secs)
+        outbox = Outbox(self._send, send_timeout_secs, self._write)
         self.rpc = StreamInfer(dataplane, decoder, outbox, strict=strict)
         self._sent = requests or self._requests()
         self._task: asyncio.Task[None] | None = None
@@ -142,6 +146,13 @@ class StreamClient:
             self.taken += 1
             await self.reads.wait()
             self._answers.put_nowait(pb.ModelStreamInferResponse.FromString(message))
+
+    def _write(self, messages: Sequence[bytes]) -> bool:
+        if self.writes:
+            self.written += len(messages)
+            for message in messages:
+                self._answers.put_nowait(pb.ModelStreamInferResponse.FromString(message))
+        return self.writes
 
 
 def final_flag(message: pb.ModelStreamInferResponse) -> bool | None:

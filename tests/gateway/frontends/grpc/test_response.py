@@ -10,7 +10,13 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError
 from gateway.frontends.grpc import response as encoding
 from gateway.frontends.grpc.response import InferResponseEncoder
-from gateway.messages import InferRequest, InferResponse, RequestedOutput, SharedRegion
+from gateway.messages import (
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    SharedRegion,
+    responses_of_texts,
+)
 from gateway.protos import grpc_service_pb2 as pb
 from gateway.shared_memory.regions import SharedMemory
 from gateway.tensor import Datatype, Tensor, array_tensor, text_tensor
@@ -146,3 +152,16 @@ async def test_an_empty_final_response_names_the_version_asked_for(serve: Serve)
     assert (found.model_name, found.model_version, found.id) == ("m", "", "r1")
     assert found.parameters["triton_final_response"].bool_param
     assert not found.outputs
+
+
+@pytest.mark.parametrize("size", [0, 1, 60, 127, 128, 16383, 16384])
+async def test_texts_are_encoded_as_their_responses(serve: Serve, size: int) -> None:
+    found, texts = encoder(serve), (bytes(size), b"x" * size)
+    responses = responses_of_texts("T", texts, (1, None))
+    assert found.encode_texts("T", texts) == [found.encode_streamed(each) for each in responses]
+
+
+async def test_texts_of_a_classified_output_are_no_plain_texts(serve: Serve) -> None:
+    found = encoder(serve, RequestedOutput("Y", classes=2), RequestedOutput("T"))
+    assert found.encode_texts("Y", (b"a",)) is None
+    assert found.encode_texts("T", (b"a",)) is not None
