@@ -4,19 +4,17 @@ import argparse
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 from rich.console import Console
 
 from loadtests import fair_floods
 from loadtests.llm import ARGUMENTS, write_tiny_model
 from loadtests.support import generation, rounds, triton
+from loadtests.support.collector import collecting
 from loadtests.support.findings import Finding, Part, report_of
 from loadtests.support.generation import Load
 from loadtests.support.http_client import ADD_SUB_BODY, ADD_SUB_PATH, Address, with_headers
@@ -135,14 +133,16 @@ def traces(
     """Small tensors of 8 clients with traces of OpenTelemetry, against a server without."""
     line = Line(f"{SMALL} over http, traced", "infer", 8)
     steps: Sequence[Step] = [(str(line), partial(_perf, asked, line, None))]
-    with _collecting() as url:
+    with collecting() as collected:
         contenders = [
             gateway(HERE / "models", OFF),
-            _tracing(TRACED, url, 1),
-            _tracing(SAMPLED, url, 1000),
+            _tracing(TRACED, collected.url, 1),
+            _tracing(SAMPLED, collected.url, 1000),
             _tracing(DEAD, "http://127.0.0.1:9/v1/traces", 1),
         ]
         _measure(asked, contenders, steps, console, results)
+        if not collected.requests:
+            raise LoadTestFailed("the collector got no spans")
     bounds = {TRACED: LEAST_TRACED, SAMPLED: LEAST_SAMPLED, DEAD: LEAST_TRACED}
     return [
         Finding(
@@ -239,26 +239,3 @@ def _tracing(name: str, url: str, rate: int) -> Contender:
     settings = ("mode=opentelemetry", f"opentelemetry,url={url}", f"rate={rate}")
     flags = [f"--trace-config={each}" for each in (*settings, "level=TIMESTAMPS")]
     return gateway(HERE / "models", name, *flags)
-
-
-class _Collector(BaseHTTPRequestHandler):
-    """Takes spans, and reads none."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-type", "application/x-protobuf")
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Write no line."""
-
-
-@contextmanager
-def _collecting() -> Iterator[str]:
-    """The address of a collector."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
-        server.shutdown()

@@ -32,6 +32,7 @@ from gateway.observability.request_record import Record
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.spans import OF_MODEL
 from gateway.observability.statistics import ModelStatistics
+from gateway.observability.traceparent import NumberedIds
 from gateway.observability.tracer import Tracer
 from gateway.schedulers.execution import Entry
 from gateway.settings import TraceSettings
@@ -282,6 +283,7 @@ class KeptTraces:
     def __init__(self) -> None:
         self.kept: list[SpanTrace] = []
         self.drops = {"not_queued": 7, "rejected": 0}
+        self.ids = NumberedIds()
         self.closed = 0
 
     def refuses(self) -> bool:

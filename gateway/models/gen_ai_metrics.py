@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from gateway.backend import MetricReading
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
-from gateway.observability.exemplars import exemplify
 from gateway.observability.gen_ai import OTHER_OPERATION, PROVIDER, operation_of
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.request_record import Record
@@ -54,9 +53,7 @@ class GenAiMetrics:
         histogram = histograms.get(labels)
         if histogram is None:
             histogram = histograms[labels] = Histogram(FAMILIES[name][1])
-        histogram.observe(seconds)
-        if record.trace is not None:
-            exemplify(histogram, seconds, record.trace)
+        histogram.observe(seconds, record.trace, time.perf_counter_ns())
 
     def families(self) -> list[MetricReading]:
         """The histograms of requests so far."""

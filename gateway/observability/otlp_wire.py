@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Any
 
 from gateway.observability.escaping import replaced
+from gateway.tensor import Buffer
 
 fixed64 = Struct("<Q").pack
 fixed32 = Struct("<I").pack
@@ -88,12 +89,16 @@ class SpanForm:
 
 
 class SpanRow:
-    """Spans that are packed at once: half the time of one after another."""
+    """Spans that are packed at once: half the time of one after another.
 
-    __slots__ = ("_parts", "_template")
+    `fields` are the offset and the code of each value in the bytes of all its spans.
+    """
+
+    __slots__ = ("_parts", "_template", "fields")
 
     def __init__(self, forms: Sequence[SpanForm]) -> None:
         pieces, common, end = [], b"", 0
+        self.fields: list[tuple[int, str]] = []
         self._parts = []
         for form in forms:
             self._parts.append(slice(end, end + form.size))
@@ -103,6 +108,11 @@ class SpanRow:
                 common = b""
             common = form.pieces[-1][0]
         self._template = ByteTemplate([*pieces, (common, "")])
+        offset = 0
+        for constant, code in pieces:
+            offset += len(constant)
+            self.fields.append((offset, code))
+            offset += Struct(f"<{code}").size
 
     def messages(self, values: Sequence[bytes | int]) -> list[bytes]:
         """The spans as of `SpanForm.message`, with the values of each, and its `more`, in turn."""
@@ -171,8 +181,8 @@ class ExportForm:
         self._resource = field(1, about)
         self._scope = field(1, _text(1, scope))
 
-    def message(self, spans: Sequence[bytes]) -> bytes:
-        """The message with spans of the resource and the scope."""
+    def message(self, spans: Sequence[Buffer]) -> bytes:
+        """The message with spans of the resource and the scope, one or many in each piece."""
         size = len(self._scope) + sum(map(len, spans))
         scoped = _begin(2, size)
         begin = _begin(1, len(self._resource) + len(scoped) + size)

@@ -23,12 +23,13 @@ REASONS = {
 OK = "OK"
 NS_PER_MS, MS = 1e6, 1e3
 
-_current: ContextVar["LoggedRequest | None"] = ContextVar("request", default=None)
+CURRENT: ContextVar["LoggedRequest | None"] = ContextVar("request", default=None)
+"""The request that the running task is about, if the server notes them."""
 
 
 def current_request() -> "LoggedRequest | None":
     """The request that the running task is about, if the server notes them."""
-    return _current.get()
+    return CURRENT.get()
 
 
 class RequestSink(Protocol):
@@ -97,22 +98,22 @@ class LoggedRequest:
         self.bytes_in = self.bytes_out = 0
 
     def __enter__(self) -> Self:
-        self._token = _current.set(self)
+        self._token = CURRENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
+        CURRENT.reset(self._token)
         if not (self._parts and self.status == OK):
             self._sink.ended(self)
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make it the current one inside `with`; it has not ended then."""
-        token = _current.set(self)
+        token = CURRENT.set(self)
         try:
             yield
         finally:
-            _current.reset(token)
+            CURRENT.reset(token)
 
     def answered_unread(self) -> None:
         """Note that the answer is sent, and that the body is not read; its line has this time."""

@@ -8,7 +8,6 @@ from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.messages import EngineStamps, InferResponse, Phases, Usage, responses_of_texts
 from gateway.observability.accounts import LimitsAccount, TenantsInFlight, TokenReader
-from gateway.observability.exemplars import exemplify
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
     ModelStatistics,
@@ -143,18 +142,17 @@ class Record:
         """Record the time and the tokens of a response."""
         statistics, now = self.statistics, time.perf_counter_ns()
         self.progress_ns = now
-        if response.phases is not None:
-            self.phases = response.phases
-        if response.engine is not None:
-            self.engine = response.engine
-        if self.trace is not None:
-            self.trace.responded(response, now, first=not self._first_ns)
+        self.phases = response.phases or self.phases
+        self.engine = response.engine or self.engine
+        trace = self.trace
+        if trace is not None and (trace.reads_responses or response.usage or response.engine):
+            trace.responded(response, now, first=not self._first_ns)
         if not self._first_ns:
             self._first_ns = now
+            if trace is not None:
+                trace.answered_ns = now
             elapsed_ms = (now - self.received_ns) // 1_000_000
-            statistics.first_response_ms.observe(elapsed_ms)
-            if self.trace is not None:
-                exemplify(statistics.first_response_ms, elapsed_ms, self.trace)
+            statistics.first_response_ms.observe(elapsed_ms, trace, now)
         if statistics.responses is not None:
             if response.error is not None:
                 self._count_failed_response(now, response.error)
@@ -239,9 +237,14 @@ class Record:
             self.trace.answered(now)
 
     def _trace_end(self, trace: Trace, now: int, error: InferenceError | None) -> None:
-        if self.started_ns and not self._hit_ns and not self.statistics.composed:
-            trace.computed(self.started_ns, within(self.phases, now - self.started_ns))
-        trace.ended(now, error, self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        if trace.generated is not None:
+            tokens = self.prompt_tokens, self.completion_tokens
+            trace.generated.usage = Usage(*tokens, cached_tokens=self.cached_tokens)
+        started_ns = 0 if self._hit_ns or self.statistics.composed else self.started_ns
+        phases, elapsed_ns = self.phases, now - started_ns
+        if phases is None or phases.input_ns + phases.infer_ns + phases.output_ns > elapsed_ns:
+            phases = within(phases, elapsed_ns)
+        trace.ended(now, error, started_ns, phases)
 
     def _count_response(self, now: int, output_ns: int, *, has_outputs: bool) -> None:
         """Count one response of several; its time is from the previous response."""
@@ -278,9 +281,7 @@ class Record:
                 statistics.inter_token.observe(gap)
             else:
                 elapsed = (now - self.received_ns) / NS_PER_SECOND
-                statistics.first_token.observe(elapsed)
-                if self.trace is not None:
-                    exemplify(statistics.first_token, elapsed, self.trace)
+                statistics.first_token.observe(elapsed, self.trace, now)
             self._last_tokens_ns = now
         if self.reader is not None:
             self.reader.counted(usage)

@@ -1,5 +1,6 @@
 """Counting of requests by one trace setting, and the collection of the traces that it takes."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Protocol
 from gateway.observability.escaping import escaped_json
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.trace import TIMESTAMPS, FileTrace, Trace, TraceFile
-from gateway.observability.traceparent import ParentSpan, SpanIds
+from gateway.observability.traceparent import NumberedIds, ParentSpan, SpanIds
 from gateway.settings import TraceSettings
 
 PIECE_CHARS = 256 * 1024
@@ -18,36 +19,41 @@ MOST_CHARS = 16 * 1024 * 1024
 
 
 class TraceSampling(ABC):
-    """One setting in force: it counts requests, and takes the traces of some."""
+    """One setting in force: it counts requests, and takes the traces of some.
+
+    `ahead` is the number of requests without a trace before the next one that may have one. It is
+    `on` while any request can still be traced.
+    """
 
     def __init__(self, settings: TraceSettings) -> None:
         self._settings = settings
         self._takes_none = bool(refusal(settings))
-        self._rate = settings.rate
-        self._seen = 0
         self._left = settings.count
+        self._rate = math.inf if self._takes_none or not settings.rate else settings.rate
+        self.ahead = self._rate - 1
+        self.on = not self._takes_none
 
     @property
     def settings(self) -> TraceSettings:
         """The setting, with `count` reduced by the traces taken."""
         return replace(self._settings, count=self._left)
 
-    @property
     @abstractmethod
-    def on(self) -> bool:
-        """Whether any request can still be traced."""
+    def begin(
+        self, numbers: Iterator[int], parent: ParentSpan | None, *, is_chosen: bool = False
+    ) -> Trace | None:
+        """Count a request; return its trace, with the next of the numbers, if it is sampled.
 
-    @abstractmethod
-    def skips(self) -> bool:
-        """Whether a request that is not chosen has no trace; it is counted then, else by `take`."""
+        One that `is_chosen` always is.
+        """
 
-    @abstractmethod
-    def take(self, *, is_chosen: bool = False) -> bool:
-        """Count a request; return whether it is sampled, as one that `is_chosen` always is."""
-
-    @abstractmethod
-    def begin(self, numbers: Iterator[int], parent: ParentSpan | None) -> Trace:
-        """The trace of a request that `take` has sampled, with the next of the numbers."""
+    def _is_next(self) -> bool:
+        """Count a request; return whether it is the next one of the rate."""
+        if self.ahead:
+            self.ahead -= 1
+            return False
+        self.ahead = self._rate - 1
+        return self._left != 0
 
     @abstractmethod
     def retire(self) -> None:
@@ -65,30 +71,17 @@ class FileSampling(TraceSampling):
         self._waiting: list[str] = []
         self._waiting_chars = 0
         self._retired = False
+        self.on = self.on and self._left != 0
 
-    @property
-    def on(self) -> bool:
-        return not self._takes_none and self._left != 0
-
-    def skips(self) -> bool:
-        if self._takes_none or not self._left:
-            return True
-        if not (self._seen + 1) % self._rate:
-            return False  # `take` counts it
-        self._seen += 1
-        return True
-
-    def take(self, *, is_chosen: bool = False) -> bool:
-        if self._takes_none or not self._left:
-            return False
-        self._seen += 1
-        if self._seen % self._rate and not is_chosen:
-            return False
+    def begin(
+        self, numbers: Iterator[int], parent: ParentSpan | None, *, is_chosen: bool = False
+    ) -> Trace | None:
+        is_sampled = self._is_next() or is_chosen
+        if self._takes_none or not self._left or not is_sampled:
+            return None
         self._left -= self._left > 0
+        self.on = self._left != 0
         self._taken += 1
-        return True
-
-    def begin(self, numbers: Iterator[int], parent: ParentSpan | None) -> Trace:
         trace = FileTrace(next(numbers), self._settings.levels, self.keep, numbers)
         if parent is not None:
             trace.traceparent = parent.text
@@ -129,9 +122,13 @@ class FileSampling(TraceSampling):
 
 
 class SpanSink(Protocol):
-    """Takes complete traces as spans; `drops` counts those that no collector got, by reason."""
+    """Takes complete traces as spans; `drops` counts those that no collector got, by reason.
+
+    `ids` are those of the traces without a parent, by their numbers.
+    """
 
     drops: Mapping[str, int]
+    ids: NumberedIds
 
     def refuses(self) -> bool:
         """Whether it has no room for the trace of a model; its spans are counted as dropped then.
@@ -157,32 +154,18 @@ class SpanSampling(TraceSampling):
         self._sink = sink
         self._keep = sink.keep  # one for all traces
 
-    @property
-    def on(self) -> bool:
-        return not self._takes_none
-
-    def skips(self) -> bool:
-        if self._takes_none or not self._rate:
-            return True
-        is_next = not (self._seen + 1) % self._rate and self._left != 0
-        if is_next and not self._sink.refuses():
-            return False  # `take` counts it
-        self._seen += 1
-        if is_next:
+    def begin(
+        self, numbers: Iterator[int], parent: ParentSpan | None, *, is_chosen: bool = False
+    ) -> Trace | None:
+        if not self.ahead and self._left:  # as of `_is_next`, without the call
+            self.ahead = self._rate - 1
             self._left -= self._left > 0
-        return True
-
-    def take(self, *, is_chosen: bool = False) -> bool:
-        if self._takes_none or not self._rate:
-            return is_chosen and not self._takes_none
-        self._seen += 1
-        if self._seen % self._rate or not self._left:
-            return is_chosen
-        self._left -= self._left > 0
-        return True
-
-    def begin(self, numbers: Iterator[int], parent: ParentSpan | None) -> Trace:
-        return SpanTrace(next(numbers), SpanIds(parent), self._keep, numbers)
+            if not is_chosen and self._sink.refuses():
+                return None
+        elif not self._is_next() and (self._takes_none or not is_chosen):
+            return None
+        ids = self._sink.ids if parent is None else SpanIds(parent)
+        return SpanTrace(next(numbers), ids, self._keep, numbers)
 
     def retire(self) -> None:
         pass

@@ -13,6 +13,8 @@ from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import Phases
 from gateway.observability.summaries import Summaries
+from gateway.observability.trace import Trace
+from gateway.observability.traceparent import NumberedIds, SpanIds
 
 log = logging.getLogger("sluice.metrics")
 
@@ -48,14 +50,22 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.exemplars: dict[int, tuple[int, float, float]] | None = None
+        self.exemplars: dict[int, tuple[SpanIds | NumberedIds, int, float, int]] | None = None
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
+    def observe(self, value: float, trace: Trace | None = None, ns: int = 0) -> None:
+        """Count one observation, made at `ns` (`time.perf_counter_ns`).
+
+        It is the exemplar of its bucket if its trace becomes spans.
+        """
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += 1
         self.total += value
+        if trace is not None and trace.ids is not None:
+            if self.exemplars is None:
+                self.exemplars = {}
+            self.exemplars[bucket] = trace.ids, trace.id, value, ns
 
 
 class FailureReason(StrEnum):

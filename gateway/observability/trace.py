@@ -6,13 +6,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from gateway.errors import InferenceError
-from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases, Usage
+from gateway.messages import NO_PARAMETERS, InferRequest, InferResponse, Phases
 from gateway.observability.gen_ai import Generated
-from gateway.observability.traceparent import TRACE_ID_BITS, ParentSpan, SpanIds, new_id
+from gateway.observability.traceparent import (
+    TRACE_ID_BITS,
+    NumberedIds,
+    ParentSpan,
+    SpanIds,
+    new_id,
+)
 from gateway.tensor import Datatype, Tensor, bf16_floats
 
 TIMESTAMPS = "TIMESTAMPS"
@@ -21,8 +28,19 @@ LEVELS = (TIMESTAMPS, TENSORS)
 
 NO_NUMBERS: Iterator[int] = iter(())
 """The ids for children of a trace without children."""
+NO_PHASES = Phases()
+ANSWERED = "INFER_RESPONSE_COMPLETE"
+"""The name of the stamp of the first response."""
 END, SENT, CHILD = 1, 2, 4
 """Missing parts of a trace: two flags, and in the bits above them a count of children."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WireStamps:
+    """The names of the stamps of a wire, for the arrival of a request and for its answer."""
+
+    received: tuple[str, str]
+    sent: tuple[str, str]
 
 
 class Trace(ABC):
@@ -31,12 +49,23 @@ class Trace(ABC):
     `keep` gets the complete trace: the request and its children have ended, and the frontend has
     called `sent`. A `refused` trace goes to `keep` at once. `numbers` gives the ids of children.
     Times are `time.perf_counter_ns`. `asked` are attributes of a request to a language model,
-    `generated` is the answer of one, `spans` are the ids if the trace becomes spans.
+    `generated` is the answer of one, `ids` gives the ids of a trace that becomes spans. Unless it
+    `reads_responses`, it needs the time of the first one, `answered_ns`, and those with tokens.
     """
 
-    __slots__ = ("_keep", "_missing", "_numbers", "_parent", "asked", "generated", "id")
+    __slots__ = (
+        "_keep",
+        "_missing",
+        "_numbers",
+        "_parent",
+        "answered_ns",
+        "asked",
+        "generated",
+        "id",
+    )
 
-    spans: SpanIds | None = None
+    reads_responses = True
+    ids: SpanIds | NumberedIds | None = None
 
     def __init__(
         self,
@@ -52,6 +81,12 @@ class Trace(ABC):
         self._missing = END if parent is not None else END | SENT
         self.asked: Mapping[str, Any] = NO_PARAMETERS
         self.generated: Generated | None = None
+        self.answered_ns = 0
+
+    @property
+    def spans(self) -> SpanIds | None:
+        """The ids of its spans; None if it has none."""
+        return None if self.ids is None else self.ids.of(self.id)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -77,6 +112,11 @@ class Trace(ABC):
     def stamp(self, activity: str, ns: int | None = None) -> None:
         """Add a timestamp: now, or the given time."""
 
+    def received(self, wire: WireStamps, begun_ns: int, whole_ns: int) -> None:
+        """Stamp the arrival of the request: its first byte, and its last."""
+        self.stamp(wire.received[0], begun_ns)
+        self.stamp(wire.received[1], whole_ns)
+
     @abstractmethod
     def accepted(self, model: str, version: str, request: InferRequest) -> None:
         """Record the request and its inputs, before it is queued."""
@@ -92,7 +132,7 @@ class Trace(ABC):
     def answered(self, ns: int) -> None:
         """Stamp the first response or error; a child has no client, so it gets no stamp."""
         if self._parent is None:
-            self.stamp("INFER_RESPONSE_COMPLETE", ns)
+            self.stamp(ANSWERED, ns)
 
     @abstractmethod
     def computed(self, started_ns: int, phases: Phases) -> None:
@@ -102,14 +142,12 @@ class Trace(ABC):
         self,
         ns: int,
         error: InferenceError | None = None,
-        prompt_tokens: int = 0,
-        completion_tokens: int = 0,
-        cached_tokens: int | None = None,
+        started_ns: int = 0,
+        phases: Phases = NO_PHASES,
     ) -> None:
-        """Stamp the end of the request, successful or not, with its tokens."""
-        if self.generated is not None:
-            tokens = Usage(prompt_tokens, completion_tokens, cached_tokens=cached_tokens)
-            self.generated.usage = tokens
+        """Stamp the end of the request, successful or not, and its execution if it has a start."""
+        if started_ns:
+            self.computed(started_ns, phases)
         self._end(ns, error)
         self._complete(END)
 
@@ -126,6 +164,12 @@ class Trace(ABC):
     @abstractmethod
     def _refuse(self, error: InferenceError | None) -> None:
         """Record the refusal, after which nothing is recorded."""
+
+    def answer_sent(self, wire: WireStamps, begun_ns: int) -> None:
+        """Stamp the write of the whole response, from then until now, and record it as `sent`."""
+        self.stamp(wire.sent[0], begun_ns)
+        self.stamp(wire.sent[1])
+        self.sent()
 
     def sent(self) -> None:
         """Record that the frontend has sent the response; idempotent."""

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.backend import MetricReading
 from gateway.errors import Code, InferenceError
 from gateway.observability.client_files import client_file, refused_file
-from gateway.observability.request_context import current_request
+from gateway.observability.request_context import CURRENT
 from gateway.observability.sampling import (
     FileSampling,
     SpanSampling,
@@ -166,30 +166,27 @@ class Tracer:
         if self._start.levels and not self.on:
             log.warning("nothing is traced", extra={"reason": refusal(self._start)})
 
-    def skips(self, model: str) -> bool:
-        """Whether a new request to that model, without a parent, has no trace.
-
-        Then it is counted, at next to no cost; else call `begin`.
-        """
-        return (self._samplings.get(model) or self._samplings[ALL_MODELS]).skips()
-
     def begin(
         self, model: str, parent: ParentSpan | None = None, caller: Caller | None = None
     ) -> Trace | None:
         """A trace for a new request to that model; None if it is not sampled.
 
-        One with a `parent` is sampled at any rate; on a server with keys only for a `caller` with
-        one, and at most MOST_FORCED times per second.
+        A request without a parent that is not the next one of the rate is counted only. One with a
+        `parent` is sampled at any rate; on a server with keys only for a `caller` with one, and at
+        most MOST_FORCED times per second.
         """
         sampling = self._samplings.get(model) or self._samplings[ALL_MODELS]
+        if parent is None and sampling.ahead:
+            sampling.ahead -= 1
+            return None
         is_chosen = parent is not None and self._may_choose(caller)
-        if not sampling.take(is_chosen=is_chosen):
+        trace = sampling.begin(self._numbers, parent, is_chosen=is_chosen)
+        if trace is None:
             return None
         if not sampling.on:
             self._look()
-        trace = sampling.begin(self._numbers, parent)
-        ids = trace.spans
-        if ids is not None and (logged := current_request()) is not None:
+        logged = CURRENT.get()
+        if logged is not None and (ids := trace.spans) is not None:
             logged.belongs(ids.trace_id, ids.root_id)
         return trace
 

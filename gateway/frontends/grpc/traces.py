@@ -2,9 +2,13 @@
 
 from gateway.frontends.grpc.status import Metadata
 from gateway.messages import InferRequest
-from gateway.observability.trace import Trace
+from gateway.observability.trace import Trace, WireStamps
 from gateway.observability.traceparent import TRACEPARENT, parent_in
 from gateway.observability.tracer import Tracer
+
+GRPC = WireStamps(
+    ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), ("GRPC_SEND_START", "GRPC_SEND_END")
+)
 
 
 def begin_trace(
@@ -12,13 +16,9 @@ def begin_trace(
 ) -> Trace | None:
     """The trace of a request whose RPC or message began then, if the request is sampled."""
     parent = None
-    if TRACEPARENT not in [name for name, _ in metadata]:
-        if tracer.skips(request.model):
-            return None
-    elif tracer.reads_headers:
+    if tracer.reads_headers and TRACEPARENT in [name for name, _ in metadata]:
         parent = parent_in((name, str(value)) for name, value in metadata)
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:
-        trace.stamp("GRPC_WAITREAD_START", begun_ns)
-        trace.stamp("GRPC_WAITREAD_END", request.received_ns)
+        trace.received(GRPC, begun_ns, request.received_ns)
     return trace

@@ -16,7 +16,7 @@ from gateway.frontends.grpc.request import RequestDecoder, address
 from gateway.frontends.grpc.response import InferResponseEncoder
 from gateway.frontends.grpc.rpc import BegunCall, RpcCall, RpcHead, translated
 from gateway.frontends.grpc.status import Metadata, RpcError
-from gateway.frontends.grpc.traces import begin_trace
+from gateway.frontends.grpc.traces import GRPC, begin_trace
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.observability.receipt import SERVER_TIMING, Receipt, receipt_of
@@ -47,13 +47,12 @@ class UnaryInferRpcs:
                 response = await stream.only()
             return self._encoder(infer_request, stream.model).encode(response)
         finally:
-            if trace is not None:
-                trace.stamp("GRPC_SEND_START")
+            sending_ns = 0 if trace is None else time.perf_counter_ns()
             trailing = () if receipt is None else timing_metadata(receipt)
             if found := (*self.limits(call), *trailing):
                 call.set_trailing_metadata(found)
             if trace is not None or receipt is not None:
-                call.on_end(partial(_sent, trace, receipt))
+                call.on_end(partial(_sent, trace, receipt, sending_ns))
 
     def begin(self, incoming: InferMessage, call: BegunCall) -> None:
         """Answer a message without a task; raises InferenceError if it is refused."""
@@ -159,13 +158,12 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
     def send(self, answer: bytes | RpcError) -> None:
         receipt, trace = self.receipt, self.trace
         trailing = () if receipt is None else timing_metadata(receipt)
-        if trace is not None:
-            trace.stamp("GRPC_SEND_START")
+        sending_ns = 0 if trace is None else time.perf_counter_ns()
         if isinstance(answer, RpcError):
             self.call.fail(answer, trailing)
         else:
             self.call.answer(answer, (*self.rpcs.limits(self.call), *trailing))
-        _sent(trace, receipt)
+        _sent(trace, receipt, sending_ns)
 
 
 def wants_limits(admission: Admission, call: RpcHead) -> bool:
@@ -178,10 +176,9 @@ def timing_metadata(receipt: Receipt) -> Metadata:
     return ((SERVER_TIMING, receipt.header().decode()),)
 
 
-def _sent(trace: Trace | None, receipt: Receipt | None) -> None:
-    """Record the end of the RPC."""
+def _sent(trace: Trace | None, receipt: Receipt | None, sending_ns: int) -> None:
+    """Record the end of the RPC, whose answer is sent since then."""
     if trace is not None:
-        trace.stamp("GRPC_SEND_END")
-        trace.sent()
+        trace.answer_sent(GRPC, sending_ns)
     if receipt is not None:
         receipt.sent()

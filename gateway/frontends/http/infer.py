@@ -39,6 +39,7 @@ from gateway.frontends.http.infer_response import (
     whole_answer,
 )
 from gateway.frontends.http.request_scope import (
+    BEGUN_NS,
     CALLER,
     KNOWN_HEAD,
     ORIGIN,
@@ -50,7 +51,6 @@ from gateway.frontends.http.request_scope import (
     RequestState,
     Start,
     begin_trace,
-    begun_at,
     caller_in,
     key_of,
     path_address,
@@ -58,7 +58,7 @@ from gateway.frontends.http.request_scope import (
 )
 from gateway.frontends.http.rollout_keys import keyed
 from gateway.frontends.http.timing import SendingApp, begin_receipt, timed, timing_header, wishes
-from gateway.frontends.http.traces import PARENT, trace_of
+from gateway.frontends.http.traces import HTTP, PARENT, trace_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
@@ -174,10 +174,13 @@ class InferRoute:
             request = self._timed(call, request, call.received_ns)
         state: RequestState = call.scope["state"]
         tracer, trace = self._dataplane.tracer, None
-        if tracer.on and (PARENT in call.head.headers or not tracer.skips(request.model)):
-            begun_ns = begun_at(call.scope, request)
-            headers = call.scope["headers"] if PARENT in call.head.headers else ()
-            trace = trace_of(headers, tracer, request, begun_ns, call.received_ns)
+        if tracer.on:
+            begun_ns = state.get(BEGUN_NS, call.received_ns)
+            if PARENT in call.head.headers:
+                headers = call.scope["headers"]
+                trace = trace_of(headers, tracer, request, begun_ns, call.received_ns)
+            elif (trace := tracer.begin(request.model)) is not None:
+                trace.received(HTTP, begun_ns, call.received_ns)
         if model.chooser is not None and model.chooser.has_keys:
             request = keyed(request, model.chooser, call.scope)
         stream = self._dataplane.infer(request, model, trace)
@@ -373,8 +376,7 @@ class _BegunInfer(BegunRequest[ASGIApp]):
     def send(self, answer: ASGIApp) -> None:
         cycle, receipt, trace = self.cycle, self.call.receipt, self.trace
         cycle.scope["state"][WATCH](None)
-        if trace is not None:
-            trace.stamp("HTTP_SEND_START")
+        sending_ns = 0 if trace is None else time.perf_counter_ns()
         is_whole = isinstance(answer, WholeAnswer) and not cycle.flow.write_paused
         has_task = not (cycle.disconnected or is_whole)
         if has_task:
@@ -382,8 +384,7 @@ class _BegunInfer(BegunRequest[ASGIApp]):
         elif isinstance(answer, WholeAnswer) and not cycle.disconnected:
             write_whole(cycle, answer.headers, answer.parts)
         if trace is not None:
-            trace.stamp("HTTP_SEND_END")
-            trace.sent()
+            trace.answer_sent(HTTP, sending_ns)
         if receipt is not None and not has_task:
             receipt.sent()
 

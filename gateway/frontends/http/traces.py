@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gateway.messages import InferRequest
-from gateway.observability.trace import Trace
+from gateway.observability.trace import Trace, WireStamps
 from gateway.observability.traceparent import (
     TRACEPARENT,
     TRACESTATE,
@@ -14,6 +14,7 @@ from gateway.observability.tracer import Tracer
 
 PARENT, STATE = TRACEPARENT.encode(), TRACESTATE.encode()
 """The headers of a request with the span of its caller."""
+HTTP = WireStamps(("HTTP_RECV_START", "HTTP_RECV_END"), ("HTTP_SEND_START", "HTTP_SEND_END"))
 
 
 def trace_of(
@@ -23,15 +24,11 @@ def trace_of(
     begun_ns: int,
     whole_ns: int,
 ) -> Trace | None:
-    """The trace of a request, if it is sampled: its head began, and its body was whole, then.
-
-    Without `traceparent` there may be no headers.
-    """
-    parent = _context(headers) if headers and tracer.reads_headers else None
+    """The trace of a request, if it is sampled: its head began, and its body was whole, then."""
+    parent = _context(headers) if tracer.reads_headers else None
     trace = tracer.begin(request.model, parent, request.caller)
     if trace is not None:
-        trace.stamp("HTTP_RECV_START", begun_ns)
-        trace.stamp("HTTP_RECV_END", whole_ns)
+        trace.received(HTTP, begun_ns, whole_ns)
     return trace
 
 

@@ -7,7 +7,6 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gateway.backend import MetricReading
-from gateway.observability.exemplars import exemplify
 from gateway.observability.exposition import reads_open_metrics, render, render_open
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.span_trace import SpanTrace
@@ -22,11 +21,10 @@ def traced() -> SpanTrace:
 
 def page() -> Sequence[MetricReading]:
     histogram = Histogram((0.5, 1.0, 25.0))
-    for value in (0.1, 0.7, 30.0):
-        histogram.observe(value)
-    exemplify(histogram, 0.7, traced())
-    exemplify(histogram, 30.0, traced())
-    exemplify(histogram, 0.1, FileTrace(2, (), lambda _: None))
+    now = time.perf_counter_ns()
+    histogram.observe(0.7, traced(), now)
+    histogram.observe(30.0, traced(), now)
+    histogram.observe(0.1, FileTrace(2, (), lambda _: None), now)
     times = MetricReading("times", 'Seconds of "x"\\', "histogram")
     times.samples += histogram_samples("times", {"model": 'm"\n'}, histogram)
     counter = MetricReading("gateway_tokens_total", "Tokens", "counter")

@@ -14,7 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from gateway.json_lines import MOST_CHARS
-from gateway.observability.otlp import MOST_ANSWER_BYTES, QUIET_SECS, Failure, SpanExporter
+from gateway.observability.otlp import QUIET_SECS, Failure, SpanExporter
+from gateway.observability.otlp_transport import MOST_ANSWER_BYTES
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.traceparent import SpanIds
 from gateway.span_settings import SpanSettings

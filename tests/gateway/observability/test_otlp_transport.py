@@ -2,9 +2,11 @@
 
 import base64
 import itertools
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,15 @@ from gateway.span_settings import SpanSettings
 from tests.certificates import Authority, Certificate
 from tests.collector import answered, served
 
-PROXIES = ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
+PROXIES = (
+    *("HTTPS_PROXY", "https_proxy"),
+    "HTTP_PROXY",
+    "http_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+)
 FACTORY = "opentelemetry.exporter.otlp.proto.http.trace_exporter._load_session_from_envvar"
 
 
@@ -155,6 +165,48 @@ def test_without_certificates_of_the_environment_those_of_requests_are_trusted(
     with listening(serving(own)) as collector:
         assert send(f"https://localhost:{collector.port}/") == 0
     assert collector.paths == ["/"]
+
+
+@contextmanager
+def tunnelling() -> Iterator[tuple[int, list[bytes]]]:
+    """The port of a proxy for one connection, and the first line of what it was asked."""
+    lines: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def relay(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        lines.append(client.recv(65536).partition(b"\r\n")[0])
+        address = ("127.0.0.1", int(lines[0].split()[1].rpartition(b":")[2]))
+        with client, socket.create_connection(address) as server:
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            back = threading.Thread(target=relay, args=(server, client), daemon=True)
+            back.start()
+            relay(client, server)
+            back.join(20)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with listener:
+        yield listener.getsockname()[1], lines
+    thread.join(20)
+
+
+def test_a_collector_with_tls_is_asked_through_the_tunnel_of_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority, own: Certificate
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(authority.root))
+    with listening(serving(own)) as collector, tunnelling() as (port, lines):
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        assert send(f"https://localhost:{collector.port}/a", batches=2) == 0
+    assert collector.paths == ["/a", "/a"]
+    (line,) = lines
+    assert line.startswith(b"CONNECT localhost:%d HTTP/1." % collector.port)
 
 
 @pytest.mark.parametrize("trusted", ["", "root"], ids=["unknown authority", "no certificate"])

@@ -253,7 +253,7 @@ def test_a_delivered_text_counts_as_its_response(
 class Noting:
     """A trace that notes the outputs of responses."""
 
-    spans = None
+    ids, reads_responses = None, True
 
     def __init__(self, seen: list[Any]) -> None:
         self._seen = seen

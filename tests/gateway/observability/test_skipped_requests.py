@@ -20,49 +20,42 @@ LEVELS = ("TIMESTAMPS",)
 PARENT = ParentSpan(1, 2)
 
 
-def sampled(tracer: Tracer, count: int, *, asked: bool) -> list[int]:
-    """The requests with a trace, of `count`; `asked` whether the tracer skips them first."""
-    found = []
-    for number in range(count):
-        if asked and tracer.skips("m"):
-            continue
-        if tracer.begin("m") is not None:
-            found.append(number)
-    return found
-
-
 @pytest.mark.parametrize(
-    "fields",
-    [{"rate": 1}, {"rate": 3}, {"rate": 2, "count": 2}, {"rate": 0}, {"levels": (), "rate": 1}],
+    ("fields", "traced"),
+    [
+        ({"rate": 1}, list(range(12))),
+        ({"rate": 3}, [2, 5, 8, 11]),
+        ({"rate": 2, "count": 2}, [1, 3]),
+        ({"rate": 0}, []),
+        ({"levels": (), "rate": 1}, []),
+    ],
 )
 @pytest.mark.parametrize("is_file", [False, True])
 def test_the_requests_with_traces_are_those_of_the_rate(
-    tmp_path: Path, fields: dict[str, Any], is_file: bool
+    tmp_path: Path, fields: dict[str, Any], traced: list[int], is_file: bool
 ) -> None:
-    def started() -> Tracer:
-        if is_file:
-            settings = TraceSettings(file=str(tmp_path / "t"), **{"levels": LEVELS, **fields})
-            return Tracer(settings)
-        return KeptTraces().tracer(**fields)
-
-    skipping, plain = started(), started()
-    assert sampled(skipping, 12, asked=True) == sampled(plain, 12, asked=False)
-    assert skipping.settings().count == plain.settings().count
+    if is_file:
+        settings = TraceSettings(file=str(tmp_path / "t"), **{"levels": LEVELS, **fields})
+        tracer = Tracer(settings)
+    else:
+        tracer = KeptTraces().tracer(**fields)
+    assert [number for number in range(12) if tracer.begin("m") is not None] == traced
+    assert tracer.settings().count == (0 if "count" in fields else -1)
 
 
 def test_a_request_that_finds_the_queue_full_has_no_trace_and_its_spans_are_counted() -> None:
     exporter = SpanExporter(SpanSettings(bsp_max_queue_size=5, bsp_schedule_delay=600_000))
     settings = TraceSettings(levels=LEVELS, rate=2, count=9, spans=SpanSettings())
     tracer = Tracer(settings, exporter)
-    assert [tracer.skips("m"), tracer.skips("m")] == [True, False]
-    trace = tracer.begin("m")
-    assert trace is not None
-    exporter._put = 3  # noqa: SLF001 - a trace waits
-    assert [tracer.skips("m") for _ in range(4)] == [True] * 4
+    assert [tracer.begin("m") is None, tracer.begin("m") is None] == [True, False]
+    exporter._queue._put = 3  # noqa: SLF001 - a trace waits
+    assert [tracer.begin("m") for _ in range(4)] == [None] * 4
     assert exporter.drops["not_queued"] == 2 * 3
     assert tracer.settings().count == 9 - 1 - 2
-    exporter._put = 0  # noqa: SLF001
-    assert [tracer.skips("m"), tracer.skips("m")] == [True, False]
+    assert tracer.begin("m") is None
+    assert tracer.begin("m", PARENT) is not None  # its spans are counted when it ends
+    exporter._queue._put = 0  # noqa: SLF001
+    assert [tracer.begin("m") is None, tracer.begin("m") is None] == [True, False]
     exporter.close()
 
 

@@ -119,7 +119,9 @@ def test_tokens_are_attributes_of_the_model() -> None:
     trace.responded(InferResponse(usage=usage), 1_000_000_030, first=True)
     ending = Usage(completion_tokens=4, finish_reason="stop")
     trace.responded(InferResponse(usage=ending), 2_000_000_000, first=False)
-    trace.ended(2_000_000_000, None, 3, 5, 2)
+    assert trace.generated is not None
+    trace.generated.usage = Usage(3, 5, cached_tokens=2)
+    trace.ended(2_000_000_000)
     attributes = values(built(trace)["m"])
     assert {n: v for n, v in attributes.items() if n.startswith("gen_ai.")} == {
         "gen_ai.operation.name": "chat",
@@ -142,7 +144,7 @@ def test_an_empty_trace_has_no_spans() -> None:
 
 def test_a_stream_of_any_length_has_an_event_for_each_write_and_no_form_of_its_own() -> None:
     forms = spans._form_of_root.cache_info().currsize  # noqa: SLF001
-    rows = spans._row.cache_info().currsize  # noqa: SLF001
+    rows = spans.row_of.cache_info().currsize
     for writes in (8, 9, 500):
         trace = begun()
         accepted(trace)
@@ -157,7 +159,7 @@ def test_a_stream_of_any_length_has_an_event_for_each_write_and_no_form_of_its_o
         assert events(root)[2:] == ["HTTP_SEND_START", "HTTP_SEND_END"] * writes
         assert root.end_time_unix_nano - root.start_time_unix_nano == 89 + 2 * writes
     assert spans._form_of_root.cache_info().currsize <= forms + 1  # noqa: SLF001
-    assert spans._row.cache_info().currsize == rows  # noqa: SLF001
+    assert spans.row_of.cache_info().currsize == rows
 
 
 ROUTES = {
