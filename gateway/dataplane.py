@@ -156,7 +156,7 @@ class DataPlane:
                 interceptor = self.conversations.turn(request, model)
             decides = (found := self.admission) and (found.tenants.configured or found.observed)
             has_account = decides or request.deadline or model.max_wait_ns
-            is_noted = model.recorder or self.gen_ai or self.access_log or request.receipt
+            is_noted = model.recorder or self.gen_ai or self.access_log
             if has_account or is_noted:
                 tap = self._tapped(request, model, tap)
             stream = model.submit(request, trace, interceptor, tap=tap)
@@ -180,8 +180,7 @@ class DataPlane:
             self.admission = Admission(Tenants(), settings=self._admission_settings)
         if self.admission is not None:
             tap = self.admission.admit(request, model, tap)
-        receipt = request.receipt
-        return tap if receipt is None else receipt.around(request, model.version, tap)
+        return tap
 
     def limits(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, on every wire; none without limits."""

@@ -107,8 +107,8 @@ class Lineage(Protocol):
 class Account(Protocol):
     """The receipt of a request, whose client asks for its times."""
 
-    def around(self, request: "InferRequest", version: str, tap: Any) -> Any:
-        """The tap of the request, which that version accepts; `tap` is a further one, or None."""
+    def accepted(self, request: "InferRequest", version: str, record: Any) -> None:
+        """That version has accepted the request, whose times are in that record."""
 
     def refused(self, request: "InferRequest", error: InferenceError) -> None:
         """The request was refused before it was queued."""

@@ -271,13 +271,15 @@ class Model:
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
             self.scheduler.admit(request)
-        if trace is None and request.trace is not None and isinstance(request.trace, Trace):
-            trace = request.trace.child()
+        parent = request.trace
+        trace = parent.child() if trace is None and isinstance(parent, Trace) else trace
         if trace is not None:
             request.trace = trace  # type: ignore[misc]  # as `Execution` sets `sink`
             trace.accepted(self.name, self.version, request)
         ended = self.requests.remove
         record = Record(self.statistics, batch_size, request.received_ns, ended, trace)
+        if request.receipt is not None:
+            request.receipt.accepted(request, self.version, record)
         account = record if interceptor is None else interceptor.recorder(record, record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream, None if shared is None else tenant_of(request.caller))
@@ -294,10 +296,8 @@ class Model:
         """As `submit`, for a request of another model; refusals count. An ensemble has limits."""
         if request.uncounted:
             return self.copy(request, ModelStatistics.of(self.config), limited=limited)
-        receipt = request.receipt
-        tap = None if receipt is None else receipt.around(request, self.version, None)
         try:
-            return self.submit(request, tap=tap, limited=limited)
+            return self.submit(request, limited=limited)
         except InferenceError as error:
             self.statistics.refuse(error)
             raise

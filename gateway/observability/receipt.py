@@ -6,14 +6,23 @@ A part is the difference of two consecutive stamps of one clock (`time.perf_coun
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
 from gateway.errors import Code, InferenceError
 from gateway.json_lines import cut
 from gateway.messages import EngineStamps, InferRequest, InferResponse
-from gateway.observability.receipt_parts import NO_STALLS, Batch, Part, less_stalls
+from gateway.observability.receipt_parts import (
+    MS,
+    NO_HOLD,
+    NO_STALLS,
+    US,
+    Batch,
+    Part,
+    less_stalls,
+    short_header,
+)
 from gateway.observability.request_record import Record, within
 from gateway.policy.caller import tenant_of
 
@@ -30,95 +39,68 @@ STALL_NS = 1_000_000
 MOST_MEMBERS = 64
 """Calls of members of an ensemble that a receipt lists."""
 
-MS = 1000
-US = 1000
-
 
 class Receipt:
     """The stamps of one request, from the first byte of its head to the last byte of its answer.
 
-    Implements `Tap`: the record of the request has the stamps of its model. The frontend calls
-    `stalled` after each wait for the client, and `sent` once, at the end; `keep` gets the receipt
-    then. It is `asked` for by the client, or made of every request; `told` if an answer has it.
+    The record of the request has the stamps of its model. The frontend calls `stalled` after each
+    wait for the client, and `sent` once, at the end; `keep` gets the receipt of a request with an
+    id then. It is `asked` for by the client, or made of every request; `told` if an answer has it.
+    Most requests set few of the attributes: the values of the others are those of the class.
     """
 
-    __slots__ = (
-        "_around",
-        "_keep",
-        "_stalls",
-        "asked",
-        "batch",
-        "begun_ns",
-        "members",
-        "model",
-        "record",
-        "refusal",
-        "refused_ns",
-        "request_id",
-        "sent_ns",
-        "tenant",
-        "texts_ns",
-        "told",
-        "version",
-        "whole_ns",
-    )
+    told = False
+    sent_ns = refused_ns = texts_ns = 0
+    request_id = model = version = tenant = ""
+    record: Record | None = None
+    noted: Batch | None = None
+    refusal: tuple[Code, str] | None = None
+    members: Sequence["Receipt"] = ()
+    _stalls: tuple[int, int] = NO_STALLS
+    _is_plain = False
 
     def __init__(
         self,
         begun_ns: int,
         whole_ns: int,
-        *,
         asked: bool = True,
         keep: Callable[["Receipt"], None] | None = None,
     ) -> None:
         self.begun_ns = begun_ns
         self.whole_ns = whole_ns
         self.asked = asked
-        self.told = False
-        self.sent_ns = 0
-        self.request_id = self.model = self.version = self.tenant = ""
-        self.record: Record | None = None
-        self.batch: Batch | None = None
-        self.refused_ns = self.texts_ns = 0
-        self.refusal: tuple[Code, str] | None = None
         self._keep = keep
-        self._around: Any = None
-        self.members: list[Receipt] = []
-        self._stalls = NO_STALLS
 
-    # As the tap of its request.
+    # As the account of its request.
 
-    def around(self, request: InferRequest, version: str, tap: Any) -> Self:
-        """The tap of an accepted request for that version, around another one or None."""
-        self.request_id, self.model, self.version = request.id, request.model, version
-        self.tenant = tenant_of(request.caller)
-        self._around = tap
-        return self
-
-    def recorder(self, record: Record, account: Any) -> Any:
-        """See `Tap`."""
+    def accepted(self, request: InferRequest, version: str, record: Record) -> None:
+        """See `Account`."""
         self.record = record
-        inner, self._around = self._around, None
-        return account if inner is None else inner.recorder(record, account)
+        self._is_plain = True
+        if request.id:
+            self.request_id, self.model, self.version = request.id, request.model, version
+            self.tenant = tenant_of(request.caller)
 
     def refused(self, request: InferRequest, error: InferenceError) -> None:
         """Note that the request was refused before it had a record."""
-        self.around(request, request.version, None)
+        self.request_id, self.model, self.version = request.id, request.model, request.version
+        self.tenant = tenant_of(request.caller)
         self.refused_ns = time.perf_counter_ns()
         self.refusal = error.code, cut(error.message)
 
     def becomes(self, part: "Receipt", first: "Receipt") -> None:
         """Take the outcome and the stamps of one of several requests, behind the first one."""
+        self._is_plain = False
         if part is not first and first.record is not None:
             self.texts_ns = first.record.submitted_ns
         self.request_id, self.model, self.version = part.request_id, part.model, part.version
-        self.tenant, self.record, self.batch = part.tenant, part.record, part.batch
+        self.tenant, self.record, self.noted = part.tenant, part.record, part.noted
         self.refusal, self.refused_ns = part.refusal, part.refused_ns
         self.members = part.members
 
     def executes(self, batch: Batch) -> None:
         """Note the batch in which an instance executes the request."""
-        self.batch = batch
+        self.noted = batch
 
     # Members of ensembles.
 
@@ -129,7 +111,7 @@ class Receipt:
         now = time.perf_counter_ns()
         member = Receipt(now, now, asked=False)
         member.model = request.model
-        self.members.append(member)
+        self._is_plain, self.members = False, [*self.members, member]
         return member
 
     # For frontends.
@@ -141,6 +123,7 @@ class Receipt:
             return
         during, after = self._stalls
         ended_ns = now if record is None else record.ended_ns or now
+        self._is_plain = False
         self._stalls = (
             during + max(0, min(now, ended_ns) - since_ns),
             after + now - max(since_ns, min(now, ended_ns)),
@@ -151,6 +134,7 @@ class Receipt:
         if self.sent_ns:
             return
         self.sent_ns = time.perf_counter_ns()
+        self._is_plain = False
         if self._keep is not None:
             self._keep(self)
 
@@ -162,6 +146,14 @@ class Receipt:
         if self.refusal is not None:
             return self.refusal
         return None if self.record is None else self.record.failure
+
+    @property
+    def batch(self) -> Batch | None:
+        """The execution of the request; None without one."""
+        record = self.record
+        if self.noted is not None or record is None or record.is_hit or not record.started_ns:
+            return self.noted
+        return Batch(record.batch_size, {self.tenant: 1}, NO_HOLD)
 
     @property
     def remote(self) -> bool:
@@ -267,10 +259,14 @@ class Receipt:
         """The JSON form."""
         return orjson.dumps(self.described())
 
-    def header(self) -> bytes:
-        """The form of the header `Server-Timing`, made of that of JSON, whose numbers cost less."""
-        text = orjson.dumps(self._in_ms())
-        return text[2:-1].replace(b'":', b";dur=").replace(b',"', b", ")
+    def header(self) -> str:
+        """The form of the header `Server-Timing`."""
+        record = self.record
+        if record is not None and self._is_plain and record.phases is not None:
+            text = short_header(self.begun_ns - US // 2, self.whole_ns, record, record.phases)
+            if text:
+                return text
+        return ", ".join([f"{name};dur={ms}" for name, ms in self._in_ms().items()])
 
     def _in_ms(self) -> dict[str, float]:
         """The `parts` as `in_ms`; without waits for the client in one step."""

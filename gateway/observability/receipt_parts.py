@@ -7,7 +7,8 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Final, NamedTuple
 
-from gateway.messages import InferRequest
+from gateway.messages import InferRequest, Phases
+from gateway.observability.request_record import Record
 from gateway.policy.caller import tenant_of
 
 Part = tuple[str, int]
@@ -17,6 +18,12 @@ NO_STALLS: Final = (0, 0)
 
 SHOWN_TENANTS = 8
 """Other tenants of a batch that are named."""
+MS = 1000
+US = 1000
+SHORT_US = 4096
+SHORT = tuple([str(us / MS) for us in range(SHORT_US)])
+"""The texts of short times, in milliseconds, by their microseconds."""
+
 EXECUTION = ("generate", "engine", "infer", "detokenize", "output", "steps", "replay", "batch")
 """The parts in which an answer that is sent may wait for its client, the likeliest first."""
 
@@ -35,6 +42,36 @@ def less_stalls(parts: list[Part], during_ns: int, after_ns: int) -> list[Part]:
                 wait_ns -= taken_ns
                 stall_ns += taken_ns
     return [*left.items(), ("stall", stall_ns)]
+
+
+def short_header(begun_ns: int, whole_ns: int, record: Record, phases: Phases) -> str:
+    """The header of a request with tensors that has just ended; "" for others.
+
+    Most receipts are read in this form alone: without lists of parts it costs a fifth. The times
+    are those of `_rounded`, since `begun_ns` is half a microsecond early.
+    """
+    started_ns, ended_ns = record.started_ns - begun_ns, record.ended_ns - begun_ns
+    whole = (whole_ns - begun_ns) // US
+    decoded = (record.submitted_ns - begun_ns) // US
+    started, ended = started_ns // US, ended_ns // US
+    gathered = (started_ns + phases.input_ns) // US
+    inferred = (ended_ns - phases.output_ns) // US
+    total = (time.perf_counter_ns() - begun_ns) // US
+    is_ordered = 0 <= whole <= decoded <= started <= gathered <= inferred <= ended <= total
+    if not is_ordered or total >= SHORT_US or record.engine or record.completion_tokens:
+        return ""
+    batch = f"batch;dur={SHORT[started - decoded]}"
+    if record.released_ns:
+        released = (record.released_ns - begun_ns) // US
+        if not decoded <= released <= started:
+            return ""
+        batch = f"queue;dur={SHORT[released - decoded]}, batch;dur={SHORT[started - released]}"
+    return (
+        f"recv;dur={SHORT[whole]}, decode;dur={SHORT[decoded - whole]}, {batch}, "
+        f"input;dur={SHORT[gathered - started]}, infer;dur={SHORT[inferred - gathered]}, "
+        f"output;dur={SHORT[ended - inferred]}, encode;dur={SHORT[total - ended]}, "
+        f"total;dur={SHORT[total]}"
+    )
 
 
 class Bound(Enum):
@@ -99,6 +136,9 @@ def note_batch(
 
     `shared` gives the tenants of all requests that the instance executes, if it takes every one.
     """
+    receipts = [each.receipt for each in requests if each.receipt is not None]
+    if not receipts:
+        return
     own = tenant_of(requests[0].caller)
     if shared is not None:
         found = shared()
@@ -109,6 +149,5 @@ def note_batch(
         batch = Batch(rows, Counter([tenant_of(each.caller) for each in requests]), hold)
     else:
         batch = Batch(rows, {own: 1}, hold)  # a Counter takes longer
-    for request in requests:
-        if request.receipt is not None:
-            request.receipt.executes(batch)
+    for receipt in receipts:
+        receipt.executes(batch)

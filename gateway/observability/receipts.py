@@ -10,7 +10,7 @@ from gateway.errors import Code
 from gateway.json_lines import MOST_CHARS, cut
 from gateway.messages import InferRequest
 from gateway.observability.receipt import TIMING, Receipt, in_ms
-from gateway.observability.receipt_parts import SHOWN_TENANTS, Bound
+from gateway.observability.receipt_parts import SHOWN_TENANTS, Batch, Bound
 from gateway.observability.request_context import current_request
 
 MOST_OF_TENANT = 1000
@@ -76,9 +76,11 @@ class Receipts:
             left = {name: each for name, each in request.parameters.items() if name != TIMING}
             request, wished = replace(request, parameters=left), True
         if wished or self.every:
-            receipt = Receipt(begun_ns, whole_ns, asked=wished, keep=self._keep)
+            keep = self._keep if request.id else None
+            receipt = Receipt(begun_ns, whole_ns, wished, keep)
             request.receipt = receipt  # type: ignore[misc]  # frozen for the type checker only
-            if (logged := current_request()) is not None:
+            logged = current_request()
+            if logged is not None:
                 logged.receipt = receipt
         return request
 
@@ -89,20 +91,21 @@ class Receipts:
         return None if receipt is None else account(receipt)
 
     def _keep(self, receipt: Receipt) -> None:
-        if not 0 < len(receipt.request_id) <= MOST_CHARS:
+        request_id, tenant = receipt.request_id, receipt.tenant
+        if not 0 < len(request_id) <= MOST_CHARS:
             return
         record = receipt.record
         if record is not None and record.ended_ns:
             record.trace = None
         if record is not None and record.failure is not None:
             record.failure = record.failure[0], cut(record.failure[1])
-        kept = self._kept.get(receipt.tenant)
+        kept = self._kept.get(tenant)
         if kept is None:
-            kept = self._kept[receipt.tenant] = OrderedDict()
-        self._kept.move_to_end(receipt.tenant)
-        self._count += receipt.request_id not in kept
-        kept[receipt.request_id] = receipt
-        kept.move_to_end(receipt.request_id)
+            kept = self._kept[tenant] = OrderedDict()
+        self._kept.move_to_end(tenant)
+        if kept.pop(request_id, None) is None:
+            self._count += 1
+        kept[request_id] = receipt
         if len(kept) > MOST_OF_TENANT:
             kept.popitem(last=False)
             self._count -= 1
@@ -131,8 +134,8 @@ def account(receipt: Receipt) -> dict[str, Any]:
         "why": _sentences(receipt, longest, in_ms(parts)),
         "timing": receipt.described(),
     }
-    if receipt.batch is not None:
-        found["batch"] = _batch(receipt)
+    if (batch := receipt.batch) is not None:
+        found["batch"] = _batch(batch, receipt.tenant)
     return found
 
 
@@ -175,14 +178,11 @@ def _wait(receipt: Receipt, part: str) -> str:
     return BATCH_WAITS[batch.hold.over(queued_ns, record.started_ns)]
 
 
-def _batch(receipt: Receipt) -> dict[str, Any]:
-    batch = receipt.batch
-    if batch is None:
-        return {}
-    others = batch.tenants.keys() - {receipt.tenant}
+def _batch(batch: Batch, tenant: str) -> dict[str, Any]:
+    others = batch.tenants.keys() - {tenant}
     return {
         "rows": batch.rows,
         "requests": batch.requests,
-        "of_other_tenants": batch.requests - batch.tenants[receipt.tenant],
+        "of_other_tenants": batch.requests - batch.tenants[tenant],
         "other_tenants": sorted(others)[:SHOWN_TENANTS],
     }

@@ -1,7 +1,7 @@
 """The request that a task is about: for the lines of the logs."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, Self
@@ -26,10 +26,8 @@ NS_PER_MS, MS = 1e6, 1e3
 CURRENT: ContextVar["LoggedRequest | None"] = ContextVar("request", default=None)
 """The request that the running task is about, if the server notes them."""
 
-
-def current_request() -> "LoggedRequest | None":
-    """The request that the running task is about, if the server notes them."""
-    return CURRENT.get()
+current_request: Callable[[], "LoggedRequest | None"] = CURRENT.get
+"""The request that the running task is about, if the server notes them."""
 
 
 class RequestSink(Protocol):

@@ -92,9 +92,8 @@ class TraceParent:
 class SentTimes:
     """The receipt of a request of another process, which gets the times in responses."""
 
-    def around(self, request: InferRequest, version: str, tap: Any) -> Any:
+    def accepted(self, request: InferRequest, version: str, record: Any) -> None:
         """See `Account`; nothing is noted here."""
-        return tap
 
     def refused(self, request: InferRequest, error: InferenceError) -> None:
         """See `Account`."""

@@ -241,7 +241,6 @@ class Execution:
         has_sink = len(self.entries) == 1 and self._call.execute is None
         requests: list[InferRequest] = []
         batch_size = 0
-        has_receipt = False
         for entry in self.entries:
             stream, request = entry.stream, entry.request
             if stream.done:
@@ -255,13 +254,12 @@ class Execution:
             # Requests are frozen for the type checker only; a copy would cost a microsecond.
             request.cancellation = None if runs_to_end else stream  # type: ignore[misc]
             request.sink = stream if has_sink else None  # type: ignore[misc]
-            has_receipt = has_receipt or request.receipt is not None
             requests.append(request)
         if len(requests) > 1:
             for entry in self._open.values():
                 entry.record.execution_rows = batch_size
-        if has_receipt:
-            hold = self.hold if self._call is NO_SEQUENCES else NOT_KNOWN
+        hold = self.hold if self._call is NO_SEQUENCES else NOT_KNOWN
+        if len(requests) > 1 or hold is not NO_HOLD or self.shared is not None:
             note_batch(requests, batch_size, hold, self.shared)
         return requests, batch_size
 

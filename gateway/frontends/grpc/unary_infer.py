@@ -173,7 +173,7 @@ def wants_limits(admission: Admission, call: RpcHead) -> bool:
 
 def timing_metadata(receipt: Receipt) -> Metadata:
     """The trailing metadata of an answer with the parts of its receipt up to now."""
-    return ((SERVER_TIMING, receipt.header().decode()),)
+    return ((SERVER_TIMING, receipt.header()),)
 
 
 def _sent(trace: Trace | None, receipt: Receipt | None, sending_ns: int) -> None:

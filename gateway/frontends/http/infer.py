@@ -51,18 +51,18 @@ from gateway.frontends.http.request_scope import (
     RequestState,
     Start,
     begin_trace,
+    begun_at,
     caller_in,
     key_of,
     path_address,
     write_whole,
 )
 from gateway.frontends.http.rollout_keys import keyed
-from gateway.frontends.http.timing import SendingApp, begin_receipt, timed, timing_header, wishes
+from gateway.frontends.http.timing import SendingApp, timed, timing_header, wishes
 from gateway.frontends.http.traces import HTTP, PARENT, trace_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
 from gateway.models.request_validation import takes_long as check_takes_long
-from gateway.observability.receipt import receipt_of
 from gateway.observability.trace import Trace
 from gateway.policy.areas import Area
 from gateway.policy.pages import BINARY
@@ -170,9 +170,10 @@ class InferRoute:
         body, cycle.body = cycle.body, bytearray()  # an idle connection keeps no body
         parts = divide(body, header_length(call.head.headers), self._limit)
         request, forms = self._decode(call, model, parts)
-        if call.head.is_timed or request.parameters:
-            request = self._timed(call, request, call.received_ns)
         state: RequestState = call.scope["state"]
+        if call.head.is_timed or request.parameters:
+            begun_ns = state.get(BEGUN_NS, call.received_ns)
+            request = self._timed(call, request, begun_ns, call.received_ns)
         tracer, trace = self._dataplane.tracer, None
         if tracer.on:
             begun_ns = state.get(BEGUN_NS, call.received_ns)
@@ -205,10 +206,12 @@ class InferRoute:
         is_timed = self._dataplane.receipts.every or wished
         return InferHead(*address, headers, has_times, is_timed, wished)
 
-    def _timed(self, call: InferCall, request: InferRequest, whole_ns: int) -> InferRequest:
+    def _timed(
+        self, call: InferCall, request: InferRequest, begun_ns: int, whole_ns: int
+    ) -> InferRequest:
         receipts, wished = self._dataplane.receipts, call.head.wished
-        request = begin_receipt(call.scope, receipts, request, whole_ns, wished=wished)
-        call.receipt = receipt_of(request)
+        request = receipts.begin(request, begun_ns, whole_ns, wished=wished)
+        call.receipt = request.receipt  # type: ignore[assignment]  # that of `begin`
         return request
 
     def encode(self, call: InferCall, answered: Answered) -> ASGIApp:
@@ -260,7 +263,7 @@ class InferRoute:
         else:
             request, forms = self._decode(call, model, body)
         if call.head.is_timed or request.parameters:
-            request = self._timed(call, request, whole_ns)
+            request = self._timed(call, request, begun_at(call.scope, request), whole_ns)
         if KEY_HEADER in call.head.headers:
             submit = partial(self._submit, call, model, request, whole_ns)
             asked = await self._recorded(call, model, request, body)

@@ -3,11 +3,11 @@
 import time
 from dataclasses import dataclass
 
-from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.frontends.http.request_scope import SendPiece, begun_at
+from gateway.frontends.http.infer_response import WholeAnswer
+from gateway.frontends.http.request_scope import OK, SendPiece, begun_at
 from gateway.messages import InferRequest
 from gateway.observability.receipt import HEADER, SERVER_TIMING, TIMING, WISHED, Receipt
 from gateway.observability.receipts import Receipts
@@ -41,18 +41,12 @@ def begin_receipt(
 
 def timing_header(receipt: Receipt) -> tuple[bytes, bytes]:
     """The header of an answer, with the parts up to now."""
-    return NAME, receipt.header()
+    return NAME, receipt.header().encode()
 
 
 def timed(response: Response, receipt: Receipt) -> Response:
     """The whole response with its receipt, which ends when the response is sent."""
-    response.raw_headers.append(timing_header(receipt))
-    response.background = BackgroundTask(_sent, receipt)
-    return response
-
-
-async def _sent(receipt: Receipt) -> None:
-    receipt.sent()
+    return TimedResponse(response, receipt)
 
 
 def with_timing(json: bytes, receipt: Receipt) -> bytes:
@@ -80,6 +74,26 @@ def stalling(put: SendPiece, receipt: Receipt) -> SendPiece:
         receipt.stalled(since_ns)
 
     return put_and_note
+
+
+class TimedResponse(Response):
+    """A whole response with its receipt.
+
+    The parts are those up to the time at which it is sent, in one piece if it is a success: a
+    client that gets the head alone may take the processor from the server before the body.
+    """
+
+    def __init__(self, response: Response, receipt: Receipt) -> None:
+        self.status_code, self.body = response.status_code, response.body
+        self.raw_headers = response.raw_headers
+        self.background = None
+        self._receipt = receipt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.raw_headers.append(timing_header(self._receipt))
+        is_whole = self.status_code == OK
+        answer = WholeAnswer(self.raw_headers, [self.body]) if is_whole else super().__call__
+        await SendingApp(answer, self._receipt)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ async def test_the_members_of_a_fork_have_receipts_and_the_last_ones_are_its_cha
     request = Receipts().begin(text_request("x", model="e"), 0, 0, wished=True)
     receipt = receipt_of(request)
     assert receipt is not None
-    with ensemble.model.submit(request, tap=receipt.around(request, "1", None)) as stream:
+    with ensemble.model.submit(request) as stream:
         (await ensemble["a"].begun()).finish("from a")
         c, b = await ensemble["c"].begun(), await ensemble["b"].begun()
         c.finish("from c")

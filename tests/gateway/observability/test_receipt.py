@@ -11,6 +11,7 @@ import pytest
 from gateway.errors import Code, InferenceError
 from gateway.messages import EngineStamps, InferResponse, Phases, Usage
 from gateway.observability.receipt import MOST_MEMBERS, STALL_NS, Receipt, in_ms
+from gateway.observability.receipt_parts import NO_HOLD, Batch
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
 from tests.builders import text_request
@@ -48,7 +49,7 @@ def accepted(receipt: Receipt, clock: Clock, ms: float = 2, model: str = "text")
     """The record of the request, submitted at that time."""
     clock.at(ms)
     record = Record(ModelStatistics(), 1, 0, lambda _: None)
-    receipt.around(text_request(model=model), "1", None).recorder(record, record)
+    receipt.accepted(text_request(model=model), "1", record)
     return record
 
 
@@ -184,9 +185,38 @@ def test_the_parts_add_up_for_any_stamps(clock: Clock, seed: int) -> None:
     total = told.pop("total")
     assert round(sum(told.values()) * 1000) == round(total * 1000)
     found = in_ms(receipt.parts())
-    assert receipt.header().decode() == ", ".join(
-        [f"{name};dur={ms}" for name, ms in found.items()]
-    )
+    assert receipt.header() == ", ".join([f"{name};dur={ms}" for name, ms in found.items()])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_header_of_a_short_request_has_the_parts_of_its_receipt(
+    clock: Clock, seed: int
+) -> None:
+    """With and without a fair queue; a third of the requests has stamps in another order."""
+    chosen = random.Random(seed)
+    stamps = [SECS + chosen.randrange(5 * MS) for _ in range(6)]
+    if seed % 3:
+        stamps.sort()
+    receipt = Receipt(SECS, stamps[0])
+    record = accepted(receipt, clock)
+    record.started()
+    record.phases = Phases(chosen.randrange(MS), MS, chosen.randrange(MS // 4))
+    record.submitted_ns, record.released_ns, record.started_ns, record.ended_ns = stamps[1:5]
+    record.released_ns *= seed % 2
+    clock.ns = stamps[5]
+    told = in_ms(receipt.parts())
+    assert receipt.header() == ", ".join([f"{name};dur={ms}" for name, ms in told.items()])
+
+
+def test_only_an_execution_has_a_batch(clock: Clock) -> None:
+    receipt = begun()
+    record = accepted(receipt, clock)
+    assert receipt.batch is None
+    record.started()
+    assert receipt.batch == Batch(1, {"": 1}, NO_HOLD)
+    cached = begun()
+    from_the_cache(cached, clock)
+    assert cached.batch is None
 
 
 @pytest.mark.parametrize(
@@ -292,7 +322,7 @@ def test_the_header_has_all_parts_and_the_total(clock: Clock) -> None:
     receipt = begun()
     of_tensors(receipt, clock)
     sent(receipt, clock, 10.5)
-    assert receipt.header().decode() == (
+    assert receipt.header() == (
         "recv;dur=1.0, decode;dur=1.0, batch;dur=3.0, input;dur=1.0, infer;dur=2.0, "
         "output;dur=1.0, encode;dur=1.5, total;dur=10.5"
     )

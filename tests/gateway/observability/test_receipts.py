@@ -93,7 +93,7 @@ def test_a_long_id_is_not_kept_and_a_long_failure_is_cut() -> None:
     assert len(receipts) == 1
     refused.refused(text_request(id="r"), error)
     record = Record(ModelStatistics(), 1, 0, lambda _: None)
-    failed.around(text_request(id="f"), "1", None).recorder(record, record)
+    failed.accepted(text_request(id="f"), "1", record)
     record.ended(error)
     for receipt in (refused, failed):
         receipt.sent()
@@ -147,7 +147,7 @@ async def test_a_request_says_what_it_waited_for_and_how_it_ended(serve: Serve) 
     request = asked(receipts)
     receipt = receipt_of(request)
     assert receipt is not None
-    with model.submit(request, tap=receipt.around(request, "1", None)) as stream:
+    with model.submit(request) as stream:
         execution = await instance.begun()
         execution.crash(InferenceError(Code.INTERNAL, "broken"))
         with pytest.raises(InferenceError):
@@ -174,7 +174,7 @@ def test_the_others_of_a_batch_are_counted_by_tenant() -> None:
     for request in requests[:3]:
         receipt = receipt_of(request)
         assert receipt is not None
-        receipt.around(request, "1", None)
+        receipt.accepted(request, "1", Record(ModelStatistics(), 1, 0, lambda _: None))
         receipt.sent()
     found = receipts.why("a", "a1")
     assert found is not None
@@ -202,8 +202,7 @@ async def test_the_account_of_a_request_counts_all_that_its_engine_executed(
         with ExitStack() as streams:
             for each in others:
                 streams.enter_context(model.submit(each))
-            tap = receipt.around(request, "1", None)
-            stream = streams.enter_context(model.submit(request, tap=tap))
+            stream = streams.enter_context(model.submit(request))
             executions = [await instance.begun() for _ in (*others, request)]
             for execution in executions:
                 execution.answer(text_response("x", final=True))
@@ -233,7 +232,7 @@ def test_an_account_of_many_tenants_is_small() -> None:
     assert receipt is not None
     tenants = [*(f"t{n:04}" for n in range(1000) for _ in "ab"), *3 * ["own"]]
     note_batch([request], 1, shared=lambda: tenants)
-    receipt.around(request, "1", None)
+    receipt.accepted(request, "1", Record(ModelStatistics(), 1, 0, lambda _: None))
     receipt.sent()
     assert receipt.batch is not None
     assert len(receipt.batch.tenants) <= SHOWN_TENANTS + 2
@@ -265,7 +264,7 @@ def test_the_wait_for_an_execution_names_the_limit_that_bound(
     receipt = receipt_of(request)
     assert receipt is not None
     record = Record(statistics, 1, 0, lambda _: None)
-    receipt.around(request, "1", None).recorder(record, record)
+    receipt.accepted(request, "1", record)
     note_batch([request], 1, hold)
     receipt.begun_ns, receipt.whole_ns = 0, MS // 2
     record.submitted_ns, record.started_ns = MS, 101 * MS
@@ -285,7 +284,7 @@ def test_the_wait_in_the_queue_of_an_engine_names_its_limit(
     receipt = receipt_of(request)
     assert receipt is not None
     record = Record(statistics, 1, 0, lambda _: None)
-    receipt.around(request, "1", None).recorder(record, record)
+    receipt.accepted(request, "1", record)
     receipt.begun_ns = receipt.whole_ns = 0
     record.submitted_ns = record.started_ns = MS
     record.engine = EngineStamps(2 * MS, 92 * MS, 93 * MS, 94 * MS, limit=limit)

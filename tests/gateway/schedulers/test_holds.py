@@ -30,7 +30,7 @@ def ask(queue: Queue, text: str = "a") -> Entry:
     now_ns = time.perf_counter_ns()
     receipt = Receipt(now_ns, now_ns)
     entry = queue.ask(replace(word(text), receipt=receipt))
-    receipt.recorder(entry.record, entry.record)
+    receipt.accepted(entry.request, "1", entry.record)
     return entry
 
 

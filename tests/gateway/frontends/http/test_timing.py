@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
 
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.app import build_app
-from gateway.frontends.http.timing import with_timing
-from gateway.messages import InferResponse
+from gateway.frontends.http.request_scope import SEND_WHOLE
+from gateway.frontends.http.timing import timed, with_timing
+from gateway.messages import InferRequest, InferResponse
 from gateway.observability.receipt import Receipt
 from gateway.observability.receipts import Receipts
 from tests.builders import (
@@ -189,3 +192,26 @@ def test_json_without_members_is_unchanged(json_text: bytes) -> None:
     receipt = Receipt(0, 0)
     assert with_timing(json_text, receipt) == json_text
     assert not receipt.told
+
+
+async def test_a_whole_answer_is_one_write_with_the_parts_up_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[tuple[dict[bytes, bytes], bytes]] = []
+
+    async def send_whole(headers: Any, parts: Any) -> None:
+        written.append((dict(headers), b"".join(parts)))
+
+    async def unused(*_: Any) -> Any:
+        raise AssertionError
+
+    receipt = Receipt(0, 0)
+    receipt.refused(InferRequest(model="m"), InferenceError(Code.UNAVAILABLE, "full"))
+    answer = timed(Response(b"whole"), receipt)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 10**9)
+    await answer({"type": "http", "state": {SEND_WHOLE: send_whole}}, unused, unused)
+    ((headers, body),) = written
+    assert body == b"whole"
+    assert headers[b"content-length"] == b"5"
+    assert headers[b"server-timing"].endswith(b"total;dur=1000.0")
+    assert receipt.sent_ns == 10**9
