@@ -97,18 +97,15 @@ class DataPlane:
         receipts: Receipts | None = None,
     ) -> None:
         self.receipts = Receipts() if receipts is None else receipts
-        self.threads = threads or request_threads()
-        self.audit, self.access_log = audit, access_log
+        self.threads, self.audit, self.access_log = threads or request_threads(), audit, access_log
         self.fleet: FleetMember | None = None
         self._admission_settings = admission or AdmissionSettings()
         self.admission: Admission | None = None
-        self.tracer = tracer or Tracer()
         self.gen_ai: GenAiMetrics | None = None
         self.loop_watch: LoopWatch | None = None
-        self.log = log or Log()
+        self.tracer, self.log = tracer or Tracer(), log or Log()
         self.shared_memory = shared_memory or SharedMemory()
-        self._control = control
-        self._registry = control.registry
+        self._control, self._registry = control, control.registry
         self._strict_readiness = strict_readiness
         self._exiting = self._ending_sequences = False
         self.conversations = Conversations()
@@ -137,7 +134,7 @@ class DataPlane:
         `model` of the stream answers: a rollout may choose another version. `trace` records the
         events of the request. Raises InferenceError if the request is refused before it is queued.
         """
-        caller, chooser, tap = request.caller, None, None
+        caller, chooser, interceptor, tap = request.caller, None, None, None
         try:
             if self._exiting and not self._ending_sequences:
                 raise exiting()
@@ -151,22 +148,26 @@ class DataPlane:
                 model, tap = chooser.choose(request)
             if self._exiting and not _continues(model, request):
                 raise exiting()
-            interceptor = None
             if request.sequence is not None and not model.of_fleet:
                 interceptor = self.conversations.turn(request, model)
+            allowance = None if caller is None else model.allowances.get(caller.tenant)
+            if allowance is not None and (interceptor or not allowance.admits(request)):
+                allowance = None
             decides = (found := self.admission) and (found.tenants.configured or found.observed)
             has_account = decides or request.deadline or model.max_wait_ns
             is_noted = model.recorder or self.gen_ai or self.access_log
-            if has_account or is_noted:
-                tap = self._tapped(request, model, tap)
-            stream = model.submit(request, trace, interceptor, tap=tap)
+            if is_noted or (has_account and allowance is None):
+                tap = self._tapped(request, model, tap, is_admitted=allowance is not None)
+            stream = model.submit(request, trace, interceptor, tap=tap, limited=allowance or True)
         except InferenceError as error:
             _note_refusal(trace, chooser, request, model, error, self.admission)
             raise
         stream.request_id, stream.caller, stream.model = request.id, caller, model
         return stream
 
-    def _tapped(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
+    def _tapped(
+        self, request: InferRequest, model: Model, tap: Tap | None, *, is_admitted: bool
+    ) -> Tap | None:
         """The tap of a request that is recorded, has an account, or is noted, around another."""
         if model.recorder is not None:
             tap = model.recorder.tap(request, tap)
@@ -178,7 +179,7 @@ class DataPlane:
         is_watched = deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
         if self.admission is None and (is_watched or model.max_wait_ns):
             self.admission = Admission(Tenants(), settings=self._admission_settings)
-        if self.admission is not None:
+        if self.admission is not None and not is_admitted:
             tap = self.admission.admit(request, model, tap)
         return tap
 
@@ -280,10 +281,7 @@ class DataPlane:
     async def unload(
         self, name: str, versions: frozenset[int] = frozenset(), *, unload_dependents: bool = False
     ) -> None:
-        """Begin to unload a model, or only these versions: look-ups fail from now on.
-
-        Unknown names are ignored.
-        """
+        """Begin to unload a model, if known, or only these versions: look-ups fail from now on."""
         self._refuse_if_exiting()
         await self._control.unload(name, versions, unload_dependents=unload_dependents)
 

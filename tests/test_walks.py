@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from gateway.in_process.server import Server
+from gateway.policy.keys import new_key
 from gateway.protos import grpc_service_pb2 as pb
 from tests import onnx_models
+from tests.conformance import keys
 from tests.conformance.models import REPEAT
 from tests.conformance.openai_models import contract, piece
 from tests.raw import Connection, post
@@ -39,6 +41,7 @@ UPDATE_FILES = 10
 REPLACE_FILES = 16
 CHAT_FILES = 25
 INFER_CALLS = 100
+LIMITED_INFER_CALLS = 112
 TOKEN_CALLS = 13
 CHAT_TOKEN_CALLS = 15
 """These limits may fall, and not rise. A generator that continues counts as a call."""
@@ -134,18 +137,35 @@ async def test_the_calls_of_an_infer_in_a_batch_of_onnx_runtime(
 ) -> None:
     """The execution is on the loop, as it is where no other process delays it."""
     monkeypatch.setattr("gateway.tensor_runtime.instance.LIMIT_NS", 10**9)
-    tries = []
-    with Connection(server.ports["http"]) as connection:
-        await asyncio.to_thread(lambda: [infer(connection) for _ in range(WARM_INFERS)])
-        for _ in range(TRIES):
-            with Walk() as walk:
-                await asyncio.to_thread(infer, connection)
-            tries.append(walk.calls)
-    fewest = min(tries, key=len)
+    fewest = await calls_of_infer(server)
     assert len(fewest) <= INFER_CALLS, "\n".join(fewest)
 
 
-def infer(connection: Connection) -> None:
+async def test_the_calls_of_an_infer_of_a_tenant_with_limits(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.tensor_runtime.instance.LIMIT_NS", 10**9)
+    made, file = new_key(), tmp_path / "keys.toml"
+    keys.write(file, keys.stored(made), "[tenants.team]", "requests_per_minute = 1e6")
+    async with serving(repository, allow_http=True, api_keys=str(file)) as server:
+        fewest = await calls_of_infer(server, f"x-api-key: {made[0]}")
+    assert len(fewest) <= LIMITED_INFER_CALLS, "\n".join(fewest)
+
+
+async def calls_of_infer(server: Server, *headers: str) -> list[str]:
+    """The fewest calls of an inference."""
+    tries = []
+    with Connection(server.ports["http"]) as connection:
+        for _ in range(WARM_INFERS):
+            await asyncio.to_thread(infer, connection, *headers)
+        for _ in range(TRIES):
+            with Walk() as walk:
+                await asyncio.to_thread(infer, connection, *headers)
+            tries.append(walk.calls)
+    return min(tries, key=len)
+
+
+def infer(connection: Connection, *headers: str) -> None:
     """An inference with binary inputs and outputs of 16 numbers."""
     values = np.arange(16, dtype=np.float32).tobytes()
     inputs = [
@@ -159,7 +179,7 @@ def infer(connection: Connection) -> None:
     ]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     length = f"Inference-Header-Content-Length: {len(head)}"
-    connection.send(post("/v2/models/add_sub/infer", head + 2 * values, length))
+    connection.send(post("/v2/models/add_sub/infer", head + 2 * values, length, *headers))
     assert connection.answer().status == 200
 
 

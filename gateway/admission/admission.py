@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from gateway.admission.allowances import allow, settle
 from gateway.admission.booking import Booked, Booking, TenantAccount
 from gateway.admission.costs import WITHOUT_TOKENS, Asked, ModelCosts
 from gateway.admission.quotas import (
@@ -40,7 +41,7 @@ from gateway.models.model import Model
 from gateway.models.sharing import Sharing
 from gateway.observability.stream_tap import Tap
 from gateway.policy.caller import Caller, tenant_of
-from gateway.policy.tenants import NO_RULES, TenantRules, Tenants
+from gateway.policy.tenants import NO_RULES, Ledger, TenantRules, Tenants
 from gateway.settings import AdmissionSettings
 
 log = logging.getLogger("sluice.admission")
@@ -71,8 +72,8 @@ class _Account(TenantAccount):
     Its rules are those of the tenants at that number of `changes`, -1 before any.
     """
 
-    def __init__(self, tenant: str) -> None:
-        super().__init__(tenant)
+    def __init__(self, tenant: str, ledger: Ledger) -> None:
+        super().__init__(tenant, ledger)
         self.refused: Counter[str] = Counter()
         self.unlogged = 0
         self.logged_at = -math.inf
@@ -97,6 +98,7 @@ class Admission:
         settings: AdmissionSettings | None = None,
     ) -> None:
         self.tenants = tenants
+        tenants.ledger.take = settle
         self._waits = Waits(settings or AdmissionSettings(), tenants)
         self.observed: Collection[Model] = self._waits.models
         self._clock = clock
@@ -111,13 +113,17 @@ class Admission:
         Raises Refusal. A refused request has cost one request; what an accepted one costs is taken
         when the model accepts it.
         """
-        caller = request.caller
-        account = self._limited("" if caller is None else caller.tenant)
+        tenant = "" if request.caller is None else request.caller.tenant
+        account = self._limited(tenant)
         observes = bool(self.observed or request.deadline or model.max_wait_ns)
         observes = observes and self._waits.observes(request, model)
-        if not (account or observes):
+        if not (account or observes or tenant in self._accounts):
             return tap
         costs = self._costs.get(model) or self._costs_of(model)
+        if not (costs.has_tokens or observes):
+            allow(self._account(tenant), model, costs, self.tenants, self._clock)
+        if not (account or observes):
+            return tap
         asked = costs.asked(request)
         if account is not None:
             booked = self._book(request, model, account, costs, asked)
@@ -152,6 +158,7 @@ class Admission:
         asked: Asked,
     ) -> Booked:
         """The units of a request within the limits of its tenant, which has taken one request."""
+        account.look()
         limits, now, prompts = account.limits, self._clock(), asked.prompts
         if (limit := limits.requests) is not None and not request.prepaid:
             self._check(account, REQUESTS, prompts, limit, now)
@@ -235,10 +242,11 @@ class Admission:
         if found is None:
             if len(self._accounts) >= MOST_ACCOUNTS:
                 self._drop_unlimited()
-            found = self._accounts[tenant] = _Account(tenant)
+            found = self._accounts[tenant] = _Account(tenant, self.tenants.ledger)
         return found
 
     def _drop_unlimited(self) -> None:
+        self.tenants.ledger.settle()
         self._accounts = {
             name: account
             for name, account in self._accounts.items()
@@ -266,6 +274,7 @@ class Admission:
         account = self._limited(tenant_of(caller))
         if account is None:
             return
+        account.look()
         now, requests = self._clock(), account.limits.by_kind.get(LimitKind.REQUESTS)
         try:
             if requests is not None:
@@ -290,6 +299,7 @@ class Admission:
         if not limits:
             return
         account, now = self._account(tenant_of(caller)), self._clock()
+        account.look()
         compute_ms = count * self._costs_of(model).compute_ms
         booked = {LimitKind.REQUESTS: float(count), LimitKind.COMPUTE_MS: compute_ms}
         taken = {kind: limits[kind] for kind in booked if kind in limits}
@@ -318,8 +328,11 @@ class Admission:
 
     def raw_limit_headers(self, caller: Caller | None) -> Sequence[Header]:
         """As `limit_headers`, as they are written."""
-        account = self._limited("" if caller is None else caller.tenant)
-        return () if account is None else account.headers(self._clock())
+        tenant = "" if caller is None else caller.tenant
+        found = self._accounts.get(tenant)  # as `_limited`, without a call for most
+        if found is None or found.changes != self.tenants.changes:
+            found = self._limited(tenant)
+        return () if found is None else found.headers(self._clock())
 
     def describe(
         self, models: Iterable[Model] = (), in_flight: Mapping[str, int] = NO_REQUESTS
@@ -328,13 +341,14 @@ class Admission:
 
         Requests that wait are those of `models`; `in_flight` has those of tenants without limits.
         """
+        self.tenants.ledger.settle()
         queues = [each.fair for each in models if each.fair is not None]
         names = sorted({*self.tenants.names, *self._accounts})
         return [self._described(name, queues, in_flight.get(name, 0)) for name in names]
 
     def _described(self, tenant: str, queues: Sequence[Sharing], in_flight: int) -> dict[str, Any]:
         rules = self.tenants.rules(tenant)
-        account = self._accounts.get(tenant) or _Account(tenant)
+        account = self._accounts.get(tenant) or _Account(tenant, self.tenants.ledger)
         return {
             "tenant": tenant,
             "rules": _described_rules(rules),

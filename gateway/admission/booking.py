@@ -1,6 +1,8 @@
 """The account of one request: what it was booked with, and what it has used at its end."""
 
+import math
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway.admission.costs import Asked, ModelCosts, used_tokens
 from gateway.admission.quotas import (
@@ -17,20 +19,31 @@ from gateway.errors import Code, InferenceError, Refusal
 from gateway.messages import StreamRecorder, Usage
 from gateway.observability.request_record import Record
 from gateway.observability.stream_tap import Tap
-from gateway.policy.tenants import NO_RULES, TenantRules
+from gateway.policy.tenants import NO_RULES, Ledger, TenantRules
+from gateway.schedulers.passages import Passage
 
 Booked = tuple[int, float, float, float]
 """The requests, tokens and milliseconds of a request, and the time."""
 
 
+class PassingRequests(Protocol):
+    """The requests of a tenant that begin at a model while its passage has some left."""
+
+    passage: Passage
+    costs: ModelCosts
+
+
 class TenantAccount:
     """The buckets of a tenant, its requests in flight, and the limits in its present rules.
 
-    It `is_limited` if there are any.
+    It `is_limited` if there are any. Requests of its `allowances` begin without a look at these; no
+    one takes longer than `most_ns` of an instance. The `ledger` has what is not in it yet.
     """
 
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
+    def __init__(self, tenant: str, ledger: Ledger | None = None) -> None:
+        self.tenant, self.ledger = tenant, ledger or Ledger()
+        self.allowances: list[PassingRequests] = []
+        self.most_ns = math.inf
         self.buckets = Buckets()
         self.in_flight = 0
         self.replace(NO_RULES)
@@ -41,6 +54,18 @@ class TenantAccount:
         most = self.limits.in_flight
         return most is not None and self.in_flight >= most
 
+    def look(self) -> None:
+        """Have the next request of each allowance looked at; take what is noted into account."""
+        if self.ledger.events:
+            self.ledger.settle()
+        for each in self.allowances:
+            each.passage.left = 0
+
+    @property
+    def left(self) -> int:
+        """The requests that begin without a look."""
+        return sum(each.passage.left for each in self.allowances if each.passage.left > 0)
+
     def replace(self, rules: TenantRules) -> None:
         """Take rules that have changed."""
         self.rules, self.limits = rules, limits_of(rules)
@@ -49,13 +74,15 @@ class TenantAccount:
         self._shown = [
             ShownLimit(each, self.buckets[each], by_kind[each]) for each in SHOWN if each in by_kind
         ]
+        self._full = [header for limit in self._shown for header in limit.headers(math.inf)]
 
     def headers(self, now: float) -> list[Header]:
-        """The headers of its limits."""
-        found: list[Header] = []
-        for each in self._shown:
-            found += each.headers(now)
-        return found
+        """The headers of its limits; those of full buckets are made once."""
+        shown = self._shown
+        for each in shown:
+            if each.bucket.full_at > now:
+                return [header for limit in shown for header in limit.headers(now)]
+        return self._full
 
 
 class Booking:
@@ -73,13 +100,12 @@ class Booking:
         "_asked",
         "_booked",
         "_clock",
-        "_compute_back_at",
         "_costs",
         "_inner",
-        "_limits",
         "_prefill",
-        "_record",
         "_tokens_back_at",
+        "compute_back_at",
+        "limits",
     )
 
     def __init__(
@@ -91,16 +117,15 @@ class Booking:
         clock: Callable[[], float],
         inner: Tap | None,
     ) -> None:
-        self._account, self._limits = account, account.limits
+        self._account, self.limits = account, account.limits
         self._costs, self._asked, self._booked = costs, asked, booked
         self._clock, self._inner = clock, inner
-        self._tokens_back_at = self._compute_back_at = self._prefill = 0.0
-        self._record: Record | None = None
+        self._tokens_back_at = self.compute_back_at = self._prefill = 0.0
 
     def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
         """See `Tap`."""
-        record.account, self._record = self, record
-        tenant, limits = self._account, self._limits
+        record.account = self
+        tenant, limits = self._account, self.limits
         tenant.in_flight += 1
         requests, tokens, compute_ms, now = self._booked
         if requests and limits.requests is not None:
@@ -108,23 +133,22 @@ class Booking:
         if tokens and limits.tokens is not None:
             self._tokens_back_at = tenant.buckets[TOKENS].take(tokens, limits.tokens, now)
         if compute_ms and (limit := limits.compute_ms) is not None:
-            self._compute_back_at = tenant.buckets[COMPUTE_MS].take(compute_ms, limit, now)
+            self.compute_back_at = tenant.buckets[COMPUTE_MS].take(compute_ms, limit, now)
         inner, self._inner = self._inner, None
         return account if inner is None else inner.recorder(record, account)
 
     def wasted(self, usage: Usage) -> None:
         """See `LimitsAccount`; tokens after the end are taken at once."""
-        limit = self._limits.tokens
+        limit = self.limits.tokens
+        self._account.look()
         if limit is not None:
             units = max(0.0, used_tokens(usage) - self._prefill)
             self._account.buckets[TOKENS].take(units, limit, self._clock())
             self._prefill = 0.0
 
-    def ended(self, error: InferenceError | None) -> None:
+    def ended(self, record: Record, error: InferenceError | None) -> None:
         """See `LimitsAccount`."""
-        record, self._record = self._record, None  # without a cycle both are freed at once
-        if record is None:
-            return
+        self._account.look()
         tokens: float = record.prompt_tokens + record.completion_tokens
         if record.cached_tokens:
             tokens = used_tokens(record)
@@ -132,14 +156,14 @@ class Booking:
             tokens = self._prefill = self._costs.prefill(self._asked)
         # An engine that reports tokens executes many requests at once.
         compute_ms = 0.0 if tokens else record.compute_ms(record.ended_ns)
-        tenant, limits = self._account, self._limits
+        tenant, limits = self._account, self.limits
         tenant.in_flight -= 1
         _, booked_tokens, booked_ms, _ = self._booked
         if tokens != booked_tokens and (limit := limits.tokens) is not None:
             unused, back_at = booked_tokens - tokens, self._tokens_back_at
             tenant.buckets[TOKENS].settle(unused, limit, self._clock(), back_at)
         if compute_ms != booked_ms and (limit := limits.compute_ms) is not None:
-            unused, back_at = booked_ms - compute_ms, self._compute_back_at
+            unused, back_at = booked_ms - compute_ms, self.compute_back_at
             tenant.buckets[COMPUTE_MS].settle(unused, limit, self._clock(), back_at)
         if error is None and not record.is_hit:
             if tokens:

@@ -145,15 +145,15 @@ class ModelCosts:
     """
 
     def __init__(self, model: Model) -> None:
-        self._has_tokens = generates_text(model.config)
+        self.has_tokens = generates_text(model.config)
         self._ratio = TokenRatio()
         self._answers: dict[str, deque[int]] = {}
         self.compute_ms = 0.0
-        self.reports_tokens = self._has_tokens
+        self.reports_tokens = self.has_tokens
 
     def asked(self, request: InferRequest) -> Asked:
         """The size of a request; that of a model without tokens is one request."""
-        return read_asked(request) if self._has_tokens else WITHOUT_TOKENS
+        return read_asked(request) if self.has_tokens else WITHOUT_TOKENS
 
     def prompt_tokens(self, asked: Asked) -> int:
         """The expected tokens of the prompts; 0 for a model without tokens."""
@@ -165,7 +165,7 @@ class ModelCosts:
 
     def tokens(self, asked: Asked, tenant: str, most: int | None) -> float:
         """The most tokens that a request may use; each prompt with an answer at most `most`."""
-        if not self._has_tokens:
+        if not self.has_tokens:
             return 0
         prompt = self.prompt_tokens(asked)
         answer = self._usual(tenant) if asked.max_tokens is None else asked.max_tokens
@@ -181,7 +181,7 @@ class ModelCosts:
 
     def learn(self, asked: Asked, tenant: str, prompt: int, answers: int) -> None:
         """Take the tokens of a request that has its answer into account."""
-        self._has_tokens = self.reports_tokens = True
+        self.has_tokens = self.reports_tokens = True
         self._ratio.learn(asked.prompt_bytes, prompt)
         if tenant not in self._answers:
             self._answers[tenant] = deque(maxlen=ANSWERS)

@@ -118,12 +118,16 @@ class Bucket:
 
         Units that are back by time, at `back_at` all of them, are not given back a second time.
         """
-        if unused < 0:
-            self.take(-unused, limit, now)
-        elif limit.per_minute > 0:
-            secs, left = unused * MINUTE / limit.per_minute, back_at - now
-            if left > 0:
-                self.full_at -= secs if secs < left else left
+        if limit.per_minute > 0:
+            self.give_back(unused * MINUTE / limit.per_minute, now, back_at)
+
+    def give_back(self, secs: float, now: float, back_at: float) -> None:
+        """As `settle`, by the time in which the bucket gains the units."""
+        if secs < 0:
+            self.full_at = (self.full_at if self.full_at > now else now) - secs
+        elif back_at > now:
+            left = back_at - now
+            self.full_at -= secs if secs < left else left
 
     def remaining(self, limit: Limit, now: float) -> float:
         """The units that are left; negative after more was used than booked."""
@@ -149,25 +153,26 @@ Header = tuple[bytes, bytes]
 class ShownLimit:
     """The headers of a limit, with names and forms of OpenAI's."""
 
-    __slots__ = ("_bucket", "_first", "_full", "_limit", "_names")
+    __slots__ = ("_first", "_full", "_limit", "_names", "bucket")
 
     def __init__(self, kind: LimitKind, bucket: Bucket, limit: Limit) -> None:
-        self._bucket, self._limit = bucket, limit
+        self.bucket, self._limit = bucket, limit
         of_limit, *self._names = (each.encode() for each in NAMES[kind])
         self._first: Header = of_limit, b"%d" % int(limit.per_minute)
         self._full = self._headers(0.0)
 
     def headers(self, now: float) -> tuple[Header, Header, Header]:
         """The headers now; those of a full bucket are made once."""
-        lacks = self._bucket.full_at - now
+        lacks = self.bucket.full_at - now
         return self._headers(lacks) if lacks > 0 else self._full
 
     def _headers(self, lacks: float) -> tuple[Header, Header, Header]:
         limit = self._limit
         rest = math.floor(limit.most - lacks * limit.per_minute / MINUTE)
         of_rest, of_reset = self._names
-        reset = of_reset, shown_secs(lacks).encode()
-        return self._first, (of_rest, b"%d" % (rest if rest > 0 else 0)), reset
+        # As `shown_secs`, without a call for most.
+        reset = b"%dms" % math.ceil(lacks * 1000) if lacks < 1 else shown_secs(lacks).encode()
+        return self._first, (of_rest, b"%d" % (rest if rest > 0 else 0)), (of_reset, reset)
 
 
 def texts(headers: Iterable[Header]) -> Mapping[str, str]:

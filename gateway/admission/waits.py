@@ -80,6 +80,7 @@ class Waits:
             waits = ModelWaits(model, prediction, costs, self._settings)
             self.models[model] = waits
             model.when_closed(partial(self._forget, model))
+            model.allowances.clear()
         return waits.admit(request, tap, asked)
 
     def _forget(self, model: Model) -> None:

@@ -20,7 +20,7 @@ from gateway.models.limits import ConversationLimits, Limits
 from gateway.models.model_folder import Labels
 from gateway.models.request_validation import RequestRules
 from gateway.models.sharing import Sharing, in_force, shared_among
-from gateway.models.taps import Interceptor, Tapper, Waking
+from gateway.models.taps import Allowed, Interceptor, Tapper, Waking
 from gateway.observability.request_record import Record, RequestsInFlight
 from gateway.observability.statistics import ModelStatistics
 from gateway.observability.stream_tap import Tap
@@ -33,6 +33,8 @@ from gateway.schedulers.scheduler import DirectScheduler, Scheduler
 from gateway.storage.mirror.trees import RemoteTree
 from gateway.stream import ResponseStream
 from gateway.threads import Threads
+
+log = logging.getLogger("sluice.model")
 
 
 def import_scheduler(config: ModelConfig) -> Callable[[ModelStatistics, Path], Scheduler]:
@@ -57,9 +59,6 @@ def build_scheduler(
 ) -> Scheduler:
     """The scheduler of one loaded version; `folder` is the model's."""
     return import_scheduler(config)(statistics, folder)
-
-
-log = logging.getLogger("sluice.model")
 
 
 class VersionChooser(Protocol):
@@ -101,7 +100,7 @@ class Model:
     are the results of its golden requests; `recorder` makes new ones. `waking` wakes it if it
     sleeps. A model in a rollout has a `chooser`. A `retired` model completes its requests and must
     get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
-    conversations. `fair` shares it among `tenants`, on a server with a key file.
+    conversations. `fair` shares it among `tenants`, which may have `allowances`.
     """
 
     of_fleet: bool = False
@@ -117,22 +116,20 @@ class Model:
         folder: Path = Path(),
         tenants: Tenants | None = None,
     ) -> None:
-        self.name, self.config = config.name, config
-        self.version = str(version)
+        self.name, self.config, self.version = config.name, config, str(version)
         self.decoupled = config.decoupled
-        self.statistics = statistics
-        self.labels = labels
+        self.statistics, self.labels = statistics, labels
         self.load_secs = self.loaded_at = 0.0
         self.golden: Sequence[GoldenResult] = ()
         self.recorder: Tapper | None = None
         self.further_names = further_names(config)
         self.max_model_len: int | None = None
-        self.namespace = ""
-        self.retired = False
+        self.namespace, self.retired = "", False
         self.members: Sequence[Model] = ()
         self.waking: Waking | None = None
         self.tree: RemoteTree | None = None
         self.requests = RequestsInFlight()
+        self.allowances: dict[str, Allowed] = {}
         self.scheduler = self._scheduler(statistics, folder)
         self.fair: Sharing | None = None
         if tenants is not None:
@@ -243,14 +240,14 @@ class Model:
         interceptor: Interceptor | None = None,
         *,
         tap: Tap | None = None,
-        limited: bool = True,
+        limited: Allowed | bool = True,
     ) -> ResponseStream:
         """Check a request and pass it to the interceptor, or to the scheduler, in one step.
 
         A request that the cache can answer takes no place in a queue. The cache is not asked for a
         request with an interceptor, or of a sequence at a replica. `tap` observes the request.
         Raises InferenceError: INVALID_ARG from validation, UNAVAILABLE if no instance is alive or,
-        if `limited`, too many requests are in flight.
+        if `limited` without an allowance, too many requests are in flight.
         """
         checked = request.checked
         if checked is not None and checked.rules is self._rules:
@@ -265,12 +262,14 @@ class Model:
         has_response = cached is not None and cached.lookup.response is not None
         if waking is not None and not has_response:
             waking.check()
-        fair, is_counted = self.fair, limited and not has_response
-        shared = fair if fair is not None and fair.tenants.configured else None  # `in_force`
+        allowance = None if isinstance(limited, bool) else limited
+        scheduler = self.scheduler if allowance is None else allowance.scheduler
+        fair, is_counted = self.fair, limited and not (has_response or allowance)
+        shared = None if fair is None or allowance or not fair.tenants.configured else fair
         if is_counted and (shared or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)
         if cached is None or cached.lookup.missed:
-            self.scheduler.admit(request)
+            scheduler.admit(request)
         parent = request.trace
         trace = parent.child() if trace is None and isinstance(parent, Trace) else trace
         if trace is not None:
@@ -280,14 +279,15 @@ class Model:
         record = Record(self.statistics, batch_size, request.received_ns, ended, trace)
         if request.receipt is not None:
             request.receipt.accepted(request, self.version, record)
-        account = record if interceptor is None else interceptor.recorder(record, record)
+        inner = interceptor or allowance
+        account = record if inner is None else inner.recorder(record, record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream, None if shared is None else tenant_of(request.caller))
         entry = Entry(request, stream, record)
         if interceptor is None:
-            self.scheduler.submit(entry)
+            scheduler.submit(entry)
         else:
-            interceptor.submit(entry, self.scheduler)
+            interceptor.submit(entry, scheduler)
         if waking is not None and not stream.done:
             waking.wish(stream)
         return stream
@@ -370,9 +370,8 @@ class Model:
 
         Await the end. If the wait is cancelled, they still close.
         """
-        self.requests.abandon(
-            InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed")
-        )
+        error = InferenceError(Code.UNAVAILABLE, f"model '{self.name}' is being closed")
+        self.requests.abandon(error)
         if self.recorder is not None:
             self.recorder.end("the version was unloaded")
         while self._on_close:

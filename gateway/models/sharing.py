@@ -9,8 +9,11 @@ from gateway.errors import Refusal
 from gateway.messages import InferRequest
 from gateway.models.limits import TokenWeights
 from gateway.observability.accounts import TenantsInFlight
+from gateway.observability.request_record import Record
 from gateway.policy.tenants import MOST_TIMES, Tenants
+from gateway.schedulers.passages import Passage
 from gateway.schedulers.scheduler import Scheduler
+from gateway.stream import ResponseStream
 
 
 class Sharing(Protocol):
@@ -27,6 +30,9 @@ class Sharing(Protocol):
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
+
+    def passage(self, tenant: str, requests: Mapping[Record, ResponseStream]) -> Passage | None:
+        """A passage of a tenant until rules change; None if its requests need a look each."""
 
     def waiting(self, tenant: str) -> int:
         """The number of requests of a tenant that wait in front of the scheduler."""

@@ -26,6 +26,18 @@ class Interceptor(Tap, Protocol):
         """Submit the request now or later, or end its stream. Must not raise."""
 
 
+class Allowed(Tap, Protocol):
+    """The tap of requests that need no look at the limits of their tenant; `scheduler` gets them.
+
+    It counts them for their tenant.
+    """
+
+    scheduler: Scheduler
+
+    def admits(self, request: InferRequest) -> bool:
+        """Whether a request is one of them; if so, it has cost one request."""
+
+
 class Waking(Protocol):
     """Wakes a version that is asleep."""
 

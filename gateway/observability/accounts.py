@@ -1,9 +1,12 @@
 """Accounts of tenants: what their requests cost, and how many there are."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.errors import InferenceError
-from gateway.messages import Usage
+from gateway.messages import Phases, Usage
+
+BEGUN, EXECUTED, ENDED, FAILED = range(4)
+"""Kinds of events in the ledger of tenants."""
 
 
 class LimitsAccount(Protocol):
@@ -12,15 +15,21 @@ class LimitsAccount(Protocol):
     def wasted(self, usage: Usage) -> None:
         """The engine has made tokens after the end."""
 
-    def ended(self, error: InferenceError | None) -> None:
-        """The request has ended. Its record has its tokens, and has not counted the end yet."""
+    def ended(self, record: Any, error: InferenceError | None) -> None:
+        """The request of a `Record` has ended: that has its tokens, and has not counted the end."""
 
 
 class TokenReader(Protocol):
-    """Gets the tokens of a request behind a fair queue as they are made."""
+    """Gets the service of a request behind a fair queue, which a `Record` names, as it is made."""
 
-    def counted(self, usage: Usage | None) -> None:
+    def counted(self, record: Any, usage: Usage | None) -> None:
         """The record has counted further tokens; `usage` is that of the response, if it has one."""
+
+    def executed(self, record: Any, phases: Phases, rows: int) -> None:
+        """An execution with that many rows has ended."""
+
+    def freed(self, record: Any) -> None:
+        """Its instance takes another request before this one ends."""
 
     def wasted(self, usage: Usage) -> None:
         """The engine has made tokens after the end."""

@@ -18,6 +18,7 @@ from gateway.observability.trace import Trace
 from gateway.stream import ResponseStream
 
 NS_PER_SECOND = 1e9
+NOT_BOOKED = [0.0] * 4  # compute ms, when they are back, estimated service, if in flight
 
 
 class Record:
@@ -30,7 +31,7 @@ class Record:
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
     was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text. It has
     the only count of the tokens of its responses; `cached_tokens` are of its prompt, or unknown.
-    Its `account`, `reader` and `tenant` are for limits and a fair queue. It begins at `started_ns`.
+    Its `account`, `booked`, `reader` and `tenant` are for limits and a fair queue.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Record:
         "_on_end",
         "account",
         "batch_size",
+        "booked",
         "cached_tokens",
         "completion_tokens",
         "ended_ns",
@@ -69,14 +71,12 @@ class Record:
         on_end: Callable[["Record"], None],
         trace: Trace | None = None,
     ) -> None:
-        self.statistics = statistics
-        self.batch_size = batch_size
+        self.statistics, self.batch_size = statistics, batch_size
         self._on_end = on_end
         self.submitted_ns = self.progress_ns = time.perf_counter_ns()
         self.received_ns = received_ns or self.submitted_ns
-        self.started_ns = self._hit_ns = self._answers = 0
-        self._first_ns = self._last_ns = self._last_tokens_ns = 0
-        self.released_ns = self.ended_ns = self.execution_rows = 0
+        self.started_ns = self._hit_ns = self._answers = self._first_ns = self._last_ns = 0
+        self._last_tokens_ns = self.released_ns = self.ended_ns = self.execution_rows = 0
         self.prompt_tokens = self.completion_tokens = 0
         self.cached_tokens: int | None = None
         self.phases: Phases | None = None
@@ -84,6 +84,7 @@ class Record:
         self.failure: tuple[Code, str] | None = None
         self.trace = trace
         self.account: LimitsAccount | None = None
+        self.booked = NOT_BOOKED
         self.reader: TokenReader | None = None
         self.tenant: str | None = None
         statistics.pending += 1
@@ -203,7 +204,7 @@ class Record:
         """Count the request as a success or a failure."""
         now = self.ended_ns = time.perf_counter_ns()
         if self.account is not None:
-            self.account.ended(error)
+            self.account.ended(self, error)
         if error is not None:
             self.failure = error.code, error.message
             self.statistics.refuse(error)
@@ -277,14 +278,15 @@ class Record:
             statistics.completion_tokens += tokens
             self.completion_tokens += tokens
             if self._last_tokens_ns:
-                gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
-                statistics.inter_token.observe(gap)
+                statistics.inter_token.observe(
+                    (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
+                )
             else:
                 elapsed = (now - self.received_ns) / NS_PER_SECOND
                 statistics.first_token.observe(elapsed, self.trace, now)
             self._last_tokens_ns = now
         if self.reader is not None:
-            self.reader.counted(usage)
+            self.reader.counted(self, usage)
 
     def _succeed(self, now: int) -> None:
         statistics = self.statistics

@@ -1,6 +1,6 @@
 """The rules of tenants: their share of a model and their limits, as a key file has them."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
@@ -39,16 +39,42 @@ NO_RULES = TenantRules()
 NO_TENANTS: Mapping[str, TenantRules] = MappingProxyType({})
 
 
+Event = tuple[int, Any, Any, Any]
+"""Its kind, the record of a request, and two values."""
+
+
+class Ledger:
+    """Events of requests in their order, whose accounts `take` makes later, all at once.
+
+    All else that reads or changes these accounts calls `settle` before, so that none is ever late.
+    """
+
+    __slots__ = ("events", "note", "take")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.note: Callable[[Event], None] = self.events.append
+        self.take: Callable[[Sequence[Event]], None] | None = None
+
+    def settle(self) -> None:
+        """Take all events into account; without any it changes nothing."""
+        if self.events and self.take is not None:
+            events = self.events[:]
+            self.events.clear()
+            self.take(events)
+
+
 class Tenants:
     """The rules of all tenants by their names, as the key file has them now.
 
     It is `configured` if any tenant has a table: `by_name` has their rules. `changes` is the number
-    of replacements.
+    of replacements. The `ledger` has what their accounts do not have yet.
     """
 
     def __init__(self, rules: Mapping[str, TenantRules] = NO_TENANTS) -> None:
         self.by_name, self.configured = rules, bool(rules)
         self.changes = 0
+        self.ledger = Ledger()
 
     @property
     def names(self) -> Collection[str]:

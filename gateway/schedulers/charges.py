@@ -7,6 +7,7 @@ from gateway.backend import MetricReading
 from gateway.messages import Usage
 from gateway.observability.metrics import histogram_samples
 from gateway.observability.statistics import SECONDS_BUCKETS, Histogram
+from gateway.policy.tenants import Ledger
 from gateway.schedulers.service import Service
 from gateway.schedulers.shares import Costs, TenantShares
 
@@ -27,33 +28,41 @@ TENANT_METRICS = {
 class Charges:
     """Charges tenants for service. Implements `ServiceReader`.
 
-    The counters of `shares` get its cost, and `totals` its amounts.
+    The counters of `shares` get its cost, and `totals` its amounts, behind what the `ledger` has.
     """
 
-    def __init__(self, shares: TenantShares, costs: Costs) -> None:
-        self._shares, self._costs = shares, costs
+    def __init__(self, shares: TenantShares, costs: Costs, ledger: Ledger) -> None:
+        self.shares, self.costs, self.ledger = shares, costs, ledger
         self.totals = TenantTotals()
 
     def prompted(self, service: Service, usage: Usage) -> None:
         """See `ServiceReader.prompted`."""
+        self.ledger.settle()
         tokens, cached = usage.prompt_tokens, usage.cached_tokens or 0
-        self.settle(service, self._costs.prompted(tokens, cached, service.size_bytes))
+        self.settle(service, self.costs.prompted(tokens, cached, service.size_bytes))
         self.totals.service[service.label, PROMPT] += tokens - cached
         self.totals.service[service.label, CACHED] += cached
 
     def made(self, service: Service, kind: str, tokens: int) -> None:
         """See `ServiceReader.made`."""
-        self._shares.charge(service.tenant, self._costs.output_weight * tokens)
-        self.totals.service[service.label, kind] += tokens
+        self.wrote(service.tenant, service.label, kind, tokens)
 
     def computed(self, service: Service, ms: float) -> None:
         """See `ServiceReader.computed`."""
-        self.settle(service, self._costs.computed(ms, service.rows))
+        self.ledger.settle()
+        self.settle(service, self.costs.computed(ms, service.rows))
         self.totals.service[service.label, COMPUTE] += ms  # type: ignore[assignment]  # no whole one
+
+    def wrote(self, tenant: str, label: str, kind: str, tokens: int) -> None:
+        """Charge a tenant with that label for tokens."""
+        if self.ledger.events:
+            self.ledger.settle()
+        self.shares.charge(tenant, self.costs.output_weight * tokens)
+        self.totals.service[label, kind] += tokens
 
     def settle(self, service: Service, cost: float) -> None:
         """Charge the real cost in place of the estimate."""
-        self._shares.charge(service.tenant, cost - service.estimate)
+        self.shares.charge(service.tenant, cost - service.estimate)
         service.estimate = 0.0
 
 

@@ -314,8 +314,8 @@ class Execution:
         if note is Note.FREED:
             self._freed()
             for entry in self._open.values():
-                if entry.service is not None:
-                    entry.service.freed()
+                if (reader := entry.record.reader) is not None:
+                    reader.freed(entry.record)
         elif not _end_if_stopping(self._open[index].stream):
             self._rescheduled(self._open.pop(index))
 
@@ -370,8 +370,8 @@ class Execution:
             rows, spent = self._batch_size + self._call.padding_rows, within(phases, elapsed_ns)
             self._statistics.executed(rows, spent)
             for entry in self._open.values():
-                if entry.service is not None:
-                    entry.service.executed(spent, rows)
+                if (reader := entry.record.reader) is not None:
+                    reader.executed(entry.record, spent, rows)
 
     def _on_disconnect(self) -> None:
         self._disconnects = True

@@ -26,11 +26,13 @@ from gateway.errors import (
 )
 from gateway.messages import InferRequest
 from gateway.observability.accounts import TenantsInFlight
+from gateway.observability.request_record import Record
 from gateway.observability.statistics import QUEUE_TIMEOUT, SEQUENCE_TIMEOUT
 from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import MOST_TIMES, OTHER, Tenants
 from gateway.schedulers.charges import NS_PER_SECOND, Charges
 from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.passages import LEAST_IN_FLIGHT, Passage, Passages, Window
 from gateway.schedulers.queue import (
     NS_PER_US,
     QueuedRequest,
@@ -41,12 +43,11 @@ from gateway.schedulers.queue import (
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.scheduler import Scheduler, Timer
 from gateway.schedulers.service import Service
-from gateway.schedulers.shares import ActiveTenants, Costs, TenantShares
+from gateway.schedulers.shares import Costs, TenantShares
 from gateway.schedulers.token_ratio import text_bytes
 from gateway.schedulers.waiting_sequences import WaitingSequences
+from gateway.stream import ResponseStream
 
-LEAST_IN_FLIGHT = 16
-"""Requests that any tenant may have in flight."""
 NO_PRIORITY = 1 << 64
 """The level of requests without a priority: behind all priorities, which have 64 bits."""
 BATCHES = 2
@@ -84,12 +85,11 @@ class FairScheduler(Scheduler):
         self._batch = BATCHES * max(1, config.max_batch_size) if self._batched else 1
         self._costs = costs
         self._shares = TenantShares(tenants.weight)
-        self._active = ActiveTenants()
-        self._charges = Charges(self._shares, costs)
+        self._charges = Charges(self._shares, costs, tenants.ledger)
         self._places: dict[Instance, float] = {}
-        self._room = 0.0
-        self._taken = 0
         self._queues: dict[str, RequestQueue] = {}
+        self._window = Window(self._queues, of_rows=self._batched)
+        self._passages = Passages(self, inner, self._window, self._charges, tenants)
         self._in_flight = in_flight
         self._releasing = False
         self._changes = tenants.changes
@@ -117,6 +117,7 @@ class FairScheduler(Scheduler):
         if not (self.tenants.configured or self._queues) or entry.stream.done:
             self._inner.submit(entry)
             return
+        self._passages.revoke()
         if self._changes != self.tenants.changes:
             self._notice_changes()
         caller, record = entry.request.caller, entry.record
@@ -144,10 +145,10 @@ class FairScheduler(Scheduler):
                 service.places = 0
                 self._start(entry, service, entry.arrived_ns)
                 return
-        if not self._queues and (self._taken < self._room or self._taken < self._window):
+        if not self._queues and self._has_place:
             self._shares.pass_on(tenant, service.estimate)
             record.released_ns = entry.arrived_ns
-            self._taken += service.places
+            self._window.taken += service.places
             service.is_released = True
             self._charges.totals.waits.counts[0] += 1  # as `observe(0)`, without a call
             self._inner.submit(entry)
@@ -155,14 +156,16 @@ class FairScheduler(Scheduler):
             self._wait(entry, tenant)
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
+        self._passages.revoke()
         self._places[instance] = self._places_of(instance)
-        self._room = sum(self._places.values())
+        self._window.room = sum(self._places.values())
         self._inner.add(instance, registration)
         self._release()
 
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
+        self._passages.revoke()
         self._places.pop(instance, None)
-        self._room = sum(self._places.values())
+        self._window.room = sum(self._places.values())
         return self._inner.remove(instance, error)
 
     @property
@@ -182,14 +185,14 @@ class FairScheduler(Scheduler):
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
-        tenant = "" if request.caller is None else request.caller.tenant
+        self._passages.revoke()
+        active, tenant = self._passages.active, tenant_of(request.caller)
         now_ns, in_flight = time.monotonic_ns(), self._in_flight.get(tenant, 0)
         if in_flight < LEAST_IN_FLIGHT and total < most:
-            is_noted = now_ns < self._active.fresh.get(tenant, 0)
+            is_noted = now_ns < active.fresh.get(tenant, 0)
             if is_noted and self._changes == self.tenants.changes:
                 return None  # as below: any tenant may have so few
-        share = self._active.share(tenant, self.tenants.weight(tenant), now_ns)
-        allowed = max(LEAST_IN_FLIGHT, int(share * most))
+        allowed = self._passages.allowed(tenant, most, now_ns)
         if in_flight >= allowed:
             text = (
                 f"model '{self._model}' has {in_flight} requests of tenant "
@@ -205,6 +208,13 @@ class FairScheduler(Scheduler):
             f"accepts of all tenants (its parameter 'max_in_flight' is {most}); retry later"
         )
 
+    def passage(self, tenant: str, requests: Mapping[Record, ResponseStream]) -> Passage | None:
+        """A passage of a tenant until rules change; None if its requests need a look each."""
+        rules, inner = self.tenants.rules(tenant), self._inner
+        if self._levels or inner.sequences or inner.limited or rules.highest_priority > 1:
+            return None
+        return Passage(self._passages, tenant, self._in_flight, requests)
+
     @property
     def slack(self) -> int:
         """The requests that it releases beyond the places of the instances."""
@@ -216,6 +226,7 @@ class FairScheduler(Scheduler):
 
     def families(self, labels: Mapping[str, str]) -> list[MetricReading]:
         """The metrics of tenants, with these labels of the model."""
+        self.tenants.ledger.settle()
         label = self.tenants.label
         waiting, in_flight = Counter[str](), Counter[str]()
         for tenant, queue in self._queues.items():
@@ -230,12 +241,17 @@ class FairScheduler(Scheduler):
         """See `PlaceOwner.freed`."""
         if service.is_released:
             service.is_released = False
-            self._taken -= service.places
-            if self._queues:
-                self._release()
+            self._window.taken -= service.places
+            self.look()
+
+    def look(self) -> None:
+        """See `PlaceOwner.look`."""
+        if self._queues:
+            self._release()
 
     def ended(self, service: Service) -> None:
         """See `PlaceOwner.ended`."""
+        self.tenants.ledger.settle()
         if service.outputs:
             self._costs.answered(service.outputs)
         if service.is_released:
@@ -312,8 +328,9 @@ class FairScheduler(Scheduler):
     # Release.
 
     @property
-    def _window(self) -> float:
-        return self._room + self._costs.slack
+    def _has_place(self) -> bool:
+        taken, room = self._window.taken, self._window.room
+        return taken < room or taken < room + self._costs.slack
 
     def _places_of(self, instance: Instance) -> float:
         if instance.places is not None:
@@ -325,9 +342,10 @@ class FairScheduler(Scheduler):
         if self._releasing:
             return  # a request ended as it was released: the outer call continues
         self._releasing = True
+        self.tenants.ledger.settle()
         self._notice_changes()
         try:
-            while self._taken < self._window and (tenant := self._shares.next) is not None:
+            while self._has_place and (tenant := self._shares.next) is not None:
                 queue = self._queues[tenant]
                 waiting = next(iter(queue))
                 queue.remove((waiting,))
@@ -343,13 +361,13 @@ class FairScheduler(Scheduler):
     def _notice_changes(self) -> None:
         if self._changes != self.tenants.changes:
             self._changes = self.tenants.changes
-            self._active.fresh.clear()
+            self._passages.active.fresh.clear()
             self._shares.reweigh()
 
     def _start(self, entry: Entry, service: Service, now_ns: int) -> None:
         entry.record.released_ns = now_ns  # of the clock of records, too
         self._shares.charge(service.tenant, service.estimate)
-        self._taken += service.places
+        self._window.taken += service.places
         service.is_released = True
         self._charges.totals.waits.observe((now_ns - entry.arrived_ns) / NS_PER_SECOND)
         self._inner.submit(entry)

@@ -32,6 +32,9 @@ class PlaceOwner(Protocol):
     def ended(self, service: "Service") -> None:
         """The request has ended."""
 
+    def look(self) -> None:
+        """Release requests that wait, if a place is free."""
+
 
 class Service:
     """The service of one request. Implements `TokenReader`.
@@ -74,12 +77,12 @@ class Service:
 
     # Events of its execution.
 
-    def freed(self) -> None:
+    def freed(self, record: Record | None = None) -> None:
         """Its instance takes another request before this one ends."""
         if self._owner is not None:
             self._owner.freed(self)
 
-    def executed(self, phases: Phases, rows: int) -> None:
+    def executed(self, record: Record, phases: Phases, rows: int) -> None:
         """An execution with that many rows has ended."""
         if not self.has_tokens:
             spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
@@ -96,7 +99,7 @@ class Service:
 
     # TokenReader.
 
-    def counted(self, usage: Usage | None) -> None:
+    def counted(self, record: Record, usage: Usage | None) -> None:
         """See `TokenReader`; each token is charged once."""
         if usage is not None:
             self.has_tokens = True

@@ -182,7 +182,7 @@ class Costs:
     def __init__(self, prompt_weight: float, output_weight: float) -> None:
         self.prompt_weight, self.output_weight = prompt_weight, output_weight
         self.has_tokens = False
-        self._ratio, self._outputs, self._row_ms = TokenRatio(), Mean(), Mean(1.0)
+        self._ratio, self._outputs, self.row_ms = TokenRatio(), Mean(), Mean(1.0)
 
     @property
     def slack(self) -> int:
@@ -193,7 +193,7 @@ class Costs:
         """The expected cost of a request without its outputs; with tokens that of its texts."""
         if self.has_tokens:
             return self.prompt_weight * self._ratio.tokens(size_bytes)
-        return self._row_ms.value * rows
+        return self.row_ms.value * rows
 
     def prompted(self, tokens: int, cached: int, size_bytes: int) -> float:
         """The cost of a prompt with that many tokens, of which some were in the engine's cache."""
@@ -207,5 +207,5 @@ class Costs:
 
     def computed(self, ms: float, rows: int) -> float:
         """The cost of the rows of a request that took that part of an execution."""
-        self._row_ms.add(ms / rows if rows > 1 else ms)
+        self.row_ms.add(ms / rows if rows > 1 else ms)
         return ms

@@ -168,7 +168,7 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
 
 def wants_limits(admission: Admission, call: RpcHead) -> bool:
     """Whether a client asks for the limits of its caller, which has some."""
-    return admission.limits(call.caller) and call.wants_limits
+    return call.wants_limits and admission.limits(call.caller)
 
 
 def timing_metadata(receipt: Receipt) -> Metadata:

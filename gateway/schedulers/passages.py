@@ -1,0 +1,186 @@
+"""Requests that pass a fair queue without a look each, while nothing is scarce in it."""
+
+import time
+from collections.abc import Mapping
+
+from gateway.messages import Phases, Usage
+from gateway.observability.accounts import EXECUTED, TenantsInFlight
+from gateway.observability.request_record import Record
+from gateway.policy.tenants import MOST_TIMES, Tenants
+from gateway.schedulers.charges import COMPUTE, Charges
+from gateway.schedulers.scheduler import Scheduler
+from gateway.schedulers.service import NS_PER_MS, WASTED, PlaceOwner, Service
+from gateway.schedulers.shares import ActiveTenants
+from gateway.stream import ResponseStream
+
+LEAST_IN_FLIGHT = 16
+"""Requests that any tenant may have in flight."""
+AT_ONCE = 64
+"""The most requests that pass between two looks."""
+
+
+class Window:
+    """The places of a fair queue: the `room` of its instances, those `taken`, and what waits.
+
+    A request takes one, or one for each of its rows if they are `of_rows`.
+    """
+
+    __slots__ = ("of_rows", "room", "taken", "waiting")
+
+    def __init__(self, waiting: Mapping[str, object], *, of_rows: bool) -> None:
+        self.waiting = waiting
+        self.of_rows = of_rows
+        self.room = self.taken = 0.0
+
+
+class Passages:
+    """The common part of the passages of a queue; `granted` are those with requests left."""
+
+    def __init__(
+        self,
+        owner: PlaceOwner,
+        scheduler: Scheduler,
+        window: Window,
+        charges: Charges,
+        tenants: Tenants,
+    ) -> None:
+        self.owner, self.scheduler, self.window = owner, scheduler, window
+        self.charges, self.tenants = charges, tenants
+        self.active = ActiveTenants()
+        self.granted: list[Passage] = []
+
+    def revoke(self) -> None:
+        """Have the next request of each tenant looked at; takes what is noted into account."""
+        if self.charges.ledger.events:
+            self.charges.ledger.settle()
+        if self.granted:
+            for each in self.granted:
+                each.left = 0
+            self.granted.clear()
+
+    def allowed(self, tenant: str, most: int, now_ns: int) -> int:
+        """The requests that a tenant may have in flight of `most`, its share at this time."""
+        share = self.active.share(tenant, self.tenants.weight(tenant), now_ns)
+        return max(LEAST_IN_FLIGHT, int(share * most))
+
+
+class Passage:
+    """The requests of one tenant that pass; a number are `left`. Implements `TokenReader`.
+
+    What happens to them is noted, and taken into account in the same order by `passed`, `charged`
+    and `unused`, so that shares and places are those of requests with a service of their own. One
+    with tokens, or whose instance is free before its end, gets its own.
+    """
+
+    __slots__ = (
+        "_all",
+        "_charges",
+        "_in_flight",
+        "_kind",
+        "_requests",
+        "label",
+        "left",
+        "scheduler",
+        "tenant",
+        "window",
+    )
+
+    def __init__(
+        self,
+        passages: Passages,
+        tenant: str,
+        in_flight: TenantsInFlight,
+        requests: Mapping[Record, ResponseStream],
+    ) -> None:
+        self._all, self._charges, self.window = passages, passages.charges, passages.window
+        self._in_flight, self._requests = in_flight, requests
+        self.scheduler = passages.scheduler
+        self.tenant, self.label = tenant, passages.tenants.label(tenant)
+        self._kind = self.label, COMPUTE
+        self.left = 0
+
+    def room(self, most: int) -> int:
+        """The requests that would pass now; the tenant has its share of `most` in flight."""
+        window, passages = self.window, self._all
+        if window.waiting or self._charges.costs.has_tokens:
+            return 0
+        others = sum(each.left for each in passages.granted if each.left > 0)
+        places, of_all = window.room - window.taken, MOST_TIMES * most - len(self._requests)
+        allowed = passages.allowed(self.tenant, most, time.monotonic_ns())
+        own = allowed - self._in_flight.get(self.tenant, 0)
+        return int(min(AT_ONCE, own, places - others, of_all - others))
+
+    def grant(self, count: int) -> None:
+        """Let a count of requests pass, no more than there is `room` for."""
+        self.left = count
+        if self not in self._all.granted:
+            self._all.granted.append(self)
+
+    def look_behind(self, record: Record) -> None:
+        """Release others, which wait by now, once a request that ends has ended."""
+        self._requests[record].on_end = self._all.owner.look
+
+    def follow(self, record: Record) -> None:
+        """Give a request that has not ended a service of its own."""
+        self._all.revoke()
+        stream = self._requests.get(record)
+        if stream is not None and record.reader is self:
+            service = Service(self._all.owner, self._charges, record, self.tenant, self.label)
+            service.estimate, service.is_released = record.booked[2], True
+            service.places = service.rows if self.window.of_rows else 1
+            record.reader, record.tenant = service, self.tenant
+            stream.on_end = service.ended
+
+    # Of what is noted.
+
+    def passed(self, rows: int) -> float:
+        """The estimate for which its tenant is charged for a request that has passed."""
+        charges = self._charges
+        estimate = charges.costs.row_ms.value * rows  # as `before`, without a call
+        charges.shares.pass_on(self.tenant, estimate)
+        charges.totals.waits.counts[0] += 1  # as `observe(0)`, likewise
+        return estimate
+
+    def charged(self, rows: int, estimate: float, phases: Phases, rows_of_all: int) -> None:
+        """Charge the part of a request in an execution in place of its estimate."""
+        charges = self._charges
+        spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
+        ms = spent_ns / NS_PER_MS * rows / (rows_of_all if rows_of_all > rows else rows)
+        charges.shares.charge(self.tenant, charges.costs.computed(ms, rows) - estimate)
+        charges.totals.service[self._kind] += ms  # type: ignore[assignment]  # no whole one
+
+    def unused(self, estimate: float) -> None:
+        """Take back the estimate of a request that was not executed."""
+        self._charges.shares.charge(self.tenant, -estimate)
+
+    def entered(self, rows: int) -> None:
+        """Count a request as one in flight, which has its places."""
+        self._in_flight[self.tenant] = self._in_flight.get(self.tenant, 0) + 1
+        self.window.taken += rows if self.window.of_rows else 1
+
+    def left_by(self, rows: int) -> None:
+        """Count a request no more that had entered."""
+        self._in_flight.ended(self.tenant)
+        self.window.taken -= rows if self.window.of_rows else 1
+
+    # TokenReader.
+
+    def executed(self, record: Record, phases: Phases, rows: int) -> None:
+        """See `TokenReader`."""
+        self._charges.ledger.note((EXECUTED, record, phases, rows))
+
+    def counted(self, record: Record, usage: Usage | None) -> None:
+        """See `TokenReader`."""
+        self.follow(record)
+        if record.reader is not None and record.reader is not self:
+            record.reader.counted(record, usage)
+
+    def freed(self, record: Record) -> None:
+        """See `TokenReader`."""
+        self.follow(record)
+        if record.reader is not None and record.reader is not self:
+            record.reader.freed(record)
+
+    def wasted(self, usage: Usage) -> None:
+        """See `TokenReader`."""
+        self._charges.wrote(self.tenant, self.label, WASTED, usage.completion_tokens)

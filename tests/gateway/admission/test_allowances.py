@@ -1,0 +1,175 @@
+"""Requests of an allowance have the accounts of requests that are looked at one by one."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from gateway.admission.allowances import HOLDS_SECS, MOST_EVENTS
+from gateway.policy.tenants import TenantRules
+from gateway.schedulers.passages import AT_ONCE
+from tests.builders import settle
+from tests.conftest import Serve
+from tests.gateway.admission.twin_planes import BROKEN, NoAllowances, Plane, answer_of, request
+
+STEPS = 500
+RULES = {
+    "wide": TenantRules(requests_per_minute=60_000.0, tokens_per_minute=1e6, max_in_flight=40),
+    "timed": TenantRules(compute_ms_per_minute=0.6, burst=1000.0),
+    "narrow": TenantRules(requests_per_minute=900.0, burst=0.05, weight=2.0),
+    "flying": TenantRules(max_in_flight=5),
+    "free": TenantRules(weight=3.0),
+    "late": TenantRules(requests_per_minute=6000.0, weight=0.5, highest_priority=2),
+}
+"""Tenants whose limits are reached at different times, and never."""
+KINDS = {
+    "call": 2,
+    "answer": 9,
+    "fail": 1,
+    "cancel": 1,
+    "tokens": 0.1,
+    "wait": 1,
+    "rules": 0.2,
+}
+"""The other steps than the begin of a request, with their weights."""
+FLOOD = 60
+"""Steps in which more requests begin than end, and then as many in which more end."""
+
+
+def nearly(value: object) -> object:
+    """A value, but for the rounding of a sum."""
+    return pytest.approx(value, rel=1e-9, abs=1e-9) if isinstance(value, float) else value
+
+
+class Twins:
+    """The same steps of two planes, of which only the first one has allowances."""
+
+    def __init__(self, serve: Serve, rooms: list[int | None]) -> None:
+        self.planes = Plane(serve, rooms, RULES), Plane(serve, rooms, RULES)
+        for model in self.planes[1].models:
+            model.allowances = NoAllowances()
+
+    def both(self, step: Callable[[Plane], object]) -> None:
+        """Do the same with both planes."""
+        for each in self.planes:
+            step(each)
+
+    def compare(self) -> None:
+        """Compare all that can be read of their accounts."""
+        with_allowances, without = (each.state() for each in self.planes)
+        assert with_allowances.keys() == without.keys()
+        assert [each for each in without if with_allowances[each] != nearly(without[each])] == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("rooms", [[None, None], [24, None], [6, 8]])
+async def test_sums_order_and_refusals_are_those_without_allowances(
+    serve: Serve, rooms: list[int | None], seed: int
+) -> None:
+    draw, twins = Random(seed), Twins(serve, rooms)
+    await settle()
+    allowed, names = 0, (f"r{number}" for number in range(STEPS))
+    for number, name in enumerate(names):
+        begin = 30 if number // FLOOD % 2 else 6
+        kind = draw.choices(("begin", *KINDS), (begin, *KINDS.values()))[0]
+        step_of(draw, kind, name, twins)
+        await settle()
+        if draw.random() < 0.15:
+            twins.compare()
+        allowed += sum(len(each.allowances) for each in twins.planes[0].models)
+    while executing := twins.planes[0].executing:
+        for plane in twins.planes:
+            plane.answer(executing[0], answer_of(100))
+        await settle()
+    twins.compare()
+    assert allowed
+
+
+def step_of(draw: Random, kind: str, name: str, twins: Twins) -> None:
+    """Begin or end a request in one of several ways, let time pass, or change the rules."""
+    executing = twins.planes[0].executing
+    if kind == "begin" or not executing:
+        tenant = draw.choices(tuple(RULES), (3, 3, 3, 2, 2, 3))[0]
+        model, rows = draw.randrange(2), draw.choice((1, 1, 1, 3))
+        priority = draw.choice((0, 0, 0, 0, 0, 1, 3))
+        twins.both(lambda plane: plane.infer(name, model, tenant, rows, priority=priority))
+    elif kind == "call":
+        twins.both(lambda plane: plane.call(name))
+    elif kind == "rules":
+        most = draw.choice((3, 40))
+        rules = RULES | {"wide": replace(RULES["wide"], max_in_flight=most, weight=most)}
+        twins.both(lambda plane: plane.tenants.replace(rules))
+    elif kind == "wait":
+        secs = draw.choice((0.001, 0.01, 0.3, 2.0))
+        for each in twins.planes:
+            each.clock.secs += secs
+    else:
+        chosen = draw.choice(executing)
+        answer = answer_of(draw.choice((10, 400, 3000)), tokens=5 if kind == "tokens" else 0)
+        if kind in ("fail", "cancel"):
+            twins.both(lambda plane: plane.streams[chosen].put(replace(answer, final=False)))
+        if kind == "cancel":
+            twins.both(lambda plane: plane.streams[chosen].cancel())
+        twins.both(lambda plane: plane.answer(chosen, BROKEN if kind == "fail" else answer))
+
+
+async def test_a_request_with_the_first_tokens_of_a_model_has_its_account_at_once(
+    serve: Serve,
+) -> None:
+    twins = Twins(serve, [None])
+    await settle()
+    for name, tokens in (("a", 0), ("b", 0), ("c", 5), ("d", 5)):
+        for plane in twins.planes:
+            plane.infer(name, 0, "timed")
+        await settle()
+        for plane in twins.planes:
+            plane.answer(name, answer_of(3000, tokens))
+        await settle()
+    twins.compare()
+    allowance = twins.planes[0].models[0].allowances["timed"]
+    assert not allowance.admits(request("e", 0, "timed"))
+
+
+async def test_a_request_behind_a_long_execution_finds_the_bucket_empty(serve: Serve) -> None:
+    """Short ones have let many begin at once; the bucket has 3 ms."""
+    plane = Plane(serve, [None], {"a": TenantRules(compute_ms_per_minute=600.0, burst=0.005)})
+    for name in ("short", "long"):
+        plane.infer(name, 0, "a")
+        await settle()
+        spent_ns = 1000
+        if name == "long":
+            await asyncio.sleep(0.006)
+            spent_ns = 6_000_000
+        plane.answer(name, answer_of(spent_ns))
+        await settle()
+    plane.infer("next", 0, "a")
+    assert [each for each in plane.refused if "milliseconds of compute time" in each]
+
+
+async def test_an_allowance_ends_after_a_second(serve: Serve) -> None:
+    """A tenant is noted as active at least once a second."""
+    plane = Plane(serve, [None], RULES)
+    await settle()
+    plane.infer("first", 0, "wide")
+    allowance = plane.models[0].allowances["wide"]
+    assert allowance.admits(request("second", 0, "wide"))
+    plane.clock.secs += HOLDS_SECS
+    assert not allowance.admits(request("third", 0, "wide"))
+    plane.answer("first", answer_of(100))
+    await settle()
+
+
+async def test_what_is_noted_is_bounded_and_read_with_the_metrics(serve: Serve) -> None:
+    plane = Plane(serve, [None], {"a": TenantRules(requests_per_minute=1e9)})
+    await settle()
+    most = 0
+    for number in range(MOST_EVENTS):
+        plane.infer(f"r{number}", 0, "a")
+        plane.answer(f"r{number}", answer_of(100))
+        most = max(most, len(plane.tenants.ledger.events))
+    await settle()
+    assert 100 < most < 4 * AT_ONCE
+    assert plane.state()["a in flight"] == 0
+    assert not plane.tenants.ledger.events
