@@ -78,8 +78,9 @@ tested = $(1) -o cache_dir=.pytest_cache/$@ -n $(if $(filter 1,$(3)),0,$(3)) $(2
 # These tests choose the processes or the transport themselves.
 ONE_PROCESS := $(call conformance, frontend_processes grpc_sockets grpc_transports grpc_keepalive)
 # These tests choose the fleet themselves, or have the wires of any server as their subject.
-NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet grpc_abuse grpc_tls http_tls http_time_limits python_environments policy \
-  policy_admin policy_audit policy_browsers policy_certificates policy_changes policy_files policy_jwt policy_key_file)
+NO_FLEET := $(ONE_PROCESS) $(call conformance, fleet fleet_adapters fleet_killed_routers fleet_losses fleet_relays fleet_strangers \
+  grpc_abuse grpc_tls http_tls http_time_limits python_environments policy policy_admin policy_audit policy_browsers \
+  policy_certificates policy_changes policy_files policy_jwt policy_key_file)
 # Hundreds of tests start a process: without bytecode each of them compiles the server again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -176,6 +177,7 @@ test-all: test
 	$(BIN)/pytest -n $(WORKERS) --grpc-transport=grpcio tests/conformance tests/interop
 	$(BIN)/pytest -n $(WORKERS) --frontends=2 $(filter-out $(ONE_PROCESS),$(wildcard tests/conformance/test_*.py))
 	$(BIN)/pytest -n $(WORKERS) --fleet=2 $(filter-out $(NO_FLEET),$(wildcard tests/conformance/test_*.py))
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/pytest --fleet=2 tests/e2e
 	$(BIN)/pytest -n $(WORKERS) -m "$(ON_OLDEST)"
 	$(BIN)/pytest -n $(WORKERS) -m "release and not ray"
 	$(MAKE) --no-print-directory test-ray ON_RAY=ray

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import suppress
 from functools import cache
+from random import Random, SystemRandom
 from typing import Any, Protocol
 
 import pytest
@@ -27,7 +28,8 @@ from tests.builders import TEXT, soon
 from tests.certificates import Authority, Certificate
 from tests.distribution import ModuleScheduling
 from tests.host_gpu import HostGpu
-from tests.serving import EVERY_SERVER, FLEET
+from tests.one_router import asks_one_router
+from tests.serving import EVERY_SERVER, FLEET, ROUTERS
 
 KINDS = {
     "": (),
@@ -47,14 +49,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--grpc-transport` has every server carry gRPC by another transport than its default.
 
     `--every-step` and `--sweep-seed` are those of `tests/sweep`: the whole product, or the sample
-    of a seed. By default the seed is the date, so that each day has another sample.
+    of a seed. By default the seed is the date, so that each day has another sample. `--fleet-seed`
+    and a test's name choose the routers that it asks.
     """
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     parser.addoption("--every-step", action="store_true", help="sweep every step of every case")
     parser.addoption("--sweep-seed", default=today, help="the sample of the sweeps (%(default)s)")
     parser.addoption("--grpc-transport", choices=("hyper", "grpcio"))
     parser.addoption("--frontends", help="have every server leave connections to N processes")
-    parser.addoption("--fleet", type=int, help="have every server send requests to N replicas")
+    parser.addoption("--fleet", type=int, help="have every server be two routers of N replicas")
+    parser.addoption(
+        "--fleet-seed", default=str(SystemRandom().getrandbits(32)), help="of those choices"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,6 +76,18 @@ def pytest_configure(config: pytest.Config) -> None:
         EVERY_SERVER.append(f"--frontends={frontends}")
     if replicas := config.getoption("--fleet"):
         FLEET.append(replicas)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The seed of a fleet's choices."""
+    return f"--fleet-seed={config.getoption('--fleet-seed')}" if FLEET else ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Choose the routers of a fleet that a test asks."""
+    if FLEET:
+        seed = f"{item.config.getoption('--fleet-seed')} {item.nodeid}"
+        ROUTERS[:] = [] if asks_one_router(item) else [Random(seed)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,7 @@
 """A `sluice serve` or `sluice replica` process, on free ports, driven by tests from outside."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Self
 
@@ -21,6 +23,14 @@ EVERY_SERVER: list[str] = []
 """Flags that every server gets before its own."""
 FLEET: list[int] = []
 """The number of replicas of every server, if it shall be the router of a fleet."""
+ROUTERS: list[Random] = []
+"""Chooses one of two routers for each address that a test reads; without it, the first one."""
+ROUTED = ("http", "grpc")
+"""Ports of which a test has those of any router."""
+OF_ONE_ROUTER = re.compile(
+    r"--(access-log|audit-log|log-file|trace-config|[a-z-]+-(port[= ][1-9]|address=unix))"
+)
+"""Flags with files and ports that two routers cannot share: there is one."""
 OF_MODELS = re.compile(
     r"--(model-|load-model|backend|rate-limit|strict|disable-auto|exit-on|host-pol)"
 )
@@ -46,7 +56,12 @@ Start = Callable[[Sequence[str], Mapping[str, str]], subprocess.Popen[str] | For
 
 
 class Serving:
-    """A running server; `log` holds what it has written so far. `hosts` are a router's replicas."""
+    """A running server; `log` holds what it has written so far.
+
+    `hosts` are a router's replicas. `others` are further routers of theirs: lines are those of all
+    of them, addresses and metrics, too, unless a test asks one; `own_ports`, signals and the end
+    are those of this one.
+    """
 
     def __init__(
         self,
@@ -58,7 +73,8 @@ class Serving:
     ) -> None:
         self.log: list[str] = []
         self.hosts: Sequence[Serving] = ()
-        self.ports: dict[str, int] = {}
+        self.others: Sequence[Serving] = ()
+        self.own_ports: dict[str, int] = {}
         self._announced: set[str] = set()
         self._may_stall = any(flag.startswith(STALL_FLAG) for flag in flags)
         self._listening = threading.Event()
@@ -80,6 +96,15 @@ class Serving:
         self._reader.start()
 
     @property
+    def ports(self) -> Mapping[str, int]:
+        """Its ports by their names; those of the wires may be of another router each time."""
+        if not self.others:
+            return self.own_ports
+        chosen = ROUTERS[0].choice((self, *self.others)) if ROUTERS else self
+        wires = {name: chosen.own_ports[name] for name in ROUTED if name in self.own_ports}
+        return {name: port for name, port in self.own_ports.items() if name != "fleet"} | wires
+
+    @property
     def http(self) -> str:
         """The base URL of the HTTP frontend."""
         return f"http://127.0.0.1:{self.ports['http']}"
@@ -92,17 +117,21 @@ class Serving:
     @property
     def text(self) -> str:
         """All it has written so far."""
-        return "\n".join(self.log)
+        return "\n".join(self._lines)
 
     @property
     def said(self) -> list[str]:
         """The lines of its log, without those about the event loop of a busy machine."""
-        return [line for line in self.log if BLOCKED not in line]
+        return [line for line in self._lines if BLOCKED not in line]
 
     @property
     def every_line(self) -> Iterator[str]:
-        """The lines that it and its replicas have written so far."""
-        return chain(self.log, *(each.log for each in self.hosts))
+        """The lines that it, the other routers and its replicas have written so far."""
+        return chain(self._lines, *(each.log for each in self.hosts))
+
+    @property
+    def _lines(self) -> Iterator[str]:
+        return chain(self.log, *(each.log for each in self.others))
 
     @property
     def resident_bytes(self) -> int:
@@ -130,20 +159,27 @@ class Serving:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of the metrics page: `name{labels}` to value."""
-        lines = [line.rpartition(" ") for line in self._page if not line.startswith("#")]
-        return {name: float(value) for name, _, value in lines}
+        found: dict[str, float] = {}
+        for line in self._page:
+            name, _, value = line.rpartition(" ")
+            if not line.startswith("#"):
+                found[name] = found.get(name, 0.0) + float(value)
+        return found
 
     def metric(self, name: str, model: str, **labels: str) -> float:
         """One sample of a model's; KeyError if the page has no such sample."""
         wanted = series(name, model, **labels)
-        for line in self._page:
-            if line.startswith(wanted):
-                return float(line.removeprefix(wanted))
-        raise KeyError(wanted)
+        found = [line for line in self._page if line.startswith(wanted)]
+        if not found:
+            raise KeyError(wanted)
+        return sum(float(line.removeprefix(wanted)) for line in found)
 
     @property
     def _page(self) -> Sequence[str]:
-        return http_get(self.ports["metrics"], "/metrics")[1].decode().splitlines()
+        asked = (self, *self.others) if ROUTERS else (self,)
+        ports = (each.own_ports["metrics"] for each in asked)
+        pages = (http_get(port, "/metrics")[1] for port in ports)
+        return [line for page in pages for line in page.decode().splitlines()]
 
     def wait_metric(
         self, name: str, model: str, wanted: float, within: float = WAIT_SECS, **labels: str
@@ -179,7 +215,7 @@ class Serving:
         return status
 
     def _wait(self, event: threading.Event) -> Self:
-        if not event.wait(START_SECS) or not self.ports or self._is_over:
+        if not event.wait(START_SECS) or not self.own_ports or self._is_over:
             self.stop()
             raise AssertionError(f"the server did not start:\n{self.text}")
         return self
@@ -196,12 +232,12 @@ class Serving:
 
     def _notice(self, line: str) -> None:
         if found := LISTENING.search(line):
-            self.ports[found[1]] = int(found[2])
+            self.own_ports[found[1]] = int(found[2])
         elif found := ANNOUNCED.match(line):
             self._announced.add(found[1])
         if "loading model model=" in line or self._announced:
             self._listening.set()
-        if self.ports and self._announced == self.ports.keys():
+        if self.own_ports and self._announced == self.own_ports.keys():
             self._ready.set()
 
 
@@ -211,43 +247,72 @@ def serving(
     *flags: str,
     environment: Mapping[str, str] | None = None,
     command: Sequence[str] = SERVE,
+    start: Start = forked,
 ) -> Iterator[Serving]:
     """A ready server for the length of the block; with FLEET `sluice serve` routes to replicas."""
     if FLEET and command == SERVE:
-        with _fleet(repository, flags, environment) as server:
-            yield server
+        with ExitStack() as owner:
+            yield _fleet(owner, repository, flags, environment, start)
         return
-    with running(Serving(repository, flags, environment, command)) as server:
+    with running(Serving(repository, flags, environment, command, start)) as server:
         yield server
 
 
 @contextmanager
 def replica(
-    repository: Path, model: str, *flags: str, environment: Mapping[str, str] | None = None
+    repository: Path | str,
+    model: str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    start: Start = forked,
 ) -> Iterator[Serving]:
     """A ready replica of a model for the length of the block; it has a metrics page, too."""
     own = ("--fleet-port=0", "--allow-metrics=true", *flags)
-    with running(Serving(repository, own, environment, ("replica", model))) as server:
+    with running(Serving(repository, own, environment, ("replica", model), start)) as server:
         yield server
 
 
-@contextmanager
 def _fleet(
-    repository: Path | str, flags: Sequence[str], environment: Mapping[str, str] | None
-) -> Iterator[Serving]:
-    """A router without models of its own, and replicas of the models of the repository."""
+    owner: ExitStack,
+    repository: Path | str,
+    flags: Sequence[str],
+    environment: Mapping[str, str] | None,
+    start: Start,
+) -> Serving:
+    """The first of two routers without own models, and replicas of the models of the repository."""
     of_models = [each for each in flags if OF_MODELS.match(each)]
+    hosts = [
+        owner.enter_context(
+            replica(repository, "*", *of_models, environment=environment, start=start)
+        )
+        for _ in range(*FLEET)
+    ]
+    nothing = Path(owner.enter_context(TemporaryDirectory()))
     of_router = [each for each in flags if not OF_MODELS.match(each)]
-    with ExitStack() as owner:
-        hosts = [
-            owner.enter_context(replica(repository, "*", *of_models, environment=environment))
-            for _ in range(*FLEET)
-        ]
-        nothing = owner.enter_context(TemporaryDirectory())
-        of_router.append(static_fleet(*hosts))
-        router = Serving(Path(nothing), of_router, environment)
-        router.hosts = hosts
-        yield owner.enter_context(running(router))
+    count = 1 if OF_ONE_ROUTER.search(" ".join(of_router)) else 2
+    of_router += [static_fleet(*hosts), "--fleet-port=0"]
+    first, *others = (
+        owner.enter_context(running(Serving(nothing, of_router, environment))) for _ in range(count)
+    )
+    for each in (first, *others):
+        each.hosts = hosts
+        if others:
+            _wait_other_known(each)
+    first.others = others
+    return first
+
+
+def _wait_other_known(router: Serving) -> None:
+    """Wait until a router knows the other one, unless it tells strangers nothing."""
+
+    def is_so() -> bool:
+        try:
+            status, body = http_get(router.ports["http"], "/v2/fleet")
+        except (KeyError, OSError, http.client.HTTPException):
+            return True  # without HTTP, or over TLS
+        return status != 200 or len(json.loads(body)["routers"]) == 1
+
+    wait_until(is_so, "the other router is known")
 
 
 def static_fleet(*replicas: Serving) -> str:

@@ -1,7 +1,8 @@
 """Backend `telling`: an LLM without an engine, whose every token follows from the text before it.
 
 A server finds it as it finds `scripted`. A token is a space and a number; the last one is the
-`max_tokens`-th. A part of a text that is missing, doubled or changed changes all that follow.
+`max_tokens`-th. A part of a text that is missing, doubled or changed changes all that follow. Names
+in `multi_lora.json` are adapters: each has texts of its own.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ output [
 """
 """A model's config, less its parameters: `delay_us` before each token, and those of a test."""
 
+ADAPTERS_FILE = "multi_lora.json"
 US_PER_SECOND = 1_000_000
 
 
@@ -51,12 +53,18 @@ def conversation(body: dict[str, Any]) -> str:
     return text if body.get("continue_final_message") else f"{text}<assistant>"
 
 
+def adapted(text: str, adapter: str) -> str:
+    """The text that a model with an adapter continues."""
+    return f"<{adapter}>{text}" if adapter else text
+
+
 class TellingInstance(Instance):
     """Tells each request its own text."""
 
     concurrency = None
 
-    def __init__(self, delay_secs: float) -> None:
+    def __init__(self, delay_secs: float, adapters: Sequence[str] = ()) -> None:
+        self.adapters = adapters
         self._delay_secs = delay_secs
         self._numbers = count()
 
@@ -85,6 +93,7 @@ class TellingInstance(Instance):
         else:
             assert given is not None
             text = given.elements()[0].decode()
+        text = adapted(text, str(request.parameters.get("lora_name", "")))
         async for token, is_last in self._tell(text, request.parameters["max_tokens"]):
             output = text_tensor("text_output", [token])
             yield InferResponse(outputs=(output,), usage=Usage(1, 1), final=is_last)
@@ -93,7 +102,9 @@ class TellingInstance(Instance):
         body = orjson.loads(given)
         head = {"id": f"chat-{next(self._numbers)}", "created": time.time_ns()}
         yield _chunk(head, {"role": "assistant", "content": ""}, 0)
-        async for token, is_last in self._tell(conversation(body), body["max_tokens"]):
+        adapter = body["model"] if body["model"] in self.adapters else ""
+        text = adapted(conversation(body), adapter)
+        async for token, is_last in self._tell(text, body["max_tokens"]):
             yield _chunk(head, {"content": token}, 1, "length" if is_last else None)
 
 
@@ -107,10 +118,13 @@ def _chunk(
 
 
 class TellingBackend(Backend):
-    """Reads `delay_us` from `parameters`."""
+    """Reads `delay_us` from `parameters`, and names of adapters from a file."""
 
     def complete(self, config: ModelConfig, path: Path) -> ModelConfig:
         return config
 
     async def load(self, context: ModelContext) -> Instance:
-        return TellingInstance(int(context.config.parameter("delay_us", "0")) / US_PER_SECOND)
+        file = context.path / ADAPTERS_FILE
+        adapters = tuple(orjson.loads(file.read_bytes())) if file.exists() else ()
+        delay_us = int(context.config.parameter("delay_us", "0"))
+        return TellingInstance(delay_us / US_PER_SECOND, adapters)

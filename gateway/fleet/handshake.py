@@ -70,6 +70,8 @@ class FleetKind(FrameKind):
     RELAY = 56  # starts a call of a router at another one: `Relay`
     RELAYED = 57  # `Relayed`: the recording whose responses follow
     INTERRUPT = 58  # ends the request of a relayed recording, as a cancellation by its id
+    CANCEL = 59  # starts a call of a router at another one: a `RequestName` to cancel
+    CANCELLED = 60  # ends it: whether a request of that name ran there
 
 
 class FleetRole(StrEnum):

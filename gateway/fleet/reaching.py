@@ -16,7 +16,7 @@ from gateway.fleet.handshake import (
     Hello,
     Identity,
 )
-from gateway.processes.channel import NO_CALL, Channel, Frame
+from gateway.processes.channel import NO_CALL, Channel, Frame, FrameTooLong
 from gateway.settings import TlsSettings
 from gateway.tls.certificates import client_context
 
@@ -87,12 +87,12 @@ class _Agreement:
         on_agreed: Callable[[Channel, Hello], None],
         on_frame: Callable[[Frame], None],
     ) -> None:
-        self.channel = Channel(self._on_frame, HANDSHAKE_BYTES)
+        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.channel = _ReachingChannel(self._on_frame, self._is_over)
         self._handshake = handshake
         self._on_agreed = on_agreed
         self._pass_on = on_frame
         self._proof = b""
-        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def reached(self) -> None:
         """Agree with the other end; raises HandshakeError, TimeoutError."""
@@ -127,3 +127,19 @@ class _Agreement:
             self.channel.limit(MESSAGE_BYTES)
             self._is_over.set_result(None)
             self._on_agreed(self.channel, peer)
+
+
+class _ReachingChannel(Channel):
+    """A channel of which a first frame that is too long is the failure of the handshake."""
+
+    def __init__(self, on_frame: Callable[[Frame], None], is_over: asyncio.Future[None]) -> None:
+        super().__init__(on_frame, HANDSHAKE_BYTES)
+        self._is_over = is_over
+
+    def drop(self, error: FrameTooLong) -> None:
+        if self._is_over.done():
+            super().drop(error)
+        else:
+            text = f"it speaks another protocol: found {error}, expected HELLO"
+            self._is_over.set_exception(HandshakeError(text))
+            self.abort()

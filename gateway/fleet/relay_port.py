@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.accepting import AcceptedLink, AcceptingPort
+from gateway.fleet.cancellations import decode_name
 from gateway.fleet.handshake import FleetKind, FleetRole
 from gateway.fleet.large import sendable
 from gateway.fleet.relays import Relay, Relayed, decode_relay, encode
@@ -19,6 +20,7 @@ from gateway.processes.channel import Channel, Frame
 from gateway.processes.error_messages import write_error
 from gateway.processes.inference_calls import AnsweringEnd, InferenceKind
 from gateway.processes.inference_messages import write_request
+from gateway.request_name import RequestName
 from gateway.resumption.reader import EventId, RecordingReader
 from gateway.resumption.recording import Key, KeyReused, RecordedRequest
 from gateway.server import Listeners, Server
@@ -109,19 +111,29 @@ class RelayLink(AcceptedLink):
         """Nothing: the other router calls."""
 
     def hear(self, frame: Frame) -> None:
-        if frame.kind != FleetKind.RELAY:
-            return  # of an ended call
         try:
-            relay = decode_relay(frame.payload)
+            if frame.kind == FleetKind.RELAY:
+                self._relay(frame.call, decode_relay(frame.payload))
+            elif frame.kind == FleetKind.CANCEL:
+                self._cancel(frame.call, decode_name(frame.payload))
         except msgspec.DecodeError as error:
             text = f"the call of another router cannot be read: {error}"
             refusal = write_error(InferenceError(Code.INVALID_ARG, text))
             self.channel.send(InferenceKind.REFUSED, frame.call, refusal)
-            return
-        answer = RelayAnswer(self._port, self.channel, frame.call, relay)
-        self._answers.add(frame.call)
+
+    def _relay(self, call: int, relay: Relay) -> None:
+        answer = RelayAnswer(self._port, self.channel, call, relay)
+        self._answers.add(call)
         answer.task = self._port.tasks.create_task(answer.run(answer.respond))
-        answer.task.add_done_callback(partial(self._ended, frame.call))
+        answer.task.add_done_callback(partial(self._ended, call))
+
+    def _cancel(self, call: int, name: RequestName) -> None:
+        found = True
+        try:
+            self._port.dataplane.running.cancel(name)
+        except InferenceError:
+            found = False
+        self.channel.send(FleetKind.CANCELLED, call, encode(found))
 
     def _ended(self, call: int, _: object) -> None:
         self.channel.leave(call)
@@ -132,7 +144,7 @@ class RelayLink(AcceptedLink):
 class RelayPort(AcceptingPort[RelayLink]):
     """The port of a router for the other routers of its fleet.
 
-    It lets the recordings of this server know those of the others.
+    It lets the recordings and the requests of this server know those of the others.
     """
 
     def __init__(self, server: Server, inner: Listeners, settings: FleetSettings) -> None:
@@ -143,6 +155,7 @@ class RelayPort(AcceptingPort[RelayLink]):
         self.dataplane = server.dataplane
         self.recordings = server.recordings
         self.recordings.elsewhere = router.relays
+        self.dataplane.running.elsewhere = router.relays.cancel
 
     async def bind(self) -> None:
         await super().bind()

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.errors import Code, InferenceError
+from gateway.fleet.cancellations import cancelled_at
 from gateway.fleet.handshake import NAME_CHARS, FleetKind, FleetRole, Identity
 from gateway.fleet.large import sent_bytes
 from gateway.fleet.peers import PeerRouter, RouterAbsent
@@ -26,6 +27,7 @@ from gateway.processes.inference_calls import (
     waited_us,
 )
 from gateway.processes.inference_messages import LargeData, read_request, write_request
+from gateway.request_name import RequestName
 from gateway.resumption.reader import EventId, RecordingReader
 from gateway.resumption.recording import Follower, Key, KeyReused, RecordedRequest
 from gateway.settings import TlsSettings, netloc
@@ -270,6 +272,11 @@ class Relays:
             return await self._read(owner, relay, caller)
         except (RouterAbsent, RouterLost):
             return None
+
+    async def cancel(self, name: RequestName) -> bool:
+        """Cancel the requests of a name at all other routers; whether there was one."""
+        peers = tuple(self._peers.values())
+        return any(await asyncio.gather(*(cancelled_at(each, name) for each in peers)))
 
     def wake_readers(self) -> None:
         """See `Elsewhere`."""

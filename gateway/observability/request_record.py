@@ -278,9 +278,8 @@ class Record:
             statistics.completion_tokens += tokens
             self.completion_tokens += tokens
             if self._last_tokens_ns:
-                statistics.inter_token.observe(
-                    (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
-                )
+                gap = (now - self._last_tokens_ns) / NS_PER_SECOND / tokens
+                statistics.inter_token.observe(gap)
             else:
                 elapsed = (now - self.received_ns) / NS_PER_SECOND
                 statistics.first_token.observe(elapsed, self.trace, now)
@@ -309,12 +308,11 @@ class Record:
             statistics.summaries.succeeded(now - self.received_ns, queue_ns, phases)
 
     def _succeed_from_cache(self, now: int) -> None:
-        statistics = self.statistics
+        statistics, queue_ns = self.statistics, self.started_ns - self.submitted_ns
         statistics.success.add(now - self.received_ns)
-        statistics.queue.add(max(0, self.started_ns - self.submitted_ns))
+        statistics.queue.add(max(0, queue_ns))
         statistics.cache_hit.add(self._hit_ns)
         if statistics.summaries is not None:
-            queue_ns = self.started_ns - self.submitted_ns
             statistics.summaries.succeeded(now - self.received_ns, queue_ns, self._hit_ns)
 
     def _fail(self, now: int, error: InferenceError | None) -> None:

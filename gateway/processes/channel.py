@@ -243,6 +243,11 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def drop(self, error: FrameTooLong) -> None:
+        """Close the connection for a frame that is too long, and log the reason."""
+        log.warning("connection dropped", extra={"reason": str(error)})
+        self.abort()
+
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         if self._is_ended:
@@ -259,8 +264,7 @@ class Channel(asyncio.Protocol):
                 with WRITES:  # each write to a client would wake it between two frames
                     self._hear(data)
         except FrameTooLong as error:
-            log.warning("connection dropped", extra={"reason": str(error)})
-            self.abort()
+            self.drop(error)
         finally:
             if may_write:
                 self._flush()

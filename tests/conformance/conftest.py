@@ -8,6 +8,7 @@ import pytest
 
 from tests.conformance.clients import WIRES, Client, connect
 from tests.conformance.models import write_repository
+from tests.routed import AnyRouter
 from tests.scripted import installed
 from tests.serving import WAIT_SECS, Serving, serving
 
@@ -40,7 +41,7 @@ def server(
     flags = getattr(request.module, "FLAGS", ())
     with serving(repository, *flags, environment=environment) as started:
         yield started
-    for each in (started, *started.hosts):
+    for each in (started, *started.others, *started.hosts):
         check_ended_well(each)
 
 
@@ -58,8 +59,9 @@ def check_ended_well(server: Serving) -> None:
 
 @pytest.fixture(scope="module")
 def http(server: Serving) -> Iterator[httpx.Client]:
-    """A plain HTTP client of the module's server."""
-    with httpx.Client(base_url=server.http, timeout=WAIT_SECS) as found:
+    """A plain HTTP client of the module's server: each request goes to any of its routers."""
+    transport = AnyRouter(server)
+    with httpx.Client(base_url=server.http, timeout=WAIT_SECS, transport=transport) as found:
         yield found
 
 

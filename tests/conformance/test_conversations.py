@@ -216,6 +216,7 @@ async def test_the_aio_client_talks_and_interrupts(server: Serving) -> None:
     assert heard["b"] == f"3: {LONG}|{heard['a']}|and now?"
 
 
+@pytest.mark.own_models("the turns of conversations")
 def test_the_documented_client_runs(server: Serving) -> None:
     command = [sys.executable, "-X", "faulthandler", CLIENT, server.grpc, "chatting"]
     client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -183,6 +183,7 @@ def test_an_unknown_model_is_not_found_and_has_no_refusal(server: Serving) -> No
     assert tenant(server, "spent")["refused"] == before
 
 
+@pytest.mark.own_models("the limit of one process")
 def test_a_repeated_request_with_its_key_is_answered_over_the_limit(server: Serving) -> None:
     key = {"Idempotency-Key": "one"}
     body = {"inputs": [{**ECHO["inputs"][0], "data": ["x" * (256 << 10)]}]}

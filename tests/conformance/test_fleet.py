@@ -3,7 +3,6 @@
 import random
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.certificates import Authority
 from tests.chatting import CHATTING
 from tests.conformance.clients import WIRES, connect
 from tests.conformance.models import DECOUPLED, EVERY_VERSION, REPEAT, identity, with_parameters
@@ -31,7 +29,6 @@ from tests.serving import (
     write_model,
 )
 
-SECRET = "0123456789abcdef" * 4
 STREAM = "/v2/models/repeat/generate_stream"
 CLIENTS, RANDOM_SECS = 12, 2.0
 ENDLESS = {"text_input": "x", "n": 100_000, "delay_us": 20_000}
@@ -342,45 +339,6 @@ class TestLosses:
             assert [each.wait_ended() for each in pair] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("--fleet-name=other",), "found fleet 'other', expected 'sluice'"),
-        (("--fleet-secret-file={secret}",), "has a secret and"),
-    ],
-)
-def test_a_stranger_is_refused(
-    models: Path, nothing: Path, tmp_path: Path, flags: tuple[str, ...], reason: str
-) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET)
-    with replica(models, "echo") as host:
-        own = [each.format(secret=secret) for each in flags]
-        with serving(nothing, static_fleet(host), *own) as server:
-            server.wait_logged(reason)
-            host.wait_logged("router refused")
-
-
-def test_certificates_of_one_authority_are_needed_at_both_ends(
-    models: Path, nothing: Path, tmp_path: Path
-) -> None:
-    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
-
-    def files(authority: Authority, name: str) -> tuple[str, ...]:
-        own = authority.issue(name)
-        pem = {"server-cert": own.cert, "server-key": own.key, "root-cert": authority.root}
-        return tuple(f"--fleet-{option}={path}" for option, path in pem.items())
-
-    with replica(models, "echo", "--fleet-address=0.0.0.0", *files(ours, "replica")) as host:
-        with serving(nothing, static_fleet(host), *files(ours, "router")) as server:
-            answer = httpx.post(f"{server.http}/v2/models/echo/infer", json=numbers(*[1] * 100_000))
-            assert answer.status_code == 200
-        for strangers in (files(theirs, "stranger"), ()):
-            with serving(nothing, static_fleet(host), *strangers) as server:
-                server.wait_logged("replica not reached")
-                assert httpx.get(f"{server.http}/v2/models/echo/ready").status_code == 404
-
-
 def test_a_port_in_use_ends_the_start_of_a_replica_with_a_line(
     models: Path, replicas: tuple[Serving, Serving]
 ) -> None:
@@ -389,12 +347,3 @@ def test_a_port_in_use_ends_the_start_of_a_replica_with_a_line(
     assert server.wait_ended() == 1
     assert "for fleet: " in server.text
     assert "Traceback" not in server.text
-
-
-def test_bytes_that_are_no_handshake_drop_the_connection(replicas: tuple[Serving, Serving]) -> None:
-    port = replicas[0].ports["fleet"]
-    for data in (b"GET / HTTP/1.1\r\n\r\n" * 300, b"\0" * 64, b"\xff\xff\xff\xff\x20\0\0\0\0"):
-        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECS) as client:
-            client.sendall(data)
-            while client.recv(4096):
-                pass

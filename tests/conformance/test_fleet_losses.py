@@ -108,9 +108,10 @@ class Story:
         async with client.stream("POST", path, json=self.body) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    self._take(json.loads(line.removeprefix("data: ")))
+                    self.take(json.loads(line.removeprefix("data: ")))
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, Any]) -> None:
+        """Add the text of an event."""
         self.last = event
         if self.text:
             self.has_begun.set()
@@ -168,24 +169,6 @@ def check_whole(stories: list[Story]) -> int:
     for each in stories:
         assert each.text == each.expected, each.last
     return sum("continued" in each.last for each in stories)
-
-
-async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_affected(
-    nothing: Path, router: Serving, pair: tuple[Serving, Serving]
-) -> None:
-    with serving(nothing, static_fleet(*pair)) as killed:
-        async with httpx.AsyncClient(base_url=killed.http, timeout=WAIT_SECS) as client:
-            endless = [Story(number, tokens=10_000) for number in range(4)]
-            reading = [asyncio.ensure_future(each.read(client)) for each in endless]
-            for each in endless:
-                await asyncio.wait_for(each.has_begun.wait(), WAIT_SECS)
-            stories = await tell(router, 4, killed.process.kill, FEW_TOKENS)
-            with pytest.raises(httpx.HTTPError):
-                await asyncio.gather(*reading)
-            await asyncio.gather(*reading, return_exceptions=True)
-    assert check_whole(stories) == 0
-    for each in pair:
-        each.wait_metric(IN_FLIGHT, "story", 0)
 
 
 async def test_a_request_that_kills_every_instance_it_meets_is_refused_and_others_are_not_affected(

@@ -1,7 +1,7 @@
 """Streams of one router of a fleet that are resumed at another one, on both wires."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 import httpx
@@ -86,6 +86,45 @@ def test_a_resumed_stream_is_cancelled_at_its_router(first: Serving, second: Ser
                 last = each.rest()[-1].infer_response
                 assert last.parameters["cancelled"].bool_param
                 assert last.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize("asked_by", ["http", "grpc"])
+@pytest.mark.parametrize("cancelled_by", ["http", "grpc"])
+def test_a_request_is_cancelled_by_its_id_at_another_router(
+    first: Serving, second: Serving, asked_by: str, cancelled_by: str
+) -> None:
+    name = f"{asked_by}-{cancelled_by}"
+    with ExitStack() as owner:
+        if asked_by == "http":
+            connection = owner.enter_context(Connection(first.ports["http"]))
+            connection.ask(STREAM, {**ENDLESS, "id": name})
+            connection.head()
+            connection.chunk()
+        else:
+            rpc = owner.enter_context(streaming(owner.enter_context(connected(first.grpc))))
+            rpc.ask(long(name))
+            rpc.answer()
+        assert not cancel(second, cancelled_by, f"not {name}")
+        assert cancel(second, cancelled_by, name)
+        assert not cancel(second, cancelled_by, name)
+        if asked_by == "http":
+            assert b'"cancelled":true' in connection.rest()
+        else:
+            last = rpc.rest()[-1].infer_response
+            assert last.parameters["cancelled"].bool_param
+
+
+def cancel(router: Serving, wire: str, name: str) -> bool:
+    """Cancel a request at a router; whether there was one."""
+    if wire == "http":
+        answer = httpx.post(f"{router.http}/v2/models/repeat/requests/{name}/cancel")
+        assert answer.status_code == 200 or "runs no request with the id" in answer.text
+        return answer.status_code == 200
+    with connected(router.grpc) as stub, streaming(stub) as rpc:
+        rpc.ask(question(name, cancel=True))
+        refusals = [each.error_message for each in rpc.rest()]
+        assert all("runs no request with the id" in each for each in refusals)
+        return not refusals
 
 
 def test_a_stream_whose_router_is_killed_ends_with_an_error(start: Start, second: Serving) -> None:

@@ -24,6 +24,8 @@ from tests.rpc import connected, infer_request, streaming
 from tests.scripted import installed
 from tests.serving import WAIT_SECS, Serving, http_get, serving, wait_until, write_model
 
+pytestmark = pytest.mark.own_models("the spans of executions")
+
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "congo=t61rcWkgMzE"}

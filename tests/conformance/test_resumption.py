@@ -14,11 +14,12 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2
 
+from gateway.fleet.handshake import NAME_CHARS
 from tests.conformance.models import REPEAT, identity
 from tests.leaving import IN_FLIGHT, accepted
 from tests.raw import Connection, get
 from tests.rpc import connected, infer_request, streaming
-from tests.serving import WAIT_SECS, Serving, held, serving, wait_until, write_model
+from tests.serving import FLEET, WAIT_SECS, Serving, held, serving, wait_until, write_model
 
 pytestmark = pytest.mark.runs_on("grpcio", "frontends")
 
@@ -195,7 +196,7 @@ def test_an_rpc_that_breaks_anywhere_costs_nothing(server: Serving, got: int) ->
             rpc.ask(question("a", resumable=True))
             before = [told(rpc.answer()) for _ in range(got)]
         token = before[0][2]
-        assert len(token) == 32
+        assert len(token) == (32 + NAME_CHARS if FLEET else 32)
         with streaming(stub) as rpc:
             more = {"resume": token, "resume_after": got}
             rpc.ask(question("b", triton_enable_empty_final_response=True, **more))

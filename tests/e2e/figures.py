@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 from tests.serving import Serving, wait_until
 
+WASTED = "gateway_wasted_tokens_total"
+OF_ENGINE = ("vllm:", "gateway_vllm_", WASTED)
+"""Metrics of engines, which are those of a router's replicas."""
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 IN_FLIGHT = "gateway_requests_in_flight"
 PENDING = "nv_inference_pending_request_count"
-WASTED = "gateway_wasted_tokens_total"
 GENERATED = "vllm:generation_tokens_total"
 CANCELED = "CANCELED"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
@@ -31,7 +33,7 @@ NEXT_SECS = 0.2
 def figures(server: Serving) -> defaultdict[str, float]:
     """Every metric of the model, summed over its other labels; failures also by their reason."""
     found: defaultdict[str, float] = defaultdict(float)
-    for sample, value in server.metrics().items():
+    for sample, value in _samples(server):
         name, _, labels = sample.partition("{")
         if 'model="llama"' in labels:
             found[name] += value
@@ -40,9 +42,20 @@ def figures(server: Serving) -> defaultdict[str, float]:
     return found
 
 
+def _samples(server: Serving) -> Iterator[tuple[str, float]]:
+    for sample, value in server.metrics().items():
+        if not (server.hosts and sample.startswith(OF_ENGINE)):
+            yield sample, value
+    for host in server.hosts:
+        for sample, value in host.metrics().items():
+            if sample.startswith(OF_ENGINE):
+                yield sample, value
+
+
 def diverted(server: Serving) -> float:
     """The outputs of ended requests that were diverted."""
-    return server.metric("gateway_vllm_outputs_total", "llama", way="diverted")
+    hosts = server.hosts or (server,)
+    return sum(each.metric("gateway_vllm_outputs_total", "llama", way="diverted") for each in hosts)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gateway.storage.store import default_root
 from tests.conformance.models import with_parameters
 from tests.leaving import Question
 from tests.one_layer import write_one_layer_gguf
+from tests.routed import AnyRouter
 from tests.rpc import infer_request
 from tests.serving import ROOT, Serving
 
@@ -96,7 +97,11 @@ class Llama:
 
     def __init__(self, server: Serving) -> None:
         self.server = server
-        self._client = httpx.Client(base_url=f"{server.http}/v2/models/llama", timeout=ANSWER_SECS)
+        self._client = httpx.Client(
+            base_url=f"{server.http}/v2/models/llama",
+            timeout=ANSWER_SECS,
+            transport=AnyRouter(server),
+        )
 
     def __enter__(self) -> Self:
         return self

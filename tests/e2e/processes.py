@@ -19,8 +19,8 @@ class Processes:
     """
 
     def __init__(self, server: Serving) -> None:
-        self._gateway = server.process.pid
-        self._pipe = os.readlink(f"/proc/{self._gateway}/fd/2")
+        self._gateways = [each.process.pid for each in server.hosts or (server,)]
+        self._pipes = [os.readlink(f"/proc/{pid}/fd/2") for pid in self._gateways]
 
     def engines(self) -> list[int]:
         """Every process of an engine, from the moment it has been started."""
@@ -36,7 +36,7 @@ class Processes:
         wait_until(lambda: not self.engines(), "every process of the engines has ended", within)
 
     def _is_of_engine(self, pid: int) -> bool:
-        mine = pid != self._gateway and _writes_to(pid) == self._pipe
+        mine = pid not in self._gateways and _writes_to(pid) in self._pipes
         return mine and not any(word in _title(pid) for word in OTHERS)
 
 

@@ -1,12 +1,13 @@
 """A server that many tests share."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from tests.e2e.figures import figures
 from tests.fork_server import fresh
-from tests.serving import Serving, Start
+from tests.serving import Serving, Start, serving
 
 ENGINE = "Process EngineCore:"
 """Announces the traceback of an engine's process."""
@@ -27,7 +28,8 @@ class SharedServer:
         start: Start = fresh,
     ) -> None:
         self.at_start: Mapping[str, float] = {}
-        self._begin = partial(Serving, repository, flags, environment, start=start)
+        self._begin = partial(serving, repository, *flags, environment=environment, start=start)
+        self._owner = ExitStack()
         self._server: Serving | None = None
 
     def get(self) -> Serving:
@@ -35,7 +37,7 @@ class SharedServer:
         if self._server is not None and self._server.process.poll() is not None:
             self.close()
         if self._server is None:
-            self._server = self._begin().wait_ready()
+            self._server = self._owner.enter_context(self._begin())
             self.at_start = figures(self._server)
         return self._server
 
@@ -45,6 +47,8 @@ class SharedServer:
         if ended is not None:
             ended_by_test = ended.process.poll() is not None
             assert ended.stop() == 0, ended.text
+            self._owner.close()
             # An engine that a test kills may write its own; another line may come between the two.
-            own = sum(line.startswith(ENGINE) for line in ended.log) if ended_by_test else 0
-            assert sum(line.startswith("Traceback") for line in ended.log) <= own, ended.text
+            lines = list(ended.every_line)
+            own = sum(line.startswith(ENGINE) for line in lines) if ended_by_test else 0
+            assert sum(line.startswith("Traceback") for line in lines) <= own, "\n".join(lines)

@@ -121,6 +121,7 @@ async def test_model_statistics_agree_with_the_metrics(
         assert 0 <= ns / 1000 - total[name] < row.inference_stats.success.count
 
 
+@pytest.mark.own_models("the metrics of models")
 def test_the_engines_own_series_carry_the_labels_of_the_model(
     server: Serving, llama: Llama
 ) -> None:

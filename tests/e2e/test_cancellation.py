@@ -38,6 +38,7 @@ def test_leaving_in_the_middle_of_a_stream(server: Serving, llama: Llama, way: W
         wait_at_rest(server)
 
 
+@pytest.mark.own_models("the queue")
 @every_engine
 @pytest.mark.parametrize("way", ways(Moment.BEFORE_THE_FIRST_ANSWER), ids=str)
 def test_leaving_the_engines_queue(server: Serving, llama: Llama, way: Way) -> None:
@@ -49,6 +50,7 @@ def test_leaving_the_engines_queue(server: Serving, llama: Llama, way: Way) -> N
         assert figures(server)[RUNNING] == MAX_RUNNING
 
 
+@pytest.mark.own_models("the queue")
 @every_engine
 def test_leaving_after_a_wait_in_the_engines_queue(server: Serving, llama: Llama) -> None:
     with forgotten(server, llama, MAX_RUNNING + 1), full_engine(server):
@@ -101,6 +103,7 @@ def long_id(question: Question) -> Question:
     return Question({**question.body, "id": message.id}, message)
 
 
+@pytest.mark.own_models("the queue")
 @every_engine
 def test_a_hundred_clients_leave_at_once(server: Serving, llama: Llama) -> None:
     with forgotten(server, llama, MAX_IN_FLIGHT):

@@ -130,6 +130,7 @@ async def test_a_batch_that_the_client_padded_agrees_with_transformers(
         assert_agrees((embedding[row : row + 1], hidden[row : row + 1, :own]), answer)
 
 
+@pytest.mark.own_models("the statistics of executions")
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("model", ENCODERS)
 async def test_many_sentences_at_once_share_batches_and_agree_with_transformers(
@@ -207,6 +208,7 @@ async def test_a_picture_is_classified_with_labels(server: Serving, wire: str) -
     assert len(set(best.as_numpy("fc6_1").tolist())) == 3
 
 
+@pytest.mark.own_models("loads and unloads")
 async def test_models_that_are_not_stored_leave_the_others_alone(
     store: ModelStore, repository: Path, tmp_path: Path
 ) -> None:

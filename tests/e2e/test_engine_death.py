@@ -25,7 +25,11 @@ from tests.raw import Connection
 from tests.rpc import StreamRpc, connected, streaming
 from tests.serving import START_SECS, WAIT_SECS, Serving, http_get, running, wait_until, write_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(480)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(480),
+    pytest.mark.own_models("the processes of engines"),
+]
 
 NOTICED_SECS = 2.0
 ORPHANED_SECS = 10.0

@@ -17,6 +17,7 @@ AT_ONCE_SECS = 1.0
 STORY = streamed("Once upon a time", **ENDLESS)
 
 
+@pytest.mark.own_models("the limit of one process")
 def test_a_model_refuses_requests_beyond_its_limit_at_once_and_serves_the_others(
     server: Serving, llama: Llama
 ) -> None:

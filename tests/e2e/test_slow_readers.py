@@ -20,7 +20,11 @@ from tests.rpc import connected, streaming
 from tests.serving import WAIT_SECS, Serving, wait_until
 
 TEST_SECS = 240
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(TEST_SECS)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(TEST_SECS),
+    pytest.mark.own_models("the queue"),
+]
 
 FEW_TOKENS = 24
 QUEUED = 64

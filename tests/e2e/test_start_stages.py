@@ -6,7 +6,11 @@ import pytest
 
 from tests.serving import Serving
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.own_models("loads and unloads"),
+]
 
 
 def test_each_stage_of_an_engines_start_is_a_line(other_server: Serving) -> None:

@@ -268,7 +268,8 @@ class StreamInfer:
         try:
             name = self._dataplane.numbered(name, self._caller)
             own = [each for each, found in self._owned.items() if name.means(found)]
-            self._dataplane.running.cancel(name, own, self._caller, only_own=late)
+            running = self._dataplane.running
+            await running.cancel_anywhere(name, own, self._caller, only_own=late)
         except InferenceError as error:
             refusal = _refusal(message.id, error)
             await self._refusals.start(answers, partial(self._responses.refuse, refusal, None))

@@ -168,8 +168,9 @@ class CancelRoutes:
         """Cancel every request with that id on that model; 404 if there is none."""
         request_id, tenant = request.path_params["request_id"], tenant_in(request.scope)
         caller = caller_in(request.scope)
-        name = RequestName(*addressed(request, self._dataplane), request_id, tenant)
-        self._dataplane.running.cancel(self._dataplane.numbered(name, caller), caller=caller)
+        named = RequestName(*addressed(request, self._dataplane), request_id, tenant)
+        name = self._dataplane.numbered(named, caller)
+        await self._dataplane.running.cancel_anywhere(name, caller=caller)
         return Response(b"{}", media_type=JSON)
 
 

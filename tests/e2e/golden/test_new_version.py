@@ -13,6 +13,8 @@ from tests.gateway.models.golden.files import CAPITAL, write_golden
 from tests.scripted import installed
 from tests.serving import Serving, series, serving, write_model
 
+pytestmark = pytest.mark.own_models("loads and unloads")
+
 CHAT: dict[str, Any] = {
     "request": {"chat": {"messages": [{"role": "user", "content": "Capital?"}], "max_tokens": 8}},
     "expect": {"text": {"contains": "Paris"}, "finish_reason": ["stop", "length"]},

@@ -249,6 +249,7 @@ def test_a_storage_that_stalls_ends_the_read(
     assert read(store, "neighbour") == CONTENT
 
 
+@pytest.mark.own_models("the repository")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_start_that_waits_for_a_storage(tmp_path: Path, number: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -18,6 +18,8 @@ from tests.e2e.object_storage.clouds import MakeBucket
 from tests.scripted import installed
 from tests.serving import WAIT_SECS, Serving, serving, wait_until
 
+pytestmark = pytest.mark.own_models("rollouts of the server")
+
 PLAN = b"""{"steps": [{"weight": 50, "for": "1h"}, {"weight": 100, "for": "1h"}],
  "key": ["parameter:user", "openai:user"], "guardrails": {"errors": {}, "slow_first_response": {}}}
 """

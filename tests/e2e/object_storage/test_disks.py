@@ -15,6 +15,8 @@ from tests.e2e.object_storage.clouds import Bucket
 from tests.needs import PREFIX
 from tests.serving import ROOT, WAIT_SECS, Serving, running
 
+pytestmark = pytest.mark.own_models("the repository")
+
 UNSHARE = ("unshare", "--mount", "--map-root-user")
 SMALL = 'mount -t tmpfs -o size=4m tmpfs "$0"'
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'

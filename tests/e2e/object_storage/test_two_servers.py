@@ -73,6 +73,7 @@ def cached(root: Path) -> dict[str, bool]:
     return found
 
 
+@pytest.mark.own_models("loads and unloads")
 @pytest.mark.parametrize("pair", [2], indirect=True)
 def test_a_server_evicts_what_another_one_has_unloaded_and_nothing_that_it_uses(
     pair: list[Serving], tmp_path: Path
@@ -93,6 +94,7 @@ def test_a_server_evicts_what_another_one_has_unloaded_and_nothing_that_it_uses(
     assert [answers(first, "a"), answers(first, "c"), answers(second, "a")] == [True] * 3
 
 
+@pytest.mark.own_models("loads and unloads")
 @pytest.mark.parametrize("pair", [5], indirect=True)
 def test_two_servers_that_load_and_evict_at_once_keep_what_each_uses(
     pair: list[Serving], tmp_path: Path

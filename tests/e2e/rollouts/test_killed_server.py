@@ -14,6 +14,8 @@ from gateway.protos import grpc_service_pb2 as pb
 from tests.rpc import connected
 from tests.serving import Serving, serving, wait_until, write_model
 
+pytestmark = pytest.mark.own_models("rollouts of the server")
+
 CONFIG = """
 backend: "identity"
 input { name: "INPUT0" data_type: TYPE_INT32 dims: 1 }

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from gateway.fleet.handshake import FleetRole, Identity
+from gateway.fleet.reaching import FleetAddress
 from gateway.fleet.relays import Relays
 from gateway.fleet.routers import owner_of
 from gateway.policy.caller import Caller
-from gateway.processes.channel import Channel
+from gateway.processes.channel import Channel, Frame
 from gateway.resumption.reader import EventId, RecordingReader
 from gateway.server import Server
 from gateway.settings import FleetSettings, HttpSettings, ModelSettings, TlsSettings
@@ -170,3 +172,16 @@ def key_of(owner: At, other: At, first: int = 0) -> str:
     return next(
         key for key in map(str, range(first, 100)) if owner_of("", key, (own, others)) == own
     )
+
+
+def calling(port: int, role: FleetRole = FleetRole.CALLING) -> FleetAddress:
+    """The port of a router, as another one calls it."""
+    return FleetAddress("127.0.0.1", port, Identity("sluice", role), None)
+
+
+async def called(port: int, frames: list[Frame]) -> Channel:
+    """A connection to a router, whose frames are added to a list."""
+    channels: list[Channel] = []
+    await soon(calling(port).reach(lambda channel, _: channels.append(channel), frames.append))
+    (channel,) = channels
+    return channel

@@ -159,28 +159,27 @@ LOAD = first_load(OFFER)
 TOO_MANY = [n.to_bytes(8, "big") for n in range(5)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "payload"),
-    [
-        (FleetKind.OFFERS, b""),
-        (FleetKind.OFFERS, b"\xc1"),
-        (FleetKind.OFFERS, b"\x92\xa4GONE\x90"),
-        (FleetKind.OFFERS, b"\x92\xa5READY\x91\x91\x01"),
-        (FleetKind.LOAD, b""),
-        (FleetKind.LOAD, write_load(KEY, LOAD)[:-1]),
-        (FleetKind.LOAD, msgspec.msgpack.encode([*KEY, 0, 0, 0, -1, 0.0, 0.05, 0.0, 5])),
-        (FleetKind.LOAD, write_load(KEY, replace(LOAD, seen=7))),
-        (FleetKind.PREFIXES, b""),
-        (FleetKind.PREFIXES, msgspec.msgpack.encode([*KEY, b"1234567", b"", False])),
-        (FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges(lost=[b"12345678"]))),
-        (FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges(TOO_MANY))),
-    ],
-    ids=[
-        *("no offers", "no MessagePack", "another state", "no offer"),
-        *("no load", "half a load", "negative load", "foreign call"),
-        *("no prefixes", "half a key", "foreign key", "too many keys"),
-    ],
-)
+NONSENSE = {
+    "no offers": (FleetKind.OFFERS, b""),
+    "no MessagePack": (FleetKind.OFFERS, b"\xc1"),
+    "another state": (FleetKind.OFFERS, b"\x92\xa4GONE\x90"),
+    "no offer": (FleetKind.OFFERS, b"\x92\xa5READY\x91\x91\x01"),
+    "no load": (FleetKind.LOAD, b""),
+    "half a load": (FleetKind.LOAD, write_load(KEY, LOAD)[:-1]),
+    "negative load": (
+        FleetKind.LOAD,
+        msgspec.msgpack.encode([*KEY, 0, 0, 0, -1, 0.0, 0.05, 0.0, 5]),
+    ),
+    "foreign call": (FleetKind.LOAD, write_load(KEY, replace(LOAD, seen=7))),
+    "no prefixes": (FleetKind.PREFIXES, b""),
+    "half a key": (FleetKind.PREFIXES, msgspec.msgpack.encode([*KEY, b"1234567", b"", False])),
+    "foreign key": (FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges(lost=[b"12345678"]))),
+    "too many keys": (FleetKind.PREFIXES, write_prefixes(KEY, KeyChanges(TOO_MANY))),
+}
+"""Announcements of a replica that cannot be used."""
+
+
+@pytest.mark.parametrize(("kind", "payload"), NONSENSE.values(), ids=NONSENSE)
 async def test_nonsense_drops_the_connection_and_it_is_made_again(
     replica: FakeReplica,
     router: ReplicaConnection,

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet import reaching
-from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError, Identity
-from gateway.fleet.reaching import FleetAddress
+from gateway.fleet.handshake import FleetKind, FleetRole, HandshakeError
 from gateway.fleet.relays import Relay, Relayed, RelayedRecording, encode
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import Channel, Frame, packed
@@ -21,7 +20,7 @@ from gateway.processes.inference_messages import write_request, write_response
 from gateway.stream import INTERRUPTED
 from tests.builders import soon, text_response
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, until
-from tests.gateway.fleet.relaying import router
+from tests.gateway.fleet.relaying import called, calling, router
 
 TOKEN = Relay("place", write_request(InferRequest(model="")), token="x" * 38)
 KEY = Relay("place", write_request(InferRequest(model="none")), key="a", fingerprint=b"b" * 32)
@@ -95,18 +94,6 @@ async def port(replica: FakeReplica, tmp_path: Path) -> AsyncIterator[int]:
     """The port of a router."""
     async with router(tmp_path, ("127.0.0.1", replica.port)) as found:
         yield found.ports["fleet"]
-
-
-def calling(port: int, role: FleetRole = FleetRole.CALLING) -> FleetAddress:
-    return FleetAddress("127.0.0.1", port, Identity("sluice", role), None)
-
-
-async def called(port: int, frames: list[Frame]) -> Channel:
-    """A connection to a router, whose frames are added to a list."""
-    channels: list[Channel] = []
-    await soon(calling(port).reach(lambda channel, _: channels.append(channel), frames.append))
-    (channel,) = channels
-    return channel
 
 
 async def test_only_other_routers_agree_with_a_router(
