@@ -6,9 +6,8 @@ Each text is compared with that of an undisturbed run.
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,14 +23,20 @@ from tests.serving import (
     wait_until,
     write_model,
 )
+from tests.stories import (
+    CONTINUING,
+    FEW_TOKENS,
+    GENERATE,
+    STREAMS,
+    TOKENS,
+    Story,
+    check_whole,
+    tell,
+)
 from tests.telling import TELLING, conversation, told
 
-TOKENS, FEW_TOKENS, DELAY_US = 100, 40, 50_000
-STREAMS = 50
 TALKS = 8
-GENERATE = "/v2/models/story/generate_stream"
 MESSAGES = '{ name: "messages" data_type: TYPE_STRING dims: [1] optional: true },'
-CONTINUING = {"delay_us": DELAY_US, "continue_tries": 1}
 DEADLY = f"""backend: "python"
 input [ {{ name: "TEXT" data_type: TYPE_STRING dims: [1] }} ]
 output [ {{ name: "SAID" data_type: TYPE_STRING dims: [1] }} ]
@@ -84,6 +89,7 @@ def router(nothing: Path, pair: tuple[Serving, Serving]) -> Iterator[Serving]:
     assert "Traceback" not in started.text
 
 
+<<<<<<< HEAD
 class Story:
     """One stream of a text: by `generate_stream`, or a conversation of OpenAI's API."""
 
@@ -121,6 +127,8 @@ class Story:
             self.text += event.get("text_output", "")
 
 
+=======
+>>>>>>> points24b
 class Talk:
     """A conversation; `said` is what its completed turns have said."""
 
@@ -146,6 +154,7 @@ class Talk:
             self.said = [*whole, {"role": "assistant", "content": answer}]
 
 
+<<<<<<< HEAD
 async def tell(
     server: Serving, count: int, disturb: Callable[[], object], tokens: int = TOKENS
 ) -> list[Story]:
@@ -169,6 +178,24 @@ def check_whole(stories: list[Story]) -> int:
     for each in stories:
         assert each.text == each.expected, each.last
     return sum("continued" in each.last for each in stories)
+=======
+async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_affected(
+    nothing: Path, router: Serving, pair: tuple[Serving, Serving]
+) -> None:
+    with serving(nothing, static_fleet(*pair)) as killed:
+        async with httpx.AsyncClient(base_url=killed.http, timeout=WAIT_SECS) as client:
+            endless = [Story(number, tokens=10_000) for number in range(4)]
+            reading = [asyncio.ensure_future(each.read(client)) for each in endless]
+            for each in endless:
+                await asyncio.wait_for(each.has_begun.wait(), WAIT_SECS)
+            stories = await tell(router, 4, killed.process.kill, FEW_TOKENS)
+            with pytest.raises(httpx.HTTPError):
+                await asyncio.gather(*reading)
+            await asyncio.gather(*reading, return_exceptions=True)
+    assert check_whole(stories) == 0
+    for each in pair:
+        each.wait_metric(IN_FLIGHT, "story", 0)
+>>>>>>> points24b
 
 
 async def test_a_request_that_kills_every_instance_it_meets_is_refused_and_others_are_not_affected(

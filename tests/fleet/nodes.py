@@ -1,14 +1,17 @@
 """A Ray cluster whose nodes are processes of this machine, and the fleets in it, from outside."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.scripted import installed
 from tests.serving import ROOT, wait_until
 
 OBJECTS_BYTES = 80 << 20
@@ -20,9 +23,10 @@ COMMAND_SECS = 60.0
 def environment(folder: Path) -> Mapping[str, str]:
     """The environment of every process of a cluster: nothing outside of the folder is changed."""
     return {
+        **installed(folder / "installed"),
         "HOME": str(folder),
-        "PYTHONPATH": str(ROOT),
-        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_gcs_storage": "rocksdb",
@@ -41,13 +45,13 @@ class RayNodes:
     def __init__(self, zones: str) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {
+        self._head = {
             "num_cpus": 0,
             "include_dashboard": False,
             "object_store_memory": OBJECTS_BYTES,
             "gcs_server_port": _free_port(),
         }
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
         self.address: str = self._cluster.address
         self._nodes: dict[str, Any] = {}
         for zone in zones:
@@ -78,6 +82,14 @@ class RayNodes:
     def kill(self, zone: str) -> None:
         """Kill the raylet of a node."""
         self._cluster.remove_node(self._nodes.pop(zone), allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Kill every process of the head."""
+        self._cluster.remove_node(self._cluster.head_node, allow_graceful=False)
+
+    def start_head(self) -> None:
+        """Start another head at its address, with its files."""
+        self._cluster.add_node(**self._head)
 
     def kill_gcs(self) -> None:
         """Kill the process that has the state of the cluster."""
@@ -112,11 +124,11 @@ class RayNodes:
         """
         raylets = {self._raylet(node) for node in (self._cluster.head_node, *self._nodes.values())}
         found = _processes(lambda pid, command: command.startswith(f"ray::{name}"))
-        return [pid for pid in found if _parent(pid) in raylets]
+        return [pid for pid in found if parent(pid) in raylets]
 
     def zone(self, replica: int) -> str:
         """The zone of a replica: its process is the child of an actor, and that of a raylet."""
-        raylet = _parent(_parent(replica))
+        raylet = parent(parent(replica))
         return next(zone for zone, node in self._nodes.items() if self._raylet(node) == raylet)
 
     def _raylet(self, node: Any) -> int:
@@ -132,15 +144,25 @@ class Fleet:
 
     def command(self, action: str) -> subprocess.CompletedProcess[str]:
         """Run `sluice fleet`."""
-        return subprocess.run(
+        with self.begun(action) as process:
+            written, errors = process.communicate(timeout=COMMAND_SECS)
+        return subprocess.CompletedProcess(process.args, process.returncode, written, errors)
+
+    @contextmanager
+    def begun(self, action: str) -> Iterator[subprocess.Popen[str]]:
+        """The process of `sluice fleet`, which has ended after the block."""
+        with subprocess.Popen(
             [sys.executable, "-m", "gateway", "fleet", action, f"--fleet-name={self.name}"],
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
             env={**os.environ, **self.environment},
-            timeout=COMMAND_SECS,
-            check=False,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def replicas(self, model: str) -> Sequence[int]:
         """The processes of the replicas of a model."""
@@ -186,7 +208,8 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """The process that has started a process, 0 if that has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

@@ -1,8 +1,10 @@
 """Failures of the parts of a Ray cluster, and changes of the number of replicas."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +24,25 @@ CHANGING = {
 }
 SMALL = {"replica_resources": '{"CPU": 0.25}'}
 BUSY_CLIENTS, BUSY_SECS = 16, 30.0
+TIMED = """backend: "python"
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [1] } ]
+output [ { name: "SAID" data_type: TYPE_STRING dims: [1] } ]
+"""
+TIMED_CODE = """
+import time
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep({secs})
+        texts = [pb.get_input_tensor_by_name(each, "TEXT").as_numpy() for each in requests]
+        return [pb.InferenceResponse([pb.Tensor("SAID", each)]) for each in texts]
+"""
+SLOW_SECS = 0.3
+PLAN = {
+    "steps": [{"weight": 50, "for": "10m"}, {"weight": 100, "for": "10m"}],
+    "guardrails": {"slow_first_response": {"ms": 1000 * SLOW_SECS / 2, "max": 0.1}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +51,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "repeat", REPEAT + with_parameters({**SMALL, "replicas": 2}))
     write_model(folder, "broken", 'backend: "none"\n' + with_parameters(SMALL))
     write_model(folder, "slow", identity("BYTES", "1", delay_us=100_000, **CHANGING))
+    write_model(folder, "timed", TIMED + with_parameters(SMALL))
+    (folder / "timed" / "1" / "model.py").write_text(TIMED_CODE.format(secs=0))
+    (folder / "timed" / "rollout.json").write_text(json.dumps(PLAN))
     return folder
 
 
@@ -56,7 +80,7 @@ def router(
 @pytest.fixture
 def http(router: Serving) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
-        for model in ("repeat", "slow"):
+        for model in ("repeat", "slow", "timed"):
             path = f"/v2/models/{model}/ready"
             wait_until(lambda: found.get(path).is_success, f"{model} is ready", LOST_SECS)  # noqa: B023
         yield found
@@ -144,12 +168,33 @@ def test_replicas_come_with_requests_that_wait_and_end_without_them(
     fleet.wait_replicas("slow", 1)
 
 
-def test_a_wrong_token_of_the_cluster_is_named(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+def test_a_new_version_that_is_slow_is_taken_back_and_its_requests_are_answered(
+    http: httpx.Client, fleet: Fleet, models: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    found = fleet.command("status")
-    assert found.returncode == 1
-    assert "Ray cannot be used" in found.stderr
-    assert "token" in found.stderr
+    text = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
+
+    def rollout() -> dict[str, Any]:
+        found: dict[str, Any] = http.get("/v2/models/timed/rollout").json()
+        return found
+
+    def asked(count: int) -> set[str]:
+        answers = [http.post("/v2/models/timed/infer", json=text) for _ in range(count)]
+        assert all(each.is_success for each in answers)
+        return {each.json()["model_version"] for each in answers}
+
+    before = fleet.wait_replicas("timed", 1)
+    (tmp_path / "model.py").write_text(TIMED_CODE.format(secs=SLOW_SECS))
+    tmp_path.rename(models / "timed" / "2")
+    wait_until(lambda: rollout().get("state") == "step", "the candidate is there", LOST_SECS)
+    found = set[str]()
+
+    def is_over() -> bool:
+        found.update(asked(20))
+        return rollout()["state"] != "step"
+
+    wait_until(is_over, "the candidate is judged", LOST_SECS)
+    assert found == {"1", "2"}
+    assert rollout()["state"] == "rolled_back"
+    assert "slow_first_response" in rollout()["reason"]
+    assert asked(20) == {"1"}
+    assert fleet.wait_replicas("timed", 1) == before

@@ -85,14 +85,38 @@ def test_a_stream_passes_the_router_and_the_fleet_has_a_status(
     router.wait_logged(reason)
 
 
+def test_a_fleet_is_served_and_shown_with_the_token_of_its_cluster_only(
+    http: httpx.Client, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert streamed(http, 5) == 5
+    assert "READY" in fleet.command("status").stdout
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another" * 8)
+    with fleet.begun("status") as refused:
+        assert refused.stderr is not None
+        assert any("InvalidAuthToken" in line for line in refused.stderr)
+
+
+def test_a_missing_token_of_the_cluster_is_named(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    found = fleet.command("status")
+    assert found.returncode == 1
+    assert "Ray cannot be used" in found.stderr
+    assert "token" in found.stderr
+
+
 def test_a_replica_without_gpus_sees_none(http: httpx.Client, fleet: Fleet) -> None:
     (pid,) = fleet.replicas("repeat")
     assert b"\0CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_a_replica_has_the_zone_of_its_node(http: httpx.Client, fleet: Fleet) -> None:
+def test_a_replica_has_the_zone_of_its_node(
+    http: httpx.Client, fleet: Fleet, nodes: RayNodes
+) -> None:
     (pid,) = fleet.replicas("repeat")
-    assert b"\0--fleet-zone=a\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    zone = f"\0--fleet-zone={nodes.zone(pid)}\0".encode()
+    assert zone in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_replica_that_is_killed_is_replaced(http: httpx.Client, fleet: Fleet) -> None:

@@ -1,16 +1,64 @@
 """Guardrails of rollouts on Ray: the counts of all routers in one test."""
 
+import time
+
 import msgspec
 import pytest
 
 from gateway.fleet.ray_evidence import EvidencePart, FleetEvidence, RouterEvidence
+from gateway.fleet.ray_news import RouterNews
 from gateway.rollouts.changes import RolloutAction
 from gateway.rollouts.guardrails import read_guardrails
+from gateway.rollouts.observation import Arm
 from gateway.rollouts.plan import Reaction
 from gateway.rollouts.sequential_test import Counts
 from tests.gateway.fleet.rolling import PLAN, RollingCluster
 
-OLD = "1ax"
+OLD, NEW = "1ax", "2ax"
+MS, SECOND = 1_000_000, 1_000_000_000
+USUAL_MS, SLOW_MS = 5, 50
+SLOW_PLAN = msgspec.structs.replace(PLAN, guardrails={"slow_first_response": {}})
+
+
+def observe(router: RouterEvidence, arm: Arm, began_ns: int, first_ms: int) -> None:
+    """Let a request pass a router, whose first response is its last one."""
+    found = router.blocks.tap(arm)
+    assert found is not None
+    found.received_ns = found.admitted_ns = began_ns
+    router.blocks.admit(found)
+    found.first_ns = found.last_ns = found.ended_ns = began_ns + first_ms * MS
+    found.complete = True
+    router.blocks.end(found)
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "state", "shown"),
+    [(USUAL_MS, "step", {OLD: 2, NEW: 1}), (SLOW_MS, "rolled_back", {OLD: 2})],
+    ids=["usual", "slow"],
+)
+def test_a_candidate_that_is_slow_at_its_routers_together_is_rolled_back(
+    first_ms: int, state: str, shown: dict[str, int]
+) -> None:
+    cluster = RollingCluster(2, SLOW_PLAN).rolled()
+    cluster.until("step")
+    guardrails = read_guardrails(cluster.news.guardrails, "guardrails")
+    routers = {name: RouterEvidence(cluster.news.evidence, guardrails) for name in "rs"}
+    # A block lasts a second: all of them are over.
+    began_ns = time.perf_counter_ns() - 60 * SECOND
+    for number in range(100):
+        at_ns = began_ns + number * SECOND // 20
+        for router in routers.values():
+            observe(router, Arm.STABLE, at_ns, USUAL_MS)
+            if number >= 60:
+                observe(router, Arm.CANDIDATE, at_ns, first_ms)
+    for _ in range(3):
+        for name, router in routers.items():
+            router.acknowledge(cluster.news.heard)
+            cluster.controller.heard.take(name, RouterNews(evidence={"m": router.news()}))
+        cluster.run()
+    assert (cluster.state[0], cluster.shown) == (state, shown)
+    by = "guardrail:slow_first_response" if state == "rolled_back" else "server"
+    assert cluster.news.history[-1].by == by
 
 
 def test_a_candidate_that_errs_is_rolled_back_and_begins_anew_with_other_files() -> None:
