@@ -41,9 +41,10 @@ class Story:
         async with client.stream("POST", path, json=self.body) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    self._take(json.loads(line.removeprefix("data: ")))
+                    self.take(json.loads(line.removeprefix("data: ")))
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, Any]) -> None:
+        """Add the text of an event."""
         self.last = event
         if self.text:
             self.has_begun.set()

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from tests.conformance.models import with_parameters
-from tests.conformance.test_fleet_losses import GENERATE, Story, check_whole
 from tests.conformance.test_fleet_relays import known
 from tests.leaving import IN_FLIGHT
 from tests.serving import (
@@ -25,6 +24,7 @@ from tests.serving import (
     wait_until,
     write_model,
 )
+from tests.stories import GENERATE, Story, check_whole
 from tests.telling import TELLING
 
 TOKENS, FEW_TOKENS, MANY_TOKENS, DELAY_US = 200, 20, 2_000, 50_000

@@ -29,7 +29,6 @@ from tests.stories import (
     GENERATE,
     STREAMS,
     TOKENS,
-    Story,
     check_whole,
     tell,
 )
@@ -89,46 +88,6 @@ def router(nothing: Path, pair: tuple[Serving, Serving]) -> Iterator[Serving]:
     assert "Traceback" not in started.text
 
 
-<<<<<<< HEAD
-class Story:
-    """One stream of a text: by `generate_stream`, or a conversation of OpenAI's API."""
-
-    def __init__(self, number: int, tokens: int = TOKENS) -> None:
-        self.text = ""
-        self.last: dict[str, Any] = {}
-        self.has_begun = asyncio.Event()
-        self._is_chat = number % 2 == 1
-        prompt = f"story {number}:"
-        self.body: dict[str, Any] = {"stream": True, "max_tokens": tokens}
-        if self._is_chat:
-            messages = [{"role": "user", "content": prompt}]
-            self.body |= {"model": "story", "messages": messages}
-            prompt = conversation(self.body)
-        else:
-            self.body |= {"text_input": prompt}
-        self.expected = told(prompt, tokens)
-
-    async def read(self, client: httpx.AsyncClient) -> None:
-        """Read the stream to its end."""
-        path = "/v1/chat/completions" if self._is_chat else GENERATE
-        async with client.stream("POST", path, json=self.body) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    self.take(json.loads(line.removeprefix("data: ")))
-
-    def take(self, event: dict[str, Any]) -> None:
-        """Add the text of an event."""
-        self.last = event
-        if self.text:
-            self.has_begun.set()
-        if self._is_chat and "choices" in event:
-            self.text += event["choices"][0]["delta"].get("content", "")
-        else:
-            self.text += event.get("text_output", "")
-
-
-=======
->>>>>>> points24b
 class Talk:
     """A conversation; `said` is what its completed turns have said."""
 
@@ -152,50 +111,6 @@ class Talk:
             whole = [*self.said, *asked]
             assert answer == told(conversation({"messages": whole}), tokens)
             self.said = [*whole, {"role": "assistant", "content": answer}]
-
-
-<<<<<<< HEAD
-async def tell(
-    server: Serving, count: int, disturb: Callable[[], object], tokens: int = TOKENS
-) -> list[Story]:
-    """Read stories, and disturb all of them in the middle."""
-    stories = [Story(number, tokens) for number in range(count)]
-    limits = httpx.Limits(max_connections=count)
-    async with (
-        httpx.AsyncClient(base_url=server.http, timeout=WAIT_SECS, limits=limits) as client,
-        asyncio.timeout(WAIT_SECS),
-    ):
-        reading = [asyncio.ensure_future(each.read(client)) for each in stories]
-        for each in stories:
-            await each.has_begun.wait()
-        disturb()
-        await asyncio.gather(*reading)
-    return stories
-
-
-def check_whole(stories: list[Story]) -> int:
-    """Check that all texts are those of an undisturbed run; the number of continued ones."""
-    for each in stories:
-        assert each.text == each.expected, each.last
-    return sum("continued" in each.last for each in stories)
-=======
-async def test_a_killed_router_leaves_no_streams_at_replicas_and_others_are_not_affected(
-    nothing: Path, router: Serving, pair: tuple[Serving, Serving]
-) -> None:
-    with serving(nothing, static_fleet(*pair)) as killed:
-        async with httpx.AsyncClient(base_url=killed.http, timeout=WAIT_SECS) as client:
-            endless = [Story(number, tokens=10_000) for number in range(4)]
-            reading = [asyncio.ensure_future(each.read(client)) for each in endless]
-            for each in endless:
-                await asyncio.wait_for(each.has_begun.wait(), WAIT_SECS)
-            stories = await tell(router, 4, killed.process.kill, FEW_TOKENS)
-            with pytest.raises(httpx.HTTPError):
-                await asyncio.gather(*reading)
-            await asyncio.gather(*reading, return_exceptions=True)
-    assert check_whole(stories) == 0
-    for each in pair:
-        each.wait_metric(IN_FLIGHT, "story", 0)
->>>>>>> points24b
 
 
 async def test_a_request_that_kills_every_instance_it_meets_is_refused_and_others_are_not_affected(
