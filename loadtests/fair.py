@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtests import fair_floods
+from loadtests import fair_floods, fair_tensors
 from loadtests.llm import ARGUMENTS, write_tiny_model
 from loadtests.support import generation, rounds, triton
 from loadtests.support.arrivals import StampedConnection
@@ -177,6 +177,7 @@ PARTS: dict[str, Part] = {
     "quiet": fair_floods.quiet,
     "weights": fair_floods.weights,
     "overload": fair_floods.overload,
+    "overload_tensors": fair_tensors.overload_tensors,
     "wrong_keys": wrong_keys,
 }
 

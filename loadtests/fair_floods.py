@@ -208,19 +208,9 @@ def _overload(
     request = _requests(endpoint, server, asked.max_tokens, headers, seed=4)
     address = Address(server.ports.http)
     (sent,) = send(address, [Flow(FLOOD * capacity, request)], asked.secs, DEADLINE_MS / 1000)
-    in_time = [each for each in sent if each.first and each.first - each.at <= DEADLINE_MS / 1000]
-    # The first ones find an empty server: they are beyond its capacity.
-    at_once = [each for each in sent if each.refusal and EXCEEDED not in each.refusal]
-    refused = [(each.ended - each.at) * 1e3 for each in at_once]
-    admitted = [each for each in sent if not each.refusal or EXCEEDED in each.refusal]
-    late = len(admitted) - sum(1 for each in in_time if not each.refusal)
     line = OVERLOAD
-    found = {
-        line.rate: sum(each.events for each in sent) / asked.secs,
-        line.other("in time", "of capacity"): len(in_time) / (capacity * asked.secs),
-        line.lower("refusal p99", "ms"): quantile(refused, 0.99),
-        line.lower("admitted late", "%"): 100 * late / max(1, len(admitted)),
-    }
+    found = of_overload(line, sent, capacity * asked.secs, DEADLINE_MS / 1000)
+    found[line.rate] = sum(each.events for each in sent) / asked.secs
     if server.name == GATEWAY:
         found[line.other("real/predicted p50")] = histogram_p50(
             read_metrics(server.ports.metrics), "gateway_admission_wait_ratio"
@@ -228,6 +218,28 @@ def _overload(
         if asked.to is not None:
             draw_waits(asked.to, sent)
     return found
+
+
+def of_overload(
+    line: Line, sent: Sequence[Sent], capacity: float, deadline_secs: float
+) -> dict[Metric, float]:
+    """The figures of an overload, in which `capacity` requests could have been answered."""
+    in_time = sum(
+        bool(each.first) and each.first - each.at <= deadline_secs and not each.refusal
+        for each in sent
+    )
+    # The first ones find an empty server: they are beyond its capacity.
+    refused = [
+        (each.ended - each.at) * 1e3
+        for each in sent
+        if each.refusal and EXCEEDED not in each.refusal
+    ]
+    admitted = len(sent) - len(refused)
+    return {
+        line.other("in time", "of capacity"): in_time / capacity,
+        line.lower("refusal p99", "ms"): quantile(refused, 0.99),
+        line.lower("admitted late", "%"): 100 * (admitted - in_time) / max(1, admitted),
+    }
 
 
 EXPECTED = re.compile(r"expected in (\d+) ms")

@@ -18,6 +18,9 @@ FRESH_NS = ACTIVE_NS // 60
 """A tenant that was seen so recently is not noted again."""
 NEWEST = 0.1
 """Part of the latest value in a moving mean."""
+UNITS = 1 << 64
+"""Counter of one unit of service at weight 1. Counters are whole numbers of any size, so that each
+weight counts, however large the counters have become."""
 FEW_TOKENS = 32
 """Below this mean number of output tokens, places become free too fast for one in advance."""
 
@@ -30,20 +33,20 @@ class _Group:
     whose request was released last.
     """
 
-    counters: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     last: str = ""
 
     @property
-    def least(self) -> float:
+    def least(self) -> int:
         """The least counter of the tenants that wait, else of the one released last."""
         counters = self.counters
-        return min([counters[each] for each in self.waiting], default=counters.get(self.last, 0.0))
+        return min([counters[each] for each in self.waiting], default=counters.get(self.last, 0))
 
     def lift(self, tenant: str) -> None:
         """Raise the counter of a tenant that begins to wait: time without requests is not saved."""
         counters = self.counters
-        counters[tenant] = max(counters.get(tenant, 0.0), self.least)
+        counters[tenant] = max(counters.get(tenant, 0), self.least)
         if len(counters) > MOST_COUNTERS:
             kept = nlargest(MOST_COUNTERS // 2, counters, key=counters.__getitem__)
             self.counters = {each: counters[each] for each in (*kept, *self.waiting, tenant)}
@@ -84,11 +87,11 @@ class TenantShares:
 
     def pass_on(self, tenant: str, service: float = 0.0) -> None:
         """A request of a tenant is served at once, while no tenant waits; count its service."""
-        group, weight = self._known.get(tenant) or self._know(tenant)
+        group, units = self._known.get(tenant) or self._know(tenant)
         if tenant != group.last:
             group.lift(tenant)
             group.last = tenant
-        group.counters[tenant] = group.counters.get(tenant, 0.0) + service / weight
+        group.counters[tenant] = group.counters.get(tenant, 0) + int(service * units)
 
     def released(self, tenant: str) -> None:
         """A request of a tenant that waited is being served."""
@@ -96,9 +99,9 @@ class TenantShares:
 
     def charge(self, tenant: str, service: float) -> None:
         """Count service, negative to take back an estimate."""
-        group, weight = self._known.get(tenant) or self._know(tenant)
+        group, units = self._known.get(tenant) or self._know(tenant)
         counters = group.counters
-        counters[tenant] = counters.get(tenant, 0.0) + service / weight
+        counters[tenant] = counters.get(tenant, 0) + int(service * units)
 
     def reweigh(self) -> None:
         """Ask for all weights again; counters of those that changed are converted.
@@ -107,13 +110,13 @@ class TenantShares:
         """
         least = {id(each): each.least for each in (self._weighted, self._unweighted)}
         moves: list[tuple[str, float, int | None]] = []
-        for tenant, (group, weight) in tuple(self._known.items()):
-            if self._know(tenant) != (group, weight) and tenant in group.counters:
-                ahead = (group.counters[tenant] - least[id(group)]) * weight
+        for tenant, (group, units) in tuple(self._known.items()):
+            if self._know(tenant) != (group, units) and tenant in group.counters:
+                ahead = (group.counters[tenant] - least[id(group)]) / units
                 moves.append((tenant, ahead, group.waiting.pop(tenant, None)))
         for tenant, ahead, since_ns in moves:
-            group, weight = self._known[tenant]
-            group.counters[tenant] = least[id(group)] + ahead / weight
+            group, units = self._known[tenant]
+            group.counters[tenant] = least[id(group)] + int(ahead * units)
             if since_ns is not None:
                 group.waiting[tenant] = since_ns
 
@@ -121,9 +124,9 @@ class TenantShares:
         return (self._known.get(tenant) or self._know(tenant))[0]
 
     def _know(self, tenant: str) -> tuple[_Group, float]:
-        """Ask for the weight of a tenant: its group, and the divisor of its service."""
+        """Ask for the weight of a tenant: its group, and the units of its service."""
         weight = self._weight(tenant)
-        found = (self._weighted, weight) if weight else (self._unweighted, 1.0)
+        found = (self._weighted, UNITS / weight) if weight else (self._unweighted, float(UNITS))
         if tenant not in self._known and len(self._known) >= 2 * MOST_COUNTERS:
             counters = {*self._weighted.counters, *self._unweighted.counters}
             self._known = {name: self._known[name] for name in counters & {*self._known}}

@@ -100,11 +100,24 @@ def header_bombs(count: int, times: int) -> bytes:
 
 def large_headers(size: int) -> bytes:
     """A request with `size` bytes of headers, in frames of a usual size."""
-    block = HEAD + b"".join(field(f"x-{number}", b"v" * 1000) for number in range(size // 1000))
+    return BEGIN + _block(HEAD + _fields(size), 0)
+
+
+def large_trailers(size: int) -> bytes:
+    """A request that ends with `size` bytes of trailers."""
+    return BEGIN + OPEN + _block(_fields(size), END_STREAM)
+
+
+def _fields(size: int) -> bytes:
+    return b"".join(field(f"x-{number}", b"v" * 1000) for number in range(size // 1000))
+
+
+def _block(block: bytes, first_flag: int) -> bytes:
     pieces = [block[at : at + FRAME_BYTES] for at in range(0, len(block), FRAME_BYTES)]
     kinds = [HEADERS] + [CONTINUATION] * (len(pieces) - 1)
     flags = [0] * (len(pieces) - 1) + [END_HEADERS]
-    return BEGIN + b"".join(
+    flags[0] |= first_flag
+    return b"".join(
         frame(kind, flag, 1, piece) for kind, flag, piece in zip(kinds, flags, pieces, strict=True)
     )
 

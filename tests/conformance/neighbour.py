@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from tests.rpc import connected
+from tests.rpc import Metadata, connected
 from tests.serving import WAIT_SECS
 
 PAUSE_SECS = 0.004
@@ -46,9 +46,9 @@ class Neighbour:
 
 
 @contextmanager
-def neighbour(target: str) -> Iterator[Neighbour]:
-    """A neighbour for the length of the block, which has been answered once."""
-    command = [sys.executable, "-m", "tests.conformance.neighbour", target]
+def neighbour(target: str, key: str = "") -> Iterator[Neighbour]:
+    """A neighbour for the length of the block, with an API key, which has been answered once."""
+    command = [sys.executable, "-m", "tests.conformance.neighbour", target, key]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         try:
@@ -106,9 +106,9 @@ def _one() -> Any:
 class _Stream:
     """One stream, on which a request waits for its answer."""
 
-    def __init__(self, stub: Any) -> None:
+    def __init__(self, stub: Any, metadata: Metadata) -> None:
         self._requests: queue.Queue[Any] = queue.Queue()
-        self._answers = stub.ModelStreamInfer(iter(self._requests.get, None))
+        self._answers = stub.ModelStreamInfer(iter(self._requests.get, None), metadata=metadata)
 
     def ask(self) -> None:
         """One answer."""
@@ -116,10 +116,12 @@ class _Stream:
         assert not next(self._answers).error_message
 
 
-def _main(target: str) -> None:
+def _main(target: str, key: str) -> None:
+    metadata = [("x-api-key", key)] if key else []
     with connected(target) as one, connected(target) as other:
         logs = _Log(), _Log()
-        asks = partial(one.ModelInfer, _small(), timeout=WAIT_SECS), _Stream(other).ask
+        unary = partial(one.ModelInfer, _small(), timeout=WAIT_SECS, metadata=metadata)
+        asks = unary, _Stream(other, metadata).ask
         for log, ask in zip(logs, asks, strict=True):
             threading.Thread(target=log.keep, args=(ask,), daemon=True).start()
         for _ in sys.stdin:
@@ -135,4 +137,4 @@ def _told(found: Sequence[tuple[list[float], list[str]]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(*sys.argv[1:])

@@ -148,11 +148,20 @@ def test_the_server_stops_reading_a_client_that_does_not_read(port: int) -> None
         assert met.sent < len(data)
 
 
-def test_headers_beyond_the_limit_reset_their_stream_only(port: int) -> None:
+def test_headers_beyond_the_limit_fail_their_rpc_only(port: int) -> None:
     with Connection(port) as connection:
         connection.send(abuses.large_headers(68_000), frame(abuses.HEADERS, 5, 3, abuses.HEAD))
+        found = connection.answer(1)
+        assert found.client_status == "RESOURCE_EXHAUSTED"
+        assert found.grpc_message == "the metadata are larger than the limit of 32768 bytes"
+        assert connection.answer(3).grpc_status not in (None, found.grpc_status)
+
+
+def test_trailers_beyond_the_limit_reset_their_stream_only(port: int) -> None:
+    with Connection(port) as connection:
+        connection.send(abuses.large_trailers(68_000))
         assert connection.answer(1).reset == CALM
-        assert connection.answer(3).grpc_status is not None
+        assert is_served(connection, 3)
 
 
 def test_a_window_that_overflows_resets_its_stream_only(port: int) -> None:

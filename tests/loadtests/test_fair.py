@@ -7,8 +7,9 @@ from pathlib import Path
 from threading import Thread
 
 from gateway.policy.key_file import KeyReader
-from loadtests.fair_floods import draw_waits, histogram_p50
+from loadtests.fair_floods import EXCEEDED, draw_waits, histogram_p50, of_overload
 from loadtests.support.http_client import Address, post, with_headers
+from loadtests.support.results import Line
 from loadtests.support.timed_load import Flow, Sent, answered, send
 from loadtests.tenants import write_tenants
 
@@ -84,3 +85,18 @@ def test_the_waits_of_an_overload_are_drawn_by_the_second(tmp_path: Path) -> Non
     assert heights[0][0] == heights[0][1] > heights[0][2]  # none before the third second
     assert heights[1][0] == heights[1][1] == heights[1][2]  # none after the first one
     assert "wait of admitted requests, s" in text
+
+
+def test_an_overload_counts_answers_in_time_refusals_and_broken_promises() -> None:
+    sent = [
+        Sent(10.0, first=10.9, ended=11.0),
+        Sent(10.0, first=11.1, ended=11.2),
+        Sent(10.0, ended=11.0, refusal=f"504: {EXCEEDED} after 0 tokens"),
+        Sent(10.0, ended=10.02, refusal="503: its first response is expected in 6500 ms"),
+        Sent(10.0, first=10.03, ended=10.03, refusal='data: {"error":"Request timeout expired"}'),
+    ]
+    line = Line("overload", "infer")
+    found = of_overload(line, sent, capacity=2.0, deadline_secs=1.0)
+    assert found[line.other("in time", "of capacity")] == 0.5
+    assert 29 < found[line.lower("refusal p99", "ms")] < 31
+    assert 66 < found[line.lower("admitted late", "%")] < 67

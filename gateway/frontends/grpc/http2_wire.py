@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from httpunk.h2.server import ServerRequest
+
 from gateway.client_limits import most_decompressed, too_compressed
 from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
 from gateway.settings import CompressionLevel
@@ -64,6 +66,14 @@ QUICK_BYTES = 1024
 """Compressed size that becomes at most 1 MiB; deflate has a ratio of up to 1032."""
 
 
+METADATA_BYTES = 32 << 10
+"""Size from which headers that come in several reads are too large."""
+
+
+class LargeRequest(ServerRequest):
+    """A request whose headers are too large: hyper may have dropped some of them."""
+
+
 class NotGrpc(RpcError):
     """A request that is not gRPC, answered with an HTTP status for other clients."""
 
@@ -78,6 +88,9 @@ def require_grpc(request: Any) -> None:
     The request has `method`, `path` and `headers` of httpunk. Source: gRPC over HTTP/2, "Requests";
     the gRPC statuses are those of gRPC for Go.
     """
+    if isinstance(request, LargeRequest):
+        text = f"the metadata are larger than the limit of {METADATA_BYTES} bytes"
+        raise RpcError(StatusCode.RESOURCE_EXHAUSTED, text)
     headers = request.headers
     if request.method != POST:
         shown = (request.method or "missing")[:SHOWN_CHARS]

@@ -10,9 +10,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from httpunk import ConnectionClosedError, H2ProtocolError, H2Server, H2StreamError
+from httpunk._httpunk import H2_HEADERS_OPENED
 from httpunk.h2 import connection as library
 from httpunk.h2.server import ServerRequest
 
+from gateway.frontends.grpc.http2_wire import METADATA_BYTES, LargeRequest
 from gateway.frontends.grpc.hyper_ends import GradualEnds
 from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
@@ -25,9 +27,6 @@ LARGE_TURN_BYTES = 64 << 10
 
 TURN_FRAMES = 64
 """Approximate maximum of frames of one connection per turn of the event loop."""
-
-LARGE_HEADERS = 2 * TURN_BYTES
-"""Size from which an incomplete block of headers is too large."""
 
 UNREAD_BYTES = 16 << 20
 """Unread data of one connection that does not count towards the budget."""
@@ -96,8 +95,7 @@ def _acknowledgement() -> Any:
 class BoundedConnection(GradualEnds):
     """One connection whose unread data count towards the budget.
 
-    The limits apply from the start, also if the client never acknowledges them. A request is reset
-    if its headers exceed the limit of hyper; gRPC clients report RESOURCE_EXHAUSTED.
+    The limits apply from the start, also if the client never acknowledges them.
     """
 
     greeted = False
@@ -118,7 +116,8 @@ class BoundedConnection(GradualEnds):
         It is served after all frames of the same read, without the queue of httpunk, which would
         cost a turn of the event loop.
         """
-        self._begun.append(ServerRequest(st, self, frame))  # type: ignore[no-untyped-call]
+        kind = LargeRequest if st.id == self._oversized else ServerRequest
+        self._begun.append(kind(st, self, frame))  # type: ignore[no-untyped-call]
         if eof:
             st.body_send.send(None)
 
@@ -158,11 +157,11 @@ class BoundedConnection(GradualEnds):
         frames = super().receive(data)
         if not frames:
             self._unfinished += len(data)
-            if self._unfinished >= LARGE_HEADERS:  # within a large frame
+            if self._unfinished >= METADATA_BYTES:  # within a large frame
                 self.turn_bytes = LARGE_TURN_BYTES
             return frames
         first: Any = frames[0]
-        large = self._unfinished >= LARGE_HEADERS and hasattr(first, "end_headers")
+        large = self._unfinished >= METADATA_BYTES and hasattr(first, "end_headers")
         self._oversized = first.stream_id if large else 0
         self._unfinished = 0
         self.turn_bytes = min(TURN_BYTES, TURN_FRAMES * (1 + len(data) // len(frames)))
@@ -199,9 +198,9 @@ class BoundedConnection(GradualEnds):
             handle.window_evt.set()
 
     def recv_headers(self, frame: Any, spare: object | None = None) -> Any:
-        """Override of httpunk: the headers or trailers of a request."""
+        """Override of httpunk: the headers of a request, or its trailers: large ones reset it."""
         verdict = super().recv_headers(frame, spare)
-        if frame.stream_id == self._oversized:
+        if frame.stream_id == self._oversized and verdict.kind != H2_HEADERS_OPENED:
             raise H2StreamError(self._oversized, ENHANCE_YOUR_CALM, "library")
         return verdict
 

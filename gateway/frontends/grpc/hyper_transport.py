@@ -13,7 +13,7 @@ from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
 from gateway.client_limits import ConnectionLimits
-from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
+from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, LargeRequest, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
 from gateway.frontends.grpc.hyper_ends import in_turns
@@ -263,7 +263,8 @@ class HyperConnection(H2ServerProtocol):
     def _begin(self, request: Any) -> None:
         if is_reset(request):
             return
-        method = self._shared.methods.get(request.path)
+        is_large = isinstance(request, LargeRequest)
+        method = None if is_large else self._shared.methods.get(request.path)
         if method is None or not self._begun.begin(request, method):
             self.start(request, self._loop.create_task(self.handle(request)))
 

@@ -11,12 +11,13 @@ import pytest
 from gateway.in_process.server import Server
 from gateway.policy import api_keys
 from gateway.policy.keys import Role, new_key
+from gateway.policy.tenants import LEAST, MOST
 from tests.builders import WAIT_SECS, soon
 from tests.conformance.keys import bearer, stored, write
 from tests.conformance.models import HOLD, identity
 from tests.serving import held, series, write_model
 
-KEYS = {name: new_key() for name in ("a", "b")}
+KEYS = {name: new_key() for name in ("a", "b", "c")}
 LISTED = "\n".join(stored(key, name, roles=frozenset(Role)) for name, key in KEYS.items())
 SERVICE = "gateway_tenant_service_total"
 WAITING = "gateway_tenant_waiting"
@@ -112,3 +113,31 @@ async def test_a_table_in_the_key_file_makes_shares_at_once_and_its_removal_ends
     async with asyncio.timeout(WAIT_SECS):
         while counted != (counted := await metric(client, "gateway_queue_wait_seconds_count")):
             await infer(client, "a", "after", done)
+
+
+async def test_the_largest_and_the_smallest_weight_order_requests_and_starve_none(
+    client: httpx.AsyncClient, models: Path, key_file: Path
+) -> None:
+    weights = {"a": MOST, "b": LEAST, "c": MOST}
+    write(
+        key_file, *(f"[tenants.{name}]\nweight = {each}" for name, each in weights.items()), LISTED
+    )
+    done: list[str] = []
+    async with asyncio.timeout(WAIT_SECS):
+        while await metric(client, SERVICE, tenant="b", kind="compute_ms") is None:
+            await infer(client, "b", "counted", done)
+    for _ in range(2):  # the second time the tenants have counters
+        done.clear()
+        with held(models, "one"):
+            tasks = []
+            asked = {"a": "123456", "b": "pq", "c": "xyz"}
+            for tenant, texts in asked.items():
+                for number, text in enumerate(texts, 1):
+                    tasks.append(asyncio.create_task(infer(client, tenant, text, done)))
+                    await until(client, number, "gateway_tenant_in_flight", tenant=tenant)
+        await soon(asyncio.gather(*tasks))
+        found = "".join(done)
+        assert sorted(found) == sorted("123456pqxyz")
+        assert found.startswith("12"), "they were released before the others came"
+        assert found.index("z") < found.index("6"), "a has had the time in which it was held"
+        assert found.endswith("q"), "p has cost b more than all others have"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gateway.policy.tenants import LEAST, MOST
 from gateway.schedulers import shares as shares_module
 from gateway.schedulers.shares import ACTIVE_NS, FEW_TOKENS, ActiveTenants, Costs, TenantShares
 
@@ -52,6 +53,23 @@ def test_service_counts_by_weight() -> None:
     assert shares.next == "a"
     shares.charge("a", 6.0)
     assert shares.next == "b"
+
+
+def test_the_largest_weights_share_also_after_much_service_of_the_smallest_one() -> None:
+    shares = waiting("small", small=LEAST, a=MOST, b=MOST)
+    shares.charge("small", 1e6)
+    for since, tenant in enumerate(("a", "b")):
+        shares.wait(tenant, since)
+    found = ""
+    for _ in range(60):
+        assert shares.next is not None
+        found += shares.next
+        shares.charge(shares.next, 1.0 if shares.next == "a" else 2.0)
+    assert found.count("small") == 1, "it is not behind those that have begun to wait"
+    assert found.count("a") == pytest.approx(40, abs=2)
+    shares.leave("a")
+    shares.leave("b")
+    assert shares.next == "small"
 
 
 def test_a_tenant_without_weight_is_next_only_while_no_other_waits() -> None:
