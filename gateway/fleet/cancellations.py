@@ -13,6 +13,8 @@ from gateway.request_name import RequestName
 CANCEL_SECS = 2.0
 """Time limit from a call to its answer. Routers of an earlier release do not answer."""
 
+MOST_NAME_BYTES = 64 << 10
+
 encode = msgspec.msgpack.Encoder().encode
 decode_name = msgspec.msgpack.Decoder(RequestName).decode
 _decode_answer = msgspec.msgpack.Decoder(bool).decode
@@ -21,8 +23,11 @@ _decode_answer = msgspec.msgpack.Decoder(bool).decode
 async def cancelled_at(peer: PeerRouter, name: RequestName) -> bool:
     """Whether the other router ran a request of that name: it has been cancelled.
 
-    False if that router cannot be reached, or does not answer.
+    False if that router cannot be reached, or does not answer, and for a name of more than
+    MOST_NAME_BYTES, since a frame that is too long ends the link.
     """
+    if len(encode(name)) > MOST_NAME_BYTES:
+        return False
     peer.calls += 1
     try:
         channel = await peer.channel()

@@ -228,7 +228,7 @@ class AnsweringEnd(ChannelCall):
         async with aclosing(respond(read_request(self._payload))) as responses:
             async for response in responses:
                 self._send_data(write_response(response))
-                if not self._window.has_room:
+                if not (response.final or self._window.has_room):  # a final one makes none
                     await self._window.room()
 
     def _end(self, error: InferenceError | None) -> None:

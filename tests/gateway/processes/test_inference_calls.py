@@ -108,6 +108,20 @@ async def test_a_final_response_ends_a_call_before_its_end(near: Near, far: Far)
     assert not any(task.cancelled() for task in far.tasks)
 
 
+@pytest.mark.parametrize("size", [1000, 2 * WINDOW_BYTES])
+async def test_the_answering_task_ends_after_a_final_response_of_any_size(
+    near: Near, far: Far, size: int
+) -> None:
+    async def answer(_: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        yield text_response("x" * size, final=True)
+
+    far.respond = answer
+    call = near.call()
+    assert len([each async for each in call.responses()]) == 1
+    call.leave()
+    await soon(asyncio.gather(*far.tasks))
+
+
 async def test_calls_side_by_side_get_their_own(near: Near, far: Far) -> None:
     calls = [near.call(text_request(f"text {index}")) for index in range(50)]
     found = await soon(asyncio.gather(*map(near.read, calls)))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hyperframe.frame import RstStreamFrame, WindowUpdateFrame
@@ -9,7 +10,7 @@ from hyperframe.frame import RstStreamFrame, WindowUpdateFrame
 from gateway.frontends.grpc.hyper_transport import HyperTransport
 from gateway.frontends.grpc.rpc import Method, RpcCall
 from gateway.settings import CompressionLevel, GrpcSettings
-from tests.builders import settle, soon
+from tests.builders import WAIT_SECS, settle, soon
 from tests.conformance import abuses
 from tests.conformance.abuses import frame
 from tests.gateway.frontends.grpc.test_unary_infer import until
@@ -181,3 +182,30 @@ async def test_no_message_is_sent_after_a_disconnect(port: int, streaming: Strea
         ask(connection)
         call = await streaming.begun()
     await until(lambda: not call.write([b"one"]))
+
+
+async def test_a_message_waits_behind_a_stream_that_is_first_in_line_for_the_connection(
+    port: int, streaming: Streaming
+) -> None:
+    with Connection(port) as connection:
+        connection.begin(INITIAL_WINDOW_SIZE=WIDEST)
+        calls = []
+        for stream in (1, 3):
+            ask(connection, stream)
+            calls.append(await streaming.begun())
+        writing, waiting = calls
+        sending = asyncio.create_task(waiting.send([bytes(200_000)]))
+        await settle()
+        held: Any = writing
+        client = held._request._conn  # noqa: SLF001 - its windows
+        assert client.conn_send_window == 0
+        connection.send(WindowUpdateFrame(0, window_increment=30_000))
+        async with asyncio.timeout(WAIT_SECS):
+            while not client.conn_send_window:  # noqa: ASYNC110 - until its task takes all of it
+                await asyncio.sleep(0)
+        assert not writing.write([b"text"])
+        connection.send(WindowUpdateFrame(0, window_increment=1_000_000))
+        await soon(asyncio.gather(sending, writing.send([b"text"])))
+        streaming.ended.set()
+        assert await messages(connection, 1) == [b"first", b"text"]
+        assert await messages(connection, 3) == [b"first", bytes(200_000)]
