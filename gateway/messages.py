@@ -114,7 +114,7 @@ class Account(Protocol):
         """The request was refused before it was queued."""
 
     def executes(self, batch: Any) -> None:
-        """An instance executes the request in that batch."""
+        """An instance executes the request in that batch; None if it is queued again."""
 
     def member(self, request: "InferRequest") -> "Account | None":
         """The receipt of a request of an ensemble to one of its members."""

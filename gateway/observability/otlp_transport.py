@@ -6,11 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from socket import socket
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from requests import Request, Session
+from requests.structures import CaseInsensitiveDict
 from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, ProtocolError
 from urllib3.util.proxy import connection_requires_http_tunnel
@@ -95,6 +97,9 @@ class ReadAnswer:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
+            if self.is_whole:  # further bytes, which answer no request
+                self.is_kept = False
+                return
             raise ProtocolError(f"the answer is no HTTP response: {error}") from error
 
     def _end(self) -> None:
@@ -103,6 +108,10 @@ class ReadAnswer:
         if not self.status or has_length:
             raise ProtocolError("the connection was closed before the end of the answer")
         self.is_whole = True
+
+    def on_message_begin(self) -> None:
+        if self.is_whole:
+            raise ProtocolError("the answer is followed by another one")
 
     def on_status(self, text: bytes) -> None:
         self.reason += text.decode("latin-1")
@@ -143,6 +152,7 @@ class KeptConnection:
         self._answer = answer
         self._connection: Any = None
         self._limit_secs = 0.0
+        self._busy, self._is_closed = Lock(), False
 
     @cached_property
     def _target(self) -> tuple[Any, bytes]:
@@ -155,10 +165,11 @@ class KeptConnection:
         adapter: Any = session.get_adapter(url)
         pool = adapter.get_connection_with_tls_context(request, verify, proxies, certificate)
         adapter.cert_verify(pool, url, verify, certificate)
-        headers: Any = {"Host": urlsplit(url).netloc.rpartition("@")[2], **request.headers}
+        headers = CaseInsensitiveDict[Any](Host=urlsplit(url).netloc.rpartition("@")[2])
+        headers.update(request.headers)
         if not _has_tunnel(pool):
-            headers |= pool.proxy_headers
-        headers |= {"Accept-Encoding": "identity"}
+            headers.update(pool.proxy_headers)
+        headers["Accept-Encoding"] = "identity"
         del headers["Content-Length"]  # that of a request without a body
         lines = [f"POST {adapter.request_url(request, proxies)} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -174,11 +185,22 @@ class KeptConnection:
         data: bytes | None = None,
     ) -> CollectorResult:
         """The result of a request, of which the SDK's client changes the data only."""
+        try:
+            with self._busy:
+                if self._is_closed:
+                    return CollectorResult(error=ConnectionAbortedError("the exporter is closed"))
+                return self._exchange(data or b"", timeout or 0.0)
+        finally:
+            if self._is_closed:  # meanwhile
+                self._disconnect()
+
+    def _exchange(self, body: bytes, limit_secs: float) -> CollectorResult:
+        """The answer to a body; its write, and each read, has that time."""
         pool, head = self._target
-        body, limit_secs = data or b"", timeout or 0.0
         try:
             connected = self._connected(pool, limit_secs)
-            connected.sendall(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+            with suppress(BrokenPipeError, ConnectionResetError):  # behind an early answer
+                connected.sendall(b"%b%d\r\n\r\n%b" % (head, len(body), body))
             answer = _read_answer(connected, limit_secs)
         except (HTTPError, OSError) as error:
             self._disconnect()
@@ -191,6 +213,8 @@ class KeptConnection:
 
     def _connected(self, pool: Any, limit_secs: float) -> socket:
         """The socket of the connection; a read or write has that time."""
+        if self._connection is not None and not self._connection.is_connected:
+            self._disconnect()  # it has ended, or has bytes that answer no request
         if self._connection is None:
             self._connection = pool._new_conn()  # noqa: SLF001
             self._connection.timeout = self._limit_secs = limit_secs
@@ -214,8 +238,14 @@ class KeptConnection:
         return isinstance(exception, HTTPError | OSError)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._disconnect()
+        """Refuse further requests, and close the connection; one in use is closed by its thread.
+
+        An answer that is read to its end, however late, is no reason to send its spans again.
+        """
+        self._is_closed = True
+        if self._busy.acquire(blocking=False):
+            self._disconnect()
+            self._busy.release()
         self._session.close()
 
 

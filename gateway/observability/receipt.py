@@ -98,8 +98,8 @@ class Receipt:
         self.refusal, self.refused_ns = part.refusal, part.refused_ns
         self.members = part.members
 
-    def executes(self, batch: Batch) -> None:
-        """Note the batch in which an instance executes the request."""
+    def executes(self, batch: Batch | None) -> None:
+        """Note the batch in which an instance executes the request; None if it is queued again."""
         self.noted = batch
 
     # Members of ensembles.

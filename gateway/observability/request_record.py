@@ -118,7 +118,7 @@ class Record:
     def queued_again(self) -> None:
         """Record that the request is back in its queue: the instance did not execute it."""
         if self.started_ns:
-            self.started_ns = 0
+            self.started_ns = self.execution_rows = 0
             self.statistics.pending += 1
 
     def hit(self, lookup_ns: int) -> None:

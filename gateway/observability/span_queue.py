@@ -109,9 +109,11 @@ class SpanQueue:
             and trace.ids is self.ids
             and trace.executed_ns
             and trace.begun_ns
+            and trace.answered_ns
             and trace.sent_ns
             and trace.asked is NO_PARAMETERS
             and len(trace.request_id) <= MOST_ID_CHARS
+            and trace.request_id.isprintable()
             and waiting <= self.most
         ):
             rows = self._rows.get((trace.wire, trace.model, trace.version))

@@ -63,7 +63,10 @@ class SpanRows:
         return len(self._rows)
 
     def add(self, trace: SpanTrace) -> None:
-        """Add a complete trace with all stamps; `struct.error` if its times are no numbers."""
+        """Add a complete trace with all stamps and a printable id of its request.
+
+        Raises `struct.error` if its times are no numbers.
+        """
         phases = trace.phases
         row = self._pack(
             trace.id,
@@ -81,7 +84,7 @@ class SpanRows:
             trace.sent_ns,
         )
         if trace.request_id:
-            row += trace.request_id.encode(errors="replace")
+            row += trace.request_id.encode()
             self._has_ids = True
         self._rows.append(row)
 

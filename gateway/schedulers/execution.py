@@ -328,6 +328,8 @@ class Execution:
                 answered += entry.record.batch_size
             elif not _end_if_stopping(entry.stream):
                 entry.record.queued_again()
+                if entry.request.receipt is not None:
+                    entry.request.receipt.executes(None)
         return answered
 
     def _fail(self, error: InferenceError) -> None:

@@ -34,6 +34,7 @@ from gateway.policy.audit import AuditedChange, AuditLog
 from gateway.policy.caller import Caller
 from gateway.settings import LogFormat, LogSettings, TraceSettings
 from tests.collector import read_spans, values
+from tests.gateway.observability.test_span_rows import new_queue, served, taken
 
 TEXTS = {
     "line": "\n{}",
@@ -190,9 +191,23 @@ def spans(text: str, folder: Path) -> str:
     return " ".join(texts) + "\n"
 
 
+def spans_of_many_requests(text: str, folder: Path) -> str:
+    queue = new_queue()
+    for number in range(1, 21):
+        queue.keep(served(queue.ids, number, text))
+    found, _ = taken(queue)
+    ids = [values(each).get("triton.request_id") for each in found]
+    written = {each for each in ids if each is not None}
+    assert (len(written), len(ids) - ids.count(None)) == (1, 20)
+    if text.isprintable():
+        assert written == {text}
+    return written.pop() + "\n"
+
+
 SINKS = (
     *(text_log, json_log, json_log_of_a_request, access_log, audit_log, trace_file),
     *(metrics_page, error_of_v2, error_of_openai, status_of_grpc, why, spans),
+    spans_of_many_requests,
 )
 
 

@@ -3,16 +3,20 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from requests import Session
 
-from gateway.observability import otlp_transport
+from gateway.observability import otlp, otlp_transport
 from gateway.observability.otlp import SpanExporter
+from gateway.observability.otlp_transport import CollectorAnswer, KeptConnection
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.traceparent import SpanIds
 from gateway.span_settings import SpanSettings
 from tests.collector import PROTOBUF
+from tests.serving import wait_until
 
 REJECTED = b"\n\x02\x08\x01"
 """A body by which a collector rejects one span."""
@@ -20,6 +24,8 @@ KIND = f"content-type: {PROTOBUF}\r\n".encode()
 WHOLE = b"HTTP/1.1 200 OK\r\n%bcontent-length: 4\r\n\r\n%b" % (KIND, REJECTED)
 CHUNKED = b"transfer-encoding: chunked\r\n"
 HEAD_END = b"\r\n\r\n"
+LARGE = bytes(8 << 20)
+"""A body that no buffers of a connection hold."""
 
 
 @contextmanager
@@ -56,6 +62,14 @@ def answering(
     assert not thread.is_alive()
 
 
+@contextmanager
+def listening() -> Iterator[tuple[socket.socket, str]]:
+    """A socket for the connections of an exporter, and its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        yield listener, f"http://127.0.0.1:{listener.getsockname()[1]}/v1/traces"
+
+
 def read_request(connection: socket.socket) -> bytes:
     """The head of a request, whose body is read; empty at the end of the connection."""
     data = b""
@@ -72,14 +86,27 @@ def read_request(connection: socket.socket) -> bytes:
 
 def sent(url: str, batches: int = 1, wait: Callable[[], object] = lambda: None) -> dict[str, int]:
     """The reasons of dropped spans, after as many requests of one span."""
-    settings = SpanSettings(url=url, bsp_schedule_delay=600_000, bsp_max_export_batch_size=1)
-    exporter = SpanExporter(settings)
+    exporter = started(url)
     for _ in range(batches):
-        trace = SpanTrace(1, SpanIds(None), exporter.keep)
-        trace.stamp("HTTP_RECV_START", 5)
-        trace.refused()
+        keep_one(exporter)
         wait()
     exporter.close()
+    return dropped(exporter)
+
+
+def started(url: str) -> SpanExporter:
+    """An exporter that sends each span in a request of its own."""
+    settings = SpanSettings(url=url, bsp_schedule_delay=600_000, bsp_max_export_batch_size=1)
+    return SpanExporter(settings)
+
+
+def keep_one(exporter: SpanExporter) -> None:
+    trace = SpanTrace(1, SpanIds(None), exporter.keep)
+    trace.stamp("HTTP_RECV_START", 5)
+    trace.refused()
+
+
+def dropped(exporter: SpanExporter) -> dict[str, int]:
     return {reason: count for reason, count in exporter.drops.items() if count}
 
 
@@ -127,6 +154,107 @@ def test_a_connection_that_the_collector_has_closed_is_replaced_without_a_loss()
     assert len(requests) == 3
 
 
+@pytest.mark.parametrize(
+    "status", [b"401 Unauthorized", b"429 Too Many Requests"], ids=lambda each: each[:3].decode()
+)
+def test_an_answer_before_the_end_of_a_request_is_read(status: bytes) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(10)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/traces"
+        connection = KeptConnection(Session(), url, {}, CollectorAnswer())
+        with ThreadPoolExecutor(1) as threads:
+            for _ in range(2):
+                result = threads.submit(connection.request, "POST", url, data=LARGE, timeout=10)
+                with listener.accept()[0] as accepted:
+                    accepted.recv(1024)
+                    head = b"HTTP/1.1 %b\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+                    accepted.sendall(head % status)
+                found = result.result(10)
+                assert found.error is None
+                assert found.status_code == int(status[:3])
+                assert found.headers()["retry-after"] == "1"
+        connection.close()
+
+
+def test_a_request_that_is_reset_without_an_answer_is_a_failed_one() -> None:
+    with listening() as (listener, url):
+        connection = KeptConnection(Session(), url, {}, CollectorAnswer())
+        with ThreadPoolExecutor(1) as threads:
+            result = threads.submit(connection.request, "POST", url, data=LARGE, timeout=10)
+            with listener.accept()[0] as accepted:
+                accepted.recv(1024)
+            found = result.result(10)
+        assert found.status_code is None
+        assert connection.is_connection_error(found.error)
+        connection.close()
+
+
+LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def test_what_a_collector_sends_on_an_idle_connection_answers_no_request() -> None:
+    with listening() as (listener, url):
+        exporter = started(url)
+        keep_one(exporter)
+        with listener.accept()[0] as first:
+            assert read_request(first)
+            first.sendall(WHOLE)
+            wait_until(lambda: exporter.dropped == 1, "the answer is read")
+            first.sendall(LATE)
+            keep_one(exporter)
+            with listener.accept()[0] as second:
+                assert read_request(second)
+                second.sendall(WHOLE)
+                exporter.close()
+    assert dropped(exporter) == {"rejected": 2}
+
+
+@pytest.mark.parametrize("more", [LATE, b"HTTP/1.1 4", b"\0"], ids=["whole", "begun", "garbage"])
+def test_what_a_collector_sends_with_an_answer_answers_no_request(more: bytes) -> None:
+    with answering([[WHOLE + more], [WHOLE]]) as (url, requests):
+        assert sent(url, batches=2) == {"rejected": 2}
+    assert [bool(each) for each in requests] == [True, False, True]
+
+
+def test_a_collector_that_answers_behind_the_stop_gets_no_span_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(otlp, "CLOSE_SECS", 0.2)
+    with listening() as (listener, url):
+        exporter = started(url)
+        keep_one(exporter)
+        with listener.accept()[0] as connection:
+            connection.settimeout(10)
+            assert read_request(connection)
+            keep_one(exporter)
+            exporter.close()
+            connection.sendall(WHOLE)
+            assert connection.recv(1) == b""
+        thread = exporter._thread  # noqa: SLF001
+        assert thread is not None
+        thread.join(10)
+        assert not thread.is_alive()
+        listener.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert dropped(exporter) == {"rejected": 1, "not_taken": 1}
+
+
+def test_a_closed_exporter_has_no_connection() -> None:
+    with listening() as (listener, url):
+        exporter = started(url)
+        keep_one(exporter)
+        with listener.accept()[0] as connection:
+            connection.settimeout(10)
+            assert read_request(connection)
+            connection.sendall(WHOLE)
+            exporter.close()
+            assert connection.recv(1) == b""
+
+
 def test_no_request_follows_an_answer_that_ends_its_connection() -> None:
     last = WHOLE.replace(b"200 OK\r\n", b"200 OK\r\nconnection: close\r\n")
     with answering([[last], [WHOLE]]) as (url, requests):
@@ -152,7 +280,27 @@ def test_a_request_has_the_length_and_the_host_once() -> None:
     with answering([[WHOLE]] * 2) as (url, requests):
         sent(url, batches=2)
     for head in requests:
-        names = [line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]]
         assert head.startswith(b"POST /v1/traces HTTP/1.1\r\n")
-        assert sorted(names) == sorted(set(names))
-        assert {b"host", b"content-length", b"content-type", b"user-agent"} <= set(names)
+        found = headers(head)
+        assert found["host"] == url.split("/")[2]
+        assert {"content-length", "content-type", "user-agent"} <= found.keys()
+
+
+def headers(head: bytes) -> dict[str, str]:
+    """The headers of a request, each of which it has once."""
+    pairs = [line.split(": ", 1) for line in head.decode().split("\r\n")[1:]]
+    found = {name.lower(): value for name, value in pairs}
+    assert len(found) == len(pairs)
+    return found
+
+
+def test_a_header_of_the_environment_replaces_another_one_of_its_name_in_any_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = "host=tenant.example,user-agent=me,accept-encoding=gzip,content-length=9"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", chosen)
+    with answering([[WHOLE]]) as (url, requests):
+        assert sent(url) == {"rejected": 1}
+    found = headers(requests[0])
+    assert (found["host"], found["user-agent"]) == ("tenant.example", "me")
+    assert found["accept-encoding"] == "identity"  # an answer is read as it is

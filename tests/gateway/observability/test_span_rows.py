@@ -17,7 +17,7 @@ from gateway.observability.span_queue import NOT_QUEUED, SpanBatch, SpanQueue
 from gateway.observability.span_rows import FEW, SPANS_OF_ROW
 from gateway.observability.span_trace import SpanTrace
 from gateway.observability.spans import MOST_ID_CHARS, spans_of
-from gateway.observability.trace import WireStamps
+from gateway.observability.trace import ANSWERED, WireStamps
 from gateway.observability.traceparent import NumberedIds, ParentSpan, SpanIds
 from tests.collector import read_spans
 
@@ -92,6 +92,8 @@ IDS: dict[str, Any] = {
     "one length": lambda number: f"{number % 10_000:04}",
     "several lengths": lambda number: "r" * (number % 4),
     "not ASCII": lambda number: "\u00e9" * (number % 3) + "\ud800",
+    "two bytes each": lambda number: "\u00e9" * (number % 3),
+    "not printable": lambda number: "\x1b" * (number % 3),
     "longest": lambda _: "x" * MOST_ID_CHARS,
     "too long": lambda _: "x" * (MOST_ID_CHARS + 1),
 }
@@ -111,6 +113,18 @@ def test_rows_have_the_spans_of_their_traces_field_by_field(
     assert len({each.span_id for each in found}) == len(found) == SPANS_OF_ROW * count
     assert len({each.trace_id for each in found}) == count
     assert in_order(found) == in_order(expected(traces))
+
+
+@pytest.mark.parametrize("count", [1, 2 * FEW])
+def test_requests_without_a_response_have_no_time_of_one(count: int) -> None:
+    queue = new_queue()
+    traces = [served(queue.ids, n + 1) for n in range(count)]
+    for trace in traces:
+        trace.answered_ns = 0
+        queue.keep(trace)
+    found, _ = taken(queue)
+    assert in_order(found) == in_order(expected(traces))
+    assert ANSWERED not in {event.name for each in found for event in each.events}
 
 
 def unusual(ids: NumberedIds, number: int) -> Iterable[SpanTrace]:

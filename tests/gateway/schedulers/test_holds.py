@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.backend import NotSent
 from gateway.config import ModelConfig
+from gateway.errors import Code
 from gateway.observability.receipt import Receipt
 from gateway.observability.receipt_parts import Bound
 from gateway.schedulers.execution import Entry
@@ -117,3 +119,22 @@ async def test_a_request_without_resources_waited_for_its_turn(
     assert bound(of_other) is Bound.TURN
     assert bound(of_same) is Bound.INSTANCES
     await settle()
+
+
+async def test_a_request_that_is_queued_again_has_nothing_of_the_batch_before(start: Start) -> None:
+    queue = start(dynamic(8))
+    instance = queue.employ()
+    queue.submit("first")
+    first = await instance.begun()
+    entry, other = ask(queue), ask(queue)
+    finish(first)
+    both = await instance.begun()
+    receipt = entry.request.receipt
+    assert isinstance(receipt, Receipt)
+    assert receipt.batch is not None
+    assert (receipt.batch.requests, entry.record.execution_rows) == (2, 2)
+    other.stream.cancel()
+    both.crash(NotSent(Code.UNAVAILABLE, "gone"))
+    finish(await instance.begun())
+    await settle()
+    assert (receipt.batch.requests, entry.record.execution_rows) == (1, 0)

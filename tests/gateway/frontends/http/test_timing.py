@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.frontends.http.app import build_app
-from gateway.frontends.http.request_scope import SEND_WHOLE
+from gateway.frontends.http.request_scope import SEND_WHOLE, TRACES
 from gateway.frontends.http.timing import timed, with_timing
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.receipt import Receipt
@@ -202,9 +202,6 @@ async def test_a_whole_answer_is_one_write_with_the_parts_up_to_it(
     async def send_whole(headers: Any, parts: Any) -> None:
         written.append((dict(headers), b"".join(parts)))
 
-    async def unused(*_: Any) -> Any:
-        raise AssertionError
-
     receipt = Receipt(0, 0)
     receipt.refused(InferRequest(model="m"), InferenceError(Code.UNAVAILABLE, "full"))
     answer = timed(Response(b"whole"), receipt)
@@ -215,3 +212,29 @@ async def test_a_whole_answer_is_one_write_with_the_parts_up_to_it(
     assert headers[b"content-length"] == b"5"
     assert headers[b"server-timing"].endswith(b"total;dur=1000.0")
     assert receipt.sent_ns == 10**9
+
+
+async def unused(*_: Any) -> Any:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "scope", [{"state": {}}, {"state": {SEND_WHOLE: unused}, TRACES: []}], ids=["page", "traced"]
+)
+async def test_an_answer_with_a_head_of_its_own_has_the_parts_up_to_the_head(
+    scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, sent = [10**9], []
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    receipt = Receipt(0, 0)
+    receipt.refused(InferRequest(model="m"), InferenceError(Code.UNAVAILABLE, "full"))
+
+    async def send(message: Any) -> None:
+        now[0] += 10**9
+        sent.append(message)
+
+    await timed(Response(b"whole"), receipt)({"type": "http", **scope}, unused, send)
+    head, answer = sent
+    assert dict(head["headers"])[b"server-timing"].endswith(b"total;dur=1000.0")
+    assert answer["body"] == b"whole"
+    assert receipt.sent_ns == 3 * 10**9
