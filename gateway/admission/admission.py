@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from gateway.admission.allowances import allow, settle
+from gateway.admission.allowances import allow, end_all, settle
 from gateway.admission.booking import Booked, Booking, TenantAccount
 from gateway.admission.costs import WITHOUT_TOKENS, Asked, ModelCosts
 from gateway.admission.quotas import (
@@ -54,7 +55,8 @@ ADMISSION_METRICS = {
 NO_LIMITS: Mapping[LimitKind, Limit] = MappingProxyType({})
 NO_REQUESTS: Mapping[str, int] = MappingProxyType({})
 MOST_ACCOUNTS = 2048
-"""Above it accounts of tenants without limits are dropped, such as those that were removed."""
+MOST_DROPPED = 128
+"""Above it the oldest accounts of tenants without a table are dropped, that many at a time."""
 LOG_SECS = 1.0
 MOST_RETRY_SECS = 60.0
 LOGGED = frozenset({RefusalReason.RATE_LIMITED, RefusalReason.DEADLINE_UNREACHABLE})
@@ -229,7 +231,7 @@ class Admission:
         found = self._accounts.get(tenant)
         if found is None or found.changes != self.tenants.changes:
             rules = self.tenants.rules(tenant)
-            if rules is NO_RULES:
+            if found is None and rules is NO_RULES:
                 return None
             found = self._account(tenant)
             found.changes = self.tenants.changes
@@ -241,17 +243,17 @@ class Admission:
         found = self._accounts.get(tenant)
         if found is None:
             if len(self._accounts) >= MOST_ACCOUNTS:
-                self._drop_unlimited()
+                self._drop_oldest()
             found = self._accounts[tenant] = _Account(tenant, self.tenants.ledger)
         return found
 
-    def _drop_unlimited(self) -> None:
+    def _drop_oldest(self) -> None:
         self.tenants.ledger.settle()
-        self._accounts = {
-            name: account
-            for name, account in self._accounts.items()
-            if account.in_flight or limits_of(self.tenants.rules(name))
-        }
+        rules, accounts = self.tenants.by_name, self._accounts.values()
+        dropped = (each for each in accounts if not (each.in_flight or each.tenant in rules))
+        for account in tuple(islice(dropped, MOST_DROPPED)):
+            del self._accounts[account.tenant]
+            account.end()
 
     def _costs_of(self, model: Model) -> ModelCosts:
         found = self._costs.get(model)
@@ -262,6 +264,7 @@ class Admission:
 
     def _forget(self, model: Model) -> None:
         self._costs.pop(model, None)
+        end_all(model)
 
     # For frontends.
 

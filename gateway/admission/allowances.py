@@ -5,7 +5,6 @@ order of the events, as a `Booking` and a `Service` would: the same sums at a th
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from gateway.admission.booking import Booked, Booking, TenantAccount
 from gateway.admission.costs import WITHOUT_TOKENS, ModelCosts
@@ -35,14 +34,16 @@ class Allowance:
 
     While its `passage` has some left, each limit of the tenant has room for these, and for those
     left of its other models. It is for models without tokens, and for one state of the key file.
+    A receipt that is kept has it, so it does not keep the model alive.
     """
 
     __slots__ = (
         "_clock",
         "_ledger",
         "_limits",
-        "_model",
+        "_most",
         "_now",
+        "_of_model",
         "_request_secs",
         "_requests",
         "_tenants",
@@ -50,8 +51,8 @@ class Allowance:
         "bucket",
         "changes",
         "costs",
+        "is_limited",
         "passage",
-        "scheduler",
         "secs",
         "until",
     )
@@ -65,10 +66,10 @@ class Allowance:
         tenants: Tenants,
         clock: Callable[[], float],
     ) -> None:
-        self._model = model
+        self._of_model, self._most = model.allowances, model.most_in_flight
         self.account, self.passage = account, passage
-        self.costs = costs if account.is_limited else ModelCosts(model)  # else not counted here
-        self.scheduler = passage.scheduler
+        self.is_limited = account.is_limited  # else neither costs nor requests in flight count here
+        self.costs = costs if self.is_limited else ModelCosts(model)
         self.changes, self.until, self._now = tenants.changes, 0.0, 0.0
         self._tenants, self._ledger, self._clock = tenants, tenants.ledger, clock
         limits, buckets = account.limits, account.buckets
@@ -104,7 +105,8 @@ class Allowance:
         """See `LimitsAccount`."""
         passage, account, ledger = self.passage, self.account, self._ledger
         if record.reader is not passage:
-            self._end_apart(record, error)
+            if self.is_limited:
+                self._end_apart(record, error)
             return
         ledger.note((ENDED if error is None else FAILED, record, self._clock(), None))
         if record.ended_ns - record.started_ns > account.most_ns:
@@ -117,6 +119,13 @@ class Allowance:
     def wasted(self, usage: Usage) -> None:
         """See `LimitsAccount`."""
         self._apart((0, 0.0, 0.0, 0.0)).wasted(usage)
+
+    def end(self) -> None:
+        """See `Allowed`."""
+        account = self.account
+        account.look()
+        account.allowances = [each for each in account.allowances if each is not self]
+        self._of_model.pop(account.tenant, None)
 
     def _end_apart(self, record: Record, error: InferenceError | None) -> None:
         """End a request with a service of its own, which may have tokens, with an account, too."""
@@ -133,7 +142,7 @@ class Allowance:
         self._ledger.settle()
         passage, account = self.passage, self.account
         passage.left = 0
-        count, others = passage.room(self._model.most_in_flight), account.left
+        count, others = passage.room(self._most), account.left
         most = account.limits.in_flight
         if most is not None:
             count = min(count, most - account.in_flight - others)
@@ -171,19 +180,18 @@ def allow(
         passage = None if fair is None else fair.passage(account.tenant, model.requests)
         if passage is None:
             return
-        if found is None:
-            model.when_closed(partial(_forget, account, model))
-        _forget(account, model)
+        if found is not None:
+            found.end()
         found = Allowance(account, model, passage, costs, tenants, clock)
         account.allowances.append(found)
         model.allowances[account.tenant] = found
     found.until = clock() + HOLDS_SECS
 
 
-def _forget(account: TenantAccount, model: Model) -> None:
-    account.look()
-    found: object = model.allowances.pop(account.tenant, None)
-    account.allowances = [each for each in account.allowances if each is not found]
+def end_all(model: Model) -> None:
+    """Have each request of a model looked at from now on."""
+    for each in tuple(model.allowances.values()):
+        each.end()
 
 
 def settle(events: Sequence[Event]) -> None:
@@ -204,7 +212,7 @@ def settle(events: Sequence[Event]) -> None:
             record.booked = [booked_ms, back_at, passage.passed(own), 0.0]
             if not record.ended_ns:  # else its end follows
                 record.booked[3] = IS_IN_FLIGHT
-                account.in_flight += 1
+                account.in_flight += allowance.is_limited
                 passage.entered(own)
             continue
         booked_ms, back_at, estimate, is_in_flight = record.booked
@@ -213,7 +221,7 @@ def settle(events: Sequence[Event]) -> None:
         if estimate and not record.started_ns:
             passage.unused(estimate)
         if is_in_flight:
-            account.in_flight -= 1
+            account.in_flight -= allowance.is_limited
             passage.left_by(own)
         if kind == ENDED:
             costs.learn_compute(compute_ms)

@@ -32,6 +32,9 @@ class PassingRequests(Protocol):
     passage: Passage
     costs: ModelCosts
 
+    def end(self) -> None:
+        """Have each request looked at from now on."""
+
 
 class TenantAccount:
     """The buckets of a tenant, its requests in flight, and the limits in its present rules.
@@ -60,6 +63,11 @@ class TenantAccount:
             self.ledger.settle()
         for each in self.allowances:
             each.passage.left = 0
+
+    def end(self) -> None:
+        """End its allowances: the next requests of its tenant have another account."""
+        for each in tuple(self.allowances):
+            each.end()
 
     @property
     def left(self) -> int:

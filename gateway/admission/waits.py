@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from gateway.admission.allowances import end_all
 from gateway.admission.costs import Asked, ModelCosts
 from gateway.admission.deadlines import earliest
 from gateway.admission.prediction import CAUTION, WaitPrediction
@@ -80,7 +81,7 @@ class Waits:
             waits = ModelWaits(model, prediction, costs, self._settings)
             self.models[model] = waits
             model.when_closed(partial(self._forget, model))
-            model.allowances.clear()
+            end_all(model)
         return waits.admit(request, tap, asked)
 
     def _forget(self, model: Model) -> None:

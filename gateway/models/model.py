@@ -263,8 +263,8 @@ class Model:
         if waking is not None and not has_response:
             waking.check()
         allowance = None if isinstance(limited, bool) else limited
-        scheduler = self.scheduler if allowance is None else allowance.scheduler
         fair, is_counted = self.fair, limited and not (has_response or allowance)
+        scheduler = self.scheduler if fair is None or allowance is None else fair.inner
         shared = None if fair is None or allowance or not fair.tenants.configured else fair
         if is_counted and (shared or len(self.requests) >= self.most_in_flight):
             self._check_in_flight(request, self.statistics)

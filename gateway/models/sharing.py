@@ -17,9 +17,13 @@ from gateway.stream import ResponseStream
 
 
 class Sharing(Protocol):
-    """The part of `FairScheduler` that is no scheduler's; few servers import it."""
+    """The part of `FairScheduler` that is no scheduler's; few servers import it.
+
+    `inner` is the scheduler behind it, which gets the requests that pass.
+    """
 
     tenants: Tenants
+    inner: Scheduler
 
     @property
     def slack(self) -> int:

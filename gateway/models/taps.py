@@ -27,15 +27,16 @@ class Interceptor(Tap, Protocol):
 
 
 class Allowed(Tap, Protocol):
-    """The tap of requests that need no look at the limits of their tenant; `scheduler` gets them.
+    """The tap of requests that need no look at the limits of their tenant, and pass its fair queue.
 
     It counts them for their tenant.
     """
 
-    scheduler: Scheduler
-
     def admits(self, request: InferRequest) -> bool:
         """Whether a request is one of them; if so, it has cost one request."""
+
+    def end(self) -> None:
+        """Have each request looked at from now on; the model and the tenant have it no more."""
 
 
 class Waking(Protocol):

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from itertools import islice
 from typing import Final, NamedTuple
@@ -130,21 +130,19 @@ def note_batch(
     requests: Sequence[InferRequest],
     rows: int,
     hold: Hold = NOT_KNOWN,
-    shared: Callable[[], Sequence[str]] | None = None,
+    shared: Mapping[str, int] | None = None,
 ) -> None:
     """Note in the receipts of requests that they execute together.
 
-    `shared` gives the tenants of all requests that the instance executes, if it takes every one.
+    `shared` counts all requests that the instance executes by tenant, if it takes every one.
     """
     receipts = [each.receipt for each in requests if each.receipt is not None]
     if not receipts:
         return
     own = tenant_of(requests[0].caller)
     if shared is not None:
-        found = shared()
-        counts = Counter(found)
-        tenants = {own: counts[own], **dict(islice(counts.items(), SHOWN_TENANTS + 1))}
-        batch = Batch(rows, tenants, hold, len(found))
+        tenants = {own: shared[own], **dict(islice(shared.items(), SHOWN_TENANTS + 1))}
+        batch = Batch(rows, tenants, hold, sum(shared.values()))
     elif len(requests) > 1:
         batch = Batch(rows, Counter([tenant_of(each.caller) for each in requests]), hold)
     else:

@@ -99,8 +99,8 @@ class Execution:
         """Set if the instance did not receive the entries that are not done: another one may."""
         self.hold: Hold = NO_HOLD
         """The limit for which its entries have waited; it is not known of sequences."""
-        self.shared: Callable[[], Sequence[str]] | None = None
-        """The tenants of all requests that the instance executes, if it takes every one."""
+        self.shared: dict[str, int] | None = None
+        """All requests that the instance executes, by tenant, if it takes every one."""
         self._statistics = statistics
         self._freed = freed
         self._rescheduled = rescheduled

@@ -74,7 +74,7 @@ class FairScheduler(Scheduler):
         costs: Costs,
         in_flight: TenantsInFlight,
     ) -> None:
-        self._inner = inner
+        self.inner = inner
         self._model = config.name
         self.tenants = tenants
         self.preparation, self.order = inner.preparation, inner.order
@@ -89,7 +89,7 @@ class FairScheduler(Scheduler):
         self._places: dict[Instance, float] = {}
         self._queues: dict[str, RequestQueue] = {}
         self._window = Window(self._queues, of_rows=self._batched)
-        self._passages = Passages(self, inner, self._window, self._charges, tenants)
+        self._passages = Passages(self, self._window, self._charges, tenants)
         self._in_flight = in_flight
         self._releasing = False
         self._changes = tenants.changes
@@ -103,9 +103,9 @@ class FairScheduler(Scheduler):
         return found
 
     def admit(self, request: InferRequest) -> None:
-        queue = self._inner.limited
+        queue = self.inner.limited
         if queue is None or not (self.tenants.configured or self._queues):
-            self._inner.admit(request)
+            self.inner.admit(request)
             return
         queue.check(request)
         level = self._rules.level(self._capped(request).priority)
@@ -115,7 +115,7 @@ class FairScheduler(Scheduler):
 
     def submit(self, entry: Entry) -> None:
         if not (self.tenants.configured or self._queues) or entry.stream.done:
-            self._inner.submit(entry)
+            self.inner.submit(entry)
             return
         self._passages.revoke()
         if self._changes != self.tenants.changes:
@@ -151,7 +151,7 @@ class FairScheduler(Scheduler):
             self._window.taken += service.places
             service.is_released = True
             self._charges.totals.waits.counts[0] += 1  # as `observe(0)`, without a call
-            self._inner.submit(entry)
+            self.inner.submit(entry)
         else:
             self._wait(entry, tenant)
 
@@ -159,24 +159,25 @@ class FairScheduler(Scheduler):
         self._passages.revoke()
         self._places[instance] = self._places_of(instance)
         self._window.room = sum(self._places.values())
-        self._inner.add(instance, registration)
+        self.inner.add(instance, registration)
         self._release()
 
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._passages.revoke()
         self._places.pop(instance, None)
         self._window.room = sum(self._places.values())
-        return self._inner.remove(instance, error)
+        return self.inner.remove(instance, error)
 
     @property
     def executions(self) -> Iterable[Execution]:
-        return self._inner.executions
+        return self.inner.executions
 
     async def run(self) -> None:
         try:
-            await self._inner.run()
+            await self.inner.run()
         finally:
             self._timeout.clear()
+            self._passages.revoke()  # all executions have ended
 
     # Of the whole model.
 
@@ -210,7 +211,7 @@ class FairScheduler(Scheduler):
 
     def passage(self, tenant: str, requests: Mapping[Record, ResponseStream]) -> Passage | None:
         """A passage of a tenant until rules change; None if its requests need a look each."""
-        rules, inner = self.tenants.rules(tenant), self._inner
+        rules, inner = self.tenants.rules(tenant), self.inner
         if self._levels or inner.sequences or inner.limited or rules.highest_priority > 1:
             return None
         return Passage(self._passages, tenant, self._in_flight, requests)
@@ -370,7 +371,7 @@ class FairScheduler(Scheduler):
         self._window.taken += service.places
         service.is_released = True
         self._charges.totals.waits.observe((now_ns - entry.arrived_ns) / NS_PER_SECOND)
-        self._inner.submit(entry)
+        self.inner.submit(entry)
 
     # Requests that leave without an execution.
 

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Mapping
+from weakref import ref
 
 from gateway.messages import Phases, Usage
 from gateway.observability.accounts import EXECUTED, TenantsInFlight
 from gateway.observability.request_record import Record
 from gateway.policy.tenants import MOST_TIMES, Tenants
 from gateway.schedulers.charges import COMPUTE, Charges
-from gateway.schedulers.scheduler import Scheduler
 from gateway.schedulers.service import NS_PER_MS, WASTED, PlaceOwner, Service
 from gateway.schedulers.shares import ActiveTenants
 from gateway.stream import ResponseStream
@@ -34,17 +34,19 @@ class Window:
 
 
 class Passages:
-    """The common part of the passages of a queue; `granted` are those with requests left."""
+    """The common part of the passages of a queue; `granted` are those with requests left.
+
+    It does not keep its owner alive: a receipt that is kept has a passage, and holds no scheduler.
+    """
 
     def __init__(
         self,
         owner: PlaceOwner,
-        scheduler: Scheduler,
         window: Window,
         charges: Charges,
         tenants: Tenants,
     ) -> None:
-        self.owner, self.scheduler, self.window = owner, scheduler, window
+        self.owner, self.window = ref(owner), window
         self.charges, self.tenants = charges, tenants
         self.active = ActiveTenants()
         self.granted: list[Passage] = []
@@ -80,7 +82,6 @@ class Passage:
         "_requests",
         "label",
         "left",
-        "scheduler",
         "tenant",
         "window",
     )
@@ -94,7 +95,6 @@ class Passage:
     ) -> None:
         self._all, self._charges, self.window = passages, passages.charges, passages.window
         self._in_flight, self._requests = in_flight, requests
-        self.scheduler = passages.scheduler
         self.tenant, self.label = tenant, passages.tenants.label(tenant)
         self._kind = self.label, COMPUTE
         self.left = 0
@@ -118,14 +118,16 @@ class Passage:
 
     def look_behind(self, record: Record) -> None:
         """Release others, which wait by now, once a request that ends has ended."""
-        self._requests[record].on_end = self._all.owner.look
+        owner = self._all.owner()
+        if owner is not None:
+            self._requests[record].on_end = owner.look
 
     def follow(self, record: Record) -> None:
         """Give a request that has not ended a service of its own."""
         self._all.revoke()
-        stream = self._requests.get(record)
-        if stream is not None and record.reader is self:
-            service = Service(self._all.owner, self._charges, record, self.tenant, self.label)
+        stream, owner = self._requests.get(record), self._all.owner()
+        if stream is not None and owner is not None and record.reader is self:
+            service = Service(owner, self._charges, record, self.tenant, self.label)
             service.estimate, service.is_released = record.booked[2], True
             service.places = service.rows if self.window.of_rows else 1
             record.reader, record.tenant = service, self.tenant

@@ -4,54 +4,22 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
 
 from gateway.backend import Instance
 from gateway.errors import InferenceError
 from gateway.messages import InferRequest
 from gateway.observability.receipt_parts import NO_HOLD, Bound, Hold
 from gateway.observability.statistics import ModelStatistics
-from gateway.policy.caller import tenant_of
 from gateway.schedulers.begun_executions import BegunExecutions, all_ended
 from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.parts import LimitedQueue, OpenSequences, Preparation
 from gateway.schedulers.rate_limiter import ExecutionLimiter, Registration
 from gateway.schedulers.response_order import ResponseOrder
 
 NS_PER_MS = 1_000_000
 MS_PER_SECOND = 1000
-
-
-class Preparation(Protocol):
-    """Measurements or files that a scheduler needs for each instance."""
-
-    async def prepare(self, instance: Instance) -> None:
-        """Measure an idle instance, or read files; comes before `add`. Raises InferenceError."""
-
-
-class OpenSequences(Protocol):
-    """The sequences of a model that have begun and not ended."""
-
-    def continues(self, request: InferRequest) -> bool:
-        """Whether the request continues an open sequence."""
-
-    @property
-    def are_open(self) -> bool:
-        """Whether any sequence is open."""
-
-    async def ended(self) -> None:
-        """Wait until no sequence is open."""
-
-
-class LimitedQueue(Protocol):
-    """A queue with a limit for each level, which others may count instead of `admit`."""
-
-    def check(self, request: InferRequest) -> None:
-        """Raise InferenceError if the request does not fit, as `admit` without the limit."""
-
-    def queued(self, level: int) -> Iterable[Entry]:
-        """The queued requests of a level."""
 
 
 class Scheduler(ABC):
@@ -238,16 +206,15 @@ class DirectScheduler(Scheduler):
     """A FIFO queue of requests.
 
     An instance takes as many executions at once as its `concurrency` says. An instance without a
-    `concurrency`, such as an engine that batches in flight, takes every request immediately.
-    A request is executed without a task if its instance can. `_tenants` has those of all executions
-    of each instance that takes every request.
+    `concurrency`, such as an engine that batches in flight, takes every request immediately:
+    `_shared` counts them by tenant. A request is executed without a task if its instance can.
     """
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics
         self._queue: OrderedDict[Entry, None] = OrderedDict()
         self._free = FreeInstances(self._dispatch)
-        self._tenants: dict[Instance, Callable[[], Sequence[str]]] = {}
+        self._shared: dict[Instance, dict[str, int]] = {}
         self._running: dict[asyncio.Task[None], Execution] = {}
         self._begun = BegunExecutions()
         self._tasks: asyncio.TaskGroup | None = None
@@ -259,7 +226,7 @@ class DirectScheduler(Scheduler):
             singles = only.singles
             if singles is not None and singles.accepts(entry.request):
                 execution = Execution(only, [entry], self._statistics)
-                execution.shared = self._tenants[only]
+                self._share(execution)
                 self._begun.begin(singles, execution, partial(self._ended, None, execution))
                 return
         self._queue[entry] = None
@@ -269,24 +236,19 @@ class DirectScheduler(Scheduler):
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
         if instance.concurrency is None:
-            self._tenants[instance] = partial(self._tenants_of, instance)
+            self._shared[instance] = {}
         self._free.add(instance, registration)
         self._dispatch()
 
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
         self._free.remove(instance)
-        self._tenants.pop(instance, None)
+        self._shared.pop(instance, None)
         running = {task: each for task, each in self._running.items() if each.instance is instance}
         return all_ended(running | self._begun.of(instance), error)
 
     @property
     def executions(self) -> Iterable[Execution]:
         return (*self._running.values(), *self._begun)
-
-    def _tenants_of(self, instance: Instance) -> Sequence[str]:
-        """The tenant of each request that an instance executes."""
-        found = [each for each in self.executions if each.instance is instance]
-        return [tenant_of(entry.request.caller) for each in found for entry in each.entries]
 
     async def run(self) -> None:
         async with self._begun, asyncio.TaskGroup() as tasks:
@@ -318,22 +280,36 @@ class DirectScheduler(Scheduler):
             self._dispatching = False
 
     def _execute(self, tasks: asyncio.TaskGroup, lease: Lease, entry: Entry) -> None:
-        instance = lease.instance
-        execution = Execution(instance, [entry], self._statistics, freed=lease.release)
+        execution = Execution(lease.instance, [entry], self._statistics, freed=lease.release)
         execution.hold, self._free.hold = self._free.hold, NO_HOLD
-        execution.shared = self._tenants.get(instance)
-        singles = instance.singles
-        if singles is not None and singles.accepts(entry.request):
+        self._share(execution)
+        if (singles := lease.instance.singles) is not None and singles.accepts(entry.request):
             self._begun.begin(singles, execution, partial(self._ended, lease, execution))
             return
         task = tasks.create_task(execution.attempt())
         self._running[task] = execution
         task.add_done_callback(partial(self._finished, lease))
 
+    def _share(self, execution: Execution) -> None:
+        shared = execution.shared = self._shared.get(execution.instance)
+        if shared is not None:
+            caller = execution.entries[0].request.caller
+            tenant = "" if caller is None else caller.tenant  # as `tenant_of`, without a call
+            shared[tenant] = shared.get(tenant, 0) + 1
+
+    def _unshare(self, execution: Execution, shared: dict[str, int]) -> None:
+        caller = execution.entries[0].request.caller
+        tenant = "" if caller is None else caller.tenant
+        shared[tenant] -= 1
+        if not shared[tenant]:
+            del shared[tenant]
+
     def _finished(self, lease: Lease, task: asyncio.Task[None]) -> None:
         self._ended(lease, self._running.pop(task))
 
     def _ended(self, lease: Lease | None, execution: Execution) -> None:
+        if execution.shared is not None:
+            self._unshare(execution, execution.shared)
         if execution.unsent:
             self._put_back(execution.entries[0])
         if lease is not None:

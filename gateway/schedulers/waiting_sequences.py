@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from gateway.messages import InferRequest, SequenceKey
 from gateway.schedulers.execution import Entry
+from gateway.schedulers.parts import OpenSequences
 from gateway.schedulers.queue import QueuedRequest
-from gateway.schedulers.scheduler import OpenSequences
 
 
 @dataclass(slots=True)

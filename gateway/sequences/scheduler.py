@@ -23,10 +23,11 @@ from gateway.messages import InferRequest, SequenceTag, request_prefix
 from gateway.observability.statistics import SEQUENCE_TIMEOUT, ModelStatistics
 from gateway.schedulers.begun_executions import all_ended
 from gateway.schedulers.execution import Entry, Execution
+from gateway.schedulers.parts import OpenSequences
 from gateway.schedulers.queue import QueueAdmission, QueuedRequest, QueueRules
 from gateway.schedulers.rate_limiter import Registration
 from gateway.schedulers.response_order import ResponseOrder
-from gateway.schedulers.scheduler import OpenSequences, Scheduler, Timer
+from gateway.schedulers.scheduler import Scheduler, Timer
 from gateway.sequences.inputs import ExecutionInputs, InitialStates, controls_of
 from gateway.sequences.instance_sequences import InstanceSequences, SequenceEvents
 from gateway.sequences.ready_requests import ReadyCandidates, ReadyRequests, ReadySlots, Row

@@ -1,13 +1,18 @@
 """Requests of an allowance have the accounts of requests that are looked at one by one."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
-from gateway.admission.allowances import HOLDS_SECS, MOST_EVENTS
+from gateway.admission.admission import MOST_ACCOUNTS
+from gateway.admission.allowances import HOLDS_SECS, MOST_EVENTS, Allowance
+from gateway.errors import Refusal, RefusalReason, RetryAdvice
+from gateway.messages import Deadline
 from gateway.policy.tenants import TenantRules
 from gateway.schedulers.passages import AT_ONCE
 from tests.builders import settle
@@ -36,6 +41,7 @@ KINDS = {
 """The other steps than the begin of a request, with their weights."""
 FLOOD = 60
 """Steps in which more requests begin than end, and then as many in which more end."""
+NS_PER_SECOND = 1_000_000_000
 
 
 def nearly(value: object) -> object:
@@ -98,8 +104,7 @@ def step_of(draw: Random, kind: str, name: str, twins: Twins) -> None:
     elif kind == "call":
         twins.both(lambda plane: plane.call(name))
     elif kind == "rules":
-        most = draw.choice((3, 40))
-        rules = RULES | {"wide": replace(RULES["wide"], max_in_flight=most, weight=most)}
+        rules = changed(draw)
         twins.both(lambda plane: plane.tenants.replace(rules))
     elif kind == "wait":
         secs = draw.choice((0.001, 0.01, 0.3, 2.0))
@@ -113,6 +118,65 @@ def step_of(draw: Random, kind: str, name: str, twins: Twins) -> None:
         if kind == "cancel":
             twins.both(lambda plane: plane.streams[chosen].cancel())
         twins.both(lambda plane: plane.answer(chosen, BROKEN if kind == "fail" else answer))
+
+
+def changed(draw: Random) -> Mapping[str, TenantRules]:
+    """Rules of which those of one tenant differ, and some tables may be gone or have no limits."""
+    most = draw.choice((3, 40))
+    rules = RULES | {"wide": replace(RULES["wide"], max_in_flight=most, weight=most)}
+    for tenant in ("timed", "narrow", "flying"):
+        kind = draw.choices(("kept", "gone", "unlimited"), (4, 1, 1))[0]
+        if kind == "gone":
+            del rules[tenant]
+        elif kind == "unlimited":
+            rules[tenant] = TenantRules(weight=3.0)
+    return rules
+
+
+async def test_a_tenant_whose_table_is_gone_for_a_time_is_charged_for_no_request_of_it(
+    serve: Serve,
+) -> None:
+    rules = {"a": TenantRules(requests_per_minute=600.0), "b": TenantRules()}
+    plane = Plane(serve, [None], rules)
+    await settle()
+    await infer(plane, "limited", 0, "a")
+    plane.tenants.replace({"b": TenantRules()})
+    for number in range(520):
+        await infer(plane, f"r{number}", 0, "a")
+    plane.tenants.replace(rules)
+    await infer(plane, "limited again", 0, "a")
+    assert plane.admission.describe()[0]["buckets"]["requests"]["remaining"] == 598.0
+    assert plane.refused == []
+
+
+async def test_requests_that_began_without_limits_are_not_in_flight_once_there_are_some(
+    serve: Serve,
+) -> None:
+    plane = Plane(serve, [None], {"a": TenantRules(weight=2.0)})
+    await settle()
+    names = [f"r{number}" for number in range(10)]
+    for name in names:
+        plane.infer(name, 0, "a")
+    plane.tenants.replace({"a": TenantRules(max_in_flight=2)})
+    plane.infer("limited", 0, "a")
+    await settle()
+    assert plane.refused == []
+    assert plane.state()["a in flight"] == 1
+    for name in names:
+        plane.answer(name, answer_of(100, tokens=3 if name == "r5" else 0))
+        await settle()
+    assert plane.state()["a in flight"] == 1
+    plane.answer("limited", answer_of(100))
+    await settle()
+    assert plane.state()["a in flight"] == 0
+
+
+async def infer(plane: Plane, name: str, model: int, tenant: str, **fields: Any) -> None:
+    """Have a request executed."""
+    plane.infer(name, model, tenant, **fields)
+    await settle()
+    plane.answer(name, answer_of(100))
+    await settle()
 
 
 async def test_a_request_with_the_first_tokens_of_a_model_has_its_account_at_once(
@@ -159,6 +223,74 @@ async def test_an_allowance_ends_after_a_second(serve: Serve) -> None:
     assert not allowance.admits(request("third", 0, "wide"))
     plane.answer("first", answer_of(100))
     await settle()
+
+
+async def test_the_first_deadline_at_a_model_ends_its_allowances(serve: Serve) -> None:
+    plane = Plane(serve, [None, None], {"a": TenantRules(requests_per_minute=1e9)})
+    await settle()
+    await infer(plane, "first", 0, "a")
+    await infer(plane, "second", 0, "a")
+    found = plane.models[0].allowances["a"]
+    assert isinstance(found, Allowance)
+    assert found.passage.left > 0
+    late = Deadline(first_ns=time.perf_counter_ns() + NS_PER_SECOND, asked=True)
+    await infer(plane, "timed", 0, "a", deadline=late)
+    assert found.passage.left == 0
+    assert found.account.allowances == []
+    assert plane.models[0].allowances == {}
+
+
+async def test_a_model_that_is_closed_ends_no_allowance_of_another(serve: Serve) -> None:
+    """Its executions are too long for the bucket, those of the other one are short."""
+    rules = TenantRules(requests_per_minute=1e9, compute_ms_per_minute=600.0, burst=0.02)
+    plane = Plane(serve, [None, None], {"a": rules})
+    await settle()
+    plane.infer("long", 0, "a")
+    await asyncio.sleep(0.02)
+    plane.answer("long", answer_of(20_000_000))
+    late = Deadline(first_ns=time.perf_counter_ns() + NS_PER_SECOND, asked=True)
+    await infer(plane, "timed", 0, "a", deadline=late)
+    await plane.models[0].close()
+    plane.clock.secs += 60.0
+    for name in "abc":
+        await infer(plane, name, 1, "a")
+    assert plane.models[1].allowances["a"].admits(request("next", 1, "a"))
+
+
+async def test_a_model_has_one_callback_for_all_allowances_that_end_with_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {f"t{number}": TenantRules(requests_per_minute=1e9) for number in range(20)}
+    plane = Plane(serve, [None], rules)
+    callbacks: list[Callable[[], None]] = []
+    monkeypatch.setattr(plane.models[0], "when_closed", callbacks.append)
+    await settle()
+    for each in rules:
+        await infer(plane, each, 0, each)
+    found = [each for each in plane.models[0].allowances.values() if isinstance(each, Allowance)]
+    assert all(each.account.allowances == [each] for each in found)
+    assert len(found) == 20
+    (closed,) = callbacks
+    closed()
+    assert plane.models[0].allowances == {}
+    assert not any(each.account.allowances for each in found)
+
+
+async def test_tenants_without_a_table_have_no_more_allowances_than_accounts(serve: Serve) -> None:
+    """Each has an account since its first request was refused."""
+    plane = Plane(serve, [None], {"a": TenantRules(requests_per_minute=1e9)})
+    await settle()
+    refusal = Refusal(RefusalReason.RATE_LIMITED, "refused", RetryAdvice(retry_after_secs=1.0))
+    for number in range(MOST_ACCOUNTS + 10):
+        name = f"t{number}"
+        plane.admission.note(request("refused", 0, name), plane.models[0], refusal)
+        plane.infer(name, 0, name)
+        plane.answer(name, answer_of(100))
+    await settle()
+    accounts = [each["tenant"] for each in plane.admission.describe() if each["tenant"] != "a"]
+    assert MOST_ACCOUNTS / 2 < len(accounts) <= MOST_ACCOUNTS
+    assert sorted(plane.models[0].allowances) == accounts
+    assert "t0" not in accounts
 
 
 async def test_what_is_noted_is_bounded_and_read_with_the_metrics(serve: Serve) -> None:

@@ -38,7 +38,8 @@ class NoAllowances(dict[str, Allowed]):
     """Keeps no allowance, so that each request is looked at."""
 
     def __setitem__(self, tenant: str, allowance: Allowed) -> None:
-        """Keep nothing."""
+        """Keep nothing, nor does the account of the tenant."""
+        allowance.end()
 
 
 class Held:

@@ -230,8 +230,8 @@ def test_an_account_of_many_tenants_is_small() -> None:
     request = asked(receipts, "own", "x")
     receipt = receipt_of(request)
     assert receipt is not None
-    tenants = [*(f"t{n:04}" for n in range(1000) for _ in "ab"), *3 * ["own"]]
-    note_batch([request], 1, shared=lambda: tenants)
+    tenants = {f"t{n:04}": 2 for n in range(1000)} | {"own": 3}
+    note_batch([request], 1, shared=tenants)
     receipt.accepted(request, "1", Record(ModelStatistics(), 1, 0, lambda _: None))
     receipt.sent()
     assert receipt.batch is not None

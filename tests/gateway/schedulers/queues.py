@@ -21,9 +21,9 @@ from gateway.observability.statistics import ModelStatistics
 from gateway.policy.caller import tenant_of
 from gateway.policy.tenants import Tenants
 from gateway.schedulers.execution import Entry
+from gateway.schedulers.parts import OpenSequences
 from gateway.schedulers.queue import QueuedRequest
 from gateway.schedulers.rate_limiter import ExecutionLimiter
-from gateway.schedulers.scheduler import OpenSequences
 from gateway.tensor import Datatype, Tensor, array_tensor
 from tests.builders import TEXT, Execution, ScriptedInstance, new_entry, soon, text_response
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from gateway.backend import NotSent
 from gateway.config import InstanceGroup, RateLimiter, Resource
 from gateway.errors import Code
+from gateway.policy.caller import Caller
 from gateway.schedulers.rate_limiter import ExecutionLimiter
-from tests.builders import TEXT, read_all, settle, soon
+from tests.builders import TEXT, read_all, settle, soon, text_request
 from tests.gateway.conftest import Start
 from tests.gateway.schedulers.queues import Queue, asked, finish
 from tests.gateway.schedulers.test_begun_executions import PromptInstance
@@ -47,6 +48,28 @@ async def test_an_instance_that_takes_any_number_begins_each_request_at_once(
         assert await soon(read_all(entry.stream)) == ["d"]
     assert list(queue.scheduler.executions) == []
     assert queue.statistics.execution_count == 3
+
+
+async def test_an_instance_that_takes_any_number_counts_its_requests_by_tenant(
+    start: Start,
+) -> None:
+    """A receipt reads that count, and none of the executions."""
+    queue = start(TEXT)
+    first, second = await unlimited(queue), await unlimited(queue)
+    entries = [queue.ask(text_request(caller=Caller(tenant=each))) for each in "abab"]
+    shared = [each.shared for each in queue.scheduler.executions]
+    assert shared == [{"a": 2}, {"b": 2}, {"a": 2}, {"b": 2}]
+    first.all_begun[0].finish("x")
+    entries.append(queue.ask(text_request()))
+    assert shared[:2] == [{"a": 1, "": 1}, {"b": 2}]
+    queue.scheduler.remove(second)
+    entries.append(queue.ask(text_request(caller=Caller(tenant="b"))))
+    assert shared[0] == {"a": 1, "": 1, "b": 1}
+    for begun in first.all_begun[1:] + second.all_begun:
+        begun.finish("x")
+    for entry in entries:
+        assert await soon(read_all(entry.stream)) == ["x"]
+    assert shared[0] == {}
 
 
 async def test_two_instances_that_take_any_number_have_requests_in_turn(start: Start) -> None:
