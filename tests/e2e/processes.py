@@ -29,7 +29,7 @@ class Processes:
 
     def titled(self, word: str) -> list[int]:
         """The processes of an engine whose title has this word."""
-        return [pid for pid in self.engines() if word in _title(pid)]
+        return [pid for pid in self.engines() if word in title(pid)]
 
     def wait_none(self, within: float) -> None:
         """Wait until no engine has a process."""
@@ -37,7 +37,7 @@ class Processes:
 
     def _is_of_engine(self, pid: int) -> bool:
         mine = pid not in self._gateways and _writes_to(pid) in self._pipes
-        return mine and not any(word in _title(pid) for word in OTHERS)
+        return mine and not any(word in title(pid) for word in OTHERS)
 
 
 def _writes_to(pid: int) -> str:
@@ -47,7 +47,8 @@ def _writes_to(pid: int) -> str:
         return ""
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
+    """The command of a process; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:

@@ -48,9 +48,10 @@ def test_the_parts_of_the_engine_are_its_own_stamps(
     timings = [json.loads(each.removeprefix(b"data: ")).get("timing") for each in events]
     assert [each is not None for each in timings] == [*[False] * (len(events) - 1), True]
     timing = timings[-1]
+    stall = timing.pop("stall", 0.0)  # on a busy machine a write may take a millisecond
     assert list(timing) == ["recv", "decode", "batch", *ENGINE, "encode", "total"]
     total = timing.pop("total")
-    assert round(sum(timing.values()), 3) == total
+    assert round(sum(timing.values()) + stall, 3) == total
     assert timing["prefill"] > 0
     assert timing["prefill"] + timing["generate"] > total / 2
 
