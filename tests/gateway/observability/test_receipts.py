@@ -49,6 +49,15 @@ def asked(receipts: Receipts, tenant: str = "", request_id: str = "a") -> InferR
     return receipts.begin(text_request(id=request_id, caller=caller), now_ns, now_ns, wished=True)
 
 
+def accepted(statistics: ModelStatistics) -> tuple[InferRequest, Receipt, Record]:
+    """A request that its model has accepted, its receipt, and its record."""
+    request = asked(Receipts())
+    receipt, record = receipt_of(request), Record(statistics, 1, 0, lambda _: None)
+    assert receipt is not None
+    receipt.accepted(request, "1", record)
+    return request, receipt, record
+
+
 def test_only_the_wish_and_the_option_make_a_receipt() -> None:
     receipts = Receipts()
     plain = text_request(parameters={"a": 1})
@@ -259,12 +268,7 @@ def test_the_wait_for_an_execution_names_the_limit_that_bound(
     statistics: ModelStatistics, hold: Hold, words: str
 ) -> None:
     """The request waits from 1 ms to 101 ms; without an earlier end all of that counts."""
-    receipts = Receipts()
-    request = asked(receipts)
-    receipt = receipt_of(request)
-    assert receipt is not None
-    record = Record(statistics, 1, 0, lambda _: None)
-    receipt.accepted(request, "1", record)
+    request, receipt, record = accepted(statistics)
     note_batch([request], 1, hold)
     receipt.begun_ns, receipt.whole_ns = 0, MS // 2
     record.submitted_ns, record.started_ns = MS, 101 * MS
@@ -279,12 +283,7 @@ def test_the_wait_for_an_execution_names_the_limit_that_bound(
 def test_the_wait_in_the_queue_of_an_engine_names_its_limit(
     statistics: ModelStatistics, limit: str, words: str
 ) -> None:
-    receipts = Receipts()
-    request = asked(receipts)
-    receipt = receipt_of(request)
-    assert receipt is not None
-    record = Record(statistics, 1, 0, lambda _: None)
-    receipt.accepted(request, "1", record)
+    _, receipt, record = accepted(statistics)
     receipt.begun_ns = receipt.whole_ns = 0
     record.submitted_ns = record.started_ns = MS
     record.engine = EngineStamps(2 * MS, 92 * MS, 93 * MS, 94 * MS, limit=limit)

@@ -61,19 +61,25 @@ async def test_a_text_that_is_sent_at_once_is_as_any_other(
         assert await call.answer() == first
 
 
+async def behind_another(call: StreamClient, many: ScriptedInstance) -> Sink:
+    """The sink of a request, whose text waits while a message of another one is sent."""
+    call.writes = True
+    call.ask("many", "r1")
+    call.ask("many", "r2")
+    first, second = await begun(many, 2)
+    sink = await answered(call, first)
+    call.reads.clear()
+    second.answer(text_response("x"))
+    await settle()
+    sink.put_texts(OUTPUT, (b"two",), (1,))
+    return sink
+
+
 async def test_texts_wait_while_a_message_of_another_request_is_sent(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
-        call.writes = True
-        call.ask("many", "r1")
-        call.ask("many", "r2")
-        first, second = await begun(many, 2)
-        sink = await answered(call, first)
-        call.reads.clear()
-        second.answer(text_response("x"))
-        await settle()
-        sink.put_texts(OUTPUT, (b"two",), (1,))
+        await behind_another(call, many)
         assert call.written == 0
         call.reads.set()
         assert [await call.said() for _ in range(2)] == [("r2", "x"), ("r1", "two")]
@@ -83,15 +89,7 @@ async def test_no_text_overtakes_those_before_it(
     models: list[Model], many: ScriptedInstance
 ) -> None:
     async with StreamClient(*models) as call:
-        call.writes = True
-        call.ask("many", "r1")
-        call.ask("many", "r2")
-        first, second = await begun(many, 2)
-        sink = await answered(call, first)
-        call.reads.clear()
-        second.answer(text_response("x"))
-        await settle()
-        sink.put_texts(OUTPUT, (b"two",), (1,))
+        sink = await behind_another(call, many)
         await settle()  # its answer waits for the message that is being sent
         call.reads.set()
         await asyncio.sleep(0)
