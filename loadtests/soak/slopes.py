@@ -18,6 +18,8 @@ ERRORS = 4.0
 LEAST_RISE = 2.0
 MODELS = 40
 """More than the models of the storm, one of which has two versions."""
+SUSPECTS = 40
+"""The workers that are killed in ten minutes: so long the requests of each are suspects."""
 KEPT = {
     "Admission._costs": MODELS,
     "LocalCache._entries": 10_000,
@@ -30,11 +32,14 @@ KEPT = {
     "ModelWaits objects": MODELS,
     "ModelWaits.counts": 5 * MODELS,
     "RequestMemo": 4 * 256,
+    "Suspect objects": SUSPECTS,
+    "Suspect.ended": SUSPECTS,
+    "Suspects.found": SUSPECTS,
     "Waits.models": MODELS,
 }
 """Tables that are filled during a run, and their bounds: the cache of 1 MiB with its responses, the
-segments of 50 workers, the memos of the frontends and the codecs, what is known of each model that
-has had requests."""
+segments of 50 workers, the memos of the frontends and the codecs, the suspects of killed workers,
+what is known of each model that has had requests."""
 
 
 @dataclass(frozen=True, slots=True)
