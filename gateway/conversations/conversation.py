@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -15,6 +16,9 @@ from gateway.models.limits import ConversationLimits
 
 MAX_WAITING = 8
 """Turns that wait while one runs."""
+
+Shorten = Callable[[int], bool]
+"""Cuts an answer to that many bytes; False if nothing has changed."""
 
 
 class Conversation:
@@ -78,6 +82,13 @@ class Conversation:
             tokens=history.tokens,
             messages=history.messages,
         )
+
+    def shortener(self) -> Shorten | None:
+        """Cuts the remembered answer of the last turn; None without a turn.
+
+        It does nothing once a later turn has begun, to whose prompt the answer belongs.
+        """
+        return partial(self._shorten, self._turns[-1]) if self._turns else None
 
     def is_older(self, copy: ConversationCopy) -> bool:
         """Whether a copy may replace it."""
@@ -156,6 +167,11 @@ class Conversation:
             self._history.drop()
             self._history = turn.history
         turn.begin()
+
+    def _shorten(self, turn: Turn, size: int) -> bool:
+        history, is_last = self._history, not any(each.begun for each in self._turns)
+        is_latest = is_last and turn.history is history and turn.age == history.age
+        return is_latest and history.shorten_answer(size)
 
     def _refuse_full(self, request: InferRequest) -> None:
         if request.id and any(each.id == request.id for each in self._turns):

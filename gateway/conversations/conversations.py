@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from gateway.conversations.conversation import Conversation
+from gateway.conversations.conversation import Conversation, Shorten
 from gateway.conversations.copies import ConversationCopy, SleepingCopies
 from gateway.conversations.history import ByteLimits, History, MemoryBudget
 from gateway.conversations.turn import (
@@ -53,6 +53,11 @@ class Conversations:
         """Whether a model has the conversation of a tag."""
         found = self._models.get(model)
         return found is not None and found.has(tag)
+
+    def shortener(self, model: Model, tag: SequenceTag) -> Shorten | None:
+        """That of the conversation of a tag, if it has one."""
+        found = self._models.get(model)
+        return None if found is None else found.shortener(tag)
 
     def move(self, model: Model, successor: Model) -> None:
         """Let another version continue every conversation of a model, with its running turns."""
@@ -144,6 +149,11 @@ class ModelConversations:
     def has(self, tag: SequenceTag) -> bool:
         """See `Conversations`; one that was copied here from another replica counts."""
         return tag.key in self._known or tag.key in self.copies
+
+    def shortener(self, tag: SequenceTag) -> Shorten | None:
+        """See `Conversation`."""
+        found = self._known.get(tag.key)
+        return None if found is None else found.shortener()
 
     def adopt(self, other: "ModelConversations") -> None:
         """Continue the conversations of another version that are unknown here.

@@ -99,13 +99,26 @@ class History:
 
     def append(self, messages: bytes, answer: str, tokens: int) -> None:
         """Add the messages of a turn, which are reserved already, and its answer."""
-        message = orjson.dumps({"role": "assistant", "content": answer})
+        message = _assistant(answer)
         if not self.reserve_answer(len(message)):
             self.cut = True
             return
         self._messages += [messages, message]
         self.age = Age(self.age.began_ns, self.age.turns + 1)
         self.tokens = tokens or self.tokens
+
+    def shorten_answer(self, size: int) -> bool:
+        """Cut the latest answer to that many bytes; False if it has no more.
+
+        Its tokens stay counted.
+        """
+        answer = orjson.loads(self._messages[-1])["content"].encode() if self._messages else b""
+        if len(answer) <= size:
+            return False
+        message = _assistant(answer[:size].decode("utf-8", "ignore"))
+        self._book(len(message) - len(self._messages[-1]))
+        self._messages[-1] = message
+        return True
 
     def restore(self, messages: bytes, age: Age, tokens: int) -> None:
         """Have the messages of a copy; for a history without any."""
@@ -131,6 +144,10 @@ class History:
     def _book(self, change: int) -> None:
         self.byte_size += change
         self.budget.book(change)
+
+
+def _assistant(answer: str) -> bytes:
+    return orjson.dumps({"role": "assistant", "content": answer})
 
 
 def trim_heap() -> None:

@@ -8,7 +8,7 @@ import orjson
 
 from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
-from gateway.conversations.history import History
+from gateway.conversations.history import Age, History
 from gateway.errors import Code, InferenceError
 from gateway.generation import EXCLUDE_INPUT, MESSAGES, TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse, SequenceTag, responses_of_texts
@@ -37,7 +37,8 @@ class Turn(StreamTap):
     """A request that waits for its conversation, and the answer of the model.
 
     Implements `Interceptor`: it collects the answer where responses are recorded, so the stream
-    needs no other task. All methods are synchronous.
+    needs no other task. `age` is that of the conversation with it, None while it is not remembered.
+    All methods are synchronous.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class Turn(StreamTap):
         "_answer",
         "_cut",
         "_queue",
+        "age",
         "begun",
         "ends",
         "history",
@@ -62,6 +64,7 @@ class Turn(StreamTap):
         self.id = request.id
         self.ends = request.sequence is not None and request.sequence.end
         self.begun = False
+        self.age: Age | None = None
         self._accepted: tuple[Entry, Scheduler] | None = None
         self._answer = bytearray()
         self._cut = False
@@ -89,6 +92,7 @@ class Turn(StreamTap):
             answer = self._answer.decode("utf-8", "replace")
             tokens = self.record.prompt_tokens + self.record.completion_tokens
             self.history.append(self.messages, answer, tokens)
+            self.age = None if self.history.cut else self.history.age
         self._release()
 
     def forget(self) -> None:

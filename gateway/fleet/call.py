@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from time import monotonic
 
+from gateway.conversations.turn import answer_text
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import KnownReplica
 from gateway.fleet.handshake import FleetKind
 from gateway.fleet.large import Arrival, LargeSender, sendable
+from gateway.generation import MESSAGES, TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse
-from gateway.processes.channel import Frame
+from gateway.processes.channel import MOST_BYTES, Frame, number
 from gateway.processes.inference_calls import InferenceKind, RequestingEnd, waited_us
 from gateway.processes.inference_messages import LargeData, read_response, write_request
 from gateway.processes.request_terms import Routing
+from gateway.processes.text_runs import read_run
 
 
 class ReplicaCall(RequestingEnd):
@@ -20,7 +23,8 @@ class ReplicaCall(RequestingEnd):
     `expected_secs` is the time until its first response, `expected_tokens` those of its prompt that
     the engine has in its cache, as expected when it was sent; a part of a response ends the
     waiting: it `has_begun`. `on_texts` gets the payloads of frames of texts, as they come while
-    nothing is unread; it returns False for those that `take` has to take.
+    nothing is unread; it returns False for those that `take` has to take. In a turn of a
+    conversation GONE has the bytes of the answer that were taken: the replica remembers no more.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class ReplicaCall(RequestingEnd):
         self._sender = _sent(bulk, number, request, routing)
         self._arrivals: list[Arrival[InferResponse]] = []
         self._has_large = self.has_begun = False
+        is_turn = request.sequence is not None and request.input(MESSAGES) is not None
+        self._answer_bytes = 0 if is_turn else None
         self.on_texts: Callable[[bytes], bool] = _untaken
         super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
         self._known = known
@@ -53,8 +59,13 @@ class ReplicaCall(RequestingEnd):
 
     def take(self) -> InferResponse | None:
         frame = None if self._responses or not self._frames else self._frames[0]
-        if frame is None or frame.kind != FleetKind.LARGE_DATA:
-            return super().take()
+        is_large = frame is not None and frame.kind == FleetKind.LARGE_DATA
+        response = self._take_large() if is_large else super().take()
+        if self._answer_bytes is not None and response is not None:
+            self._answer_bytes += memoryview(answer_text(response)).nbytes
+        return response
+
+    def _take_large(self) -> InferResponse | None:
         arrival = self._arrivals[0]
         if not arrival.is_ready:
             if not arrival.is_announced:
@@ -71,6 +82,8 @@ class ReplicaCall(RequestingEnd):
         frame = None if self._responses or not self._frames else self._frames[0]
         if frame is None or frame.kind != InferenceKind.TEXTS or not self.on_texts(frame.payload):
             return False
+        if self._answer_bytes is not None:
+            self._count_texts(frame.payload)
         self._read(self._frames.popleft())
         return True
 
@@ -85,12 +98,22 @@ class ReplicaCall(RequestingEnd):
             self._channel.send(FleetKind.GONE, self._call)
         return super().leave()
 
+    def _farewell(self) -> bytes:
+        return b"" if self._answer_bytes is None else number(min(self._answer_bytes, MOST_BYTES))
+
+    def _count_texts(self, payload: bytes) -> None:
+        run = read_run(payload)
+        if self._answer_bytes is not None and run.name == TEXT_OUTPUT:
+            self._answer_bytes += sum(map(len, run.texts))
+
     def _take(self, frame: Frame) -> None:
         if (
             frame.kind == InferenceKind.TEXTS
             and not (self._frames or self._responses)
             and self.on_texts(frame.payload)
         ):
+            if self._answer_bytes is not None:
+                self._count_texts(frame.payload)
             self._passed_on(len(frame.payload))
             return
         if not self.has_begun:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gateway.conversations.conversation import Shorten
 from gateway.conversations.copies import ConversationCopy
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
@@ -132,6 +133,11 @@ class ReplicaCopies:
         """The copy of a conversation after a turn; None for other sequences."""
         model = self._model(key)
         return None if model is None else self._dataplane.conversations.copy(model, sequence)
+
+    def shortener(self, key: Key, sequence: SequenceTag) -> Shorten | None:
+        """See `Conversations`."""
+        model = self._model(key)
+        return None if model is None else self._dataplane.conversations.shortener(model, sequence)
 
     def keep(self, copy: ConversationCopy) -> None:
         """Keep the copy of a conversation at another replica, if its model is hosted."""

@@ -63,7 +63,7 @@ class FleetInstance(Instance):
         self.prompts, self.is_repeatable = prompts, is_repeatable(config)
         may_continue = self.is_repeatable and generates_text(config)
         self.continue_tries = Limits.read(config).continue_tries if may_continue else 0
-        self.placement = ReplicaPlacement(self.key, connections, random := Random())
+        self.placement = ReplicaPlacement(self.key, config, connections, random := Random())
         self.waiting = WaitingRequests(self.placement.targets, random)
         self.room = WaitingRoom[RoutedRequest](config, counts, self.placement)
         self.singles, self.is_chosen = self, False

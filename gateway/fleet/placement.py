@@ -2,12 +2,14 @@
 
 import asyncio
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
+from gateway.config import ModelConfig
 from gateway.conversations.copies import ConversationCopy
+from gateway.conversations.turn import converses
 from gateway.errors import Code, InferenceError
 from gateway.fleet.choice import Demand, KnownReplica, ReplicaState, choose
 from gateway.fleet.connection import ReplicaConnection
@@ -33,22 +35,51 @@ class _Pin(NamedTuple):
         return self.replica.id == self.id
 
 
-_Pins = OrderedDict[SequenceKey, _Pin]
+class _Pins:
+    """Pins `by_key` of the sequence, the oldest first; `counts` has the number of equal ones."""
+
+    def __init__(self) -> None:
+        self.by_key: OrderedDict[SequenceKey, _Pin] = OrderedDict()
+        self.counts: Counter[_Pin] = Counter()
+
+    def get(self, key: SequenceKey) -> _Pin | None:
+        """The pin of a sequence; None for an unknown one."""
+        return self.by_key.get(key)
+
+    def add(self, key: SequenceKey, pin: _Pin) -> None:
+        """Add the pin of a sequence, the newest one; the oldest one is dropped beyond the limit."""
+        self.pop(key)
+        self.by_key[key] = pin
+        self.counts[pin] += 1
+        if len(self.by_key) > MOST_SEQUENCES:
+            self.pop(next(iter(self.by_key)))
+
+    def pop(self, key: SequenceKey) -> _Pin | None:
+        """Drop and return the pin of a sequence; None for an unknown one."""
+        pin = self.by_key.pop(key, None)
+        if pin is not None:
+            self.counts[pin] -= 1
+            if not self.counts[pin]:
+                del self.counts[pin]
+        return pin
+
+    def adopt(self, other: "_Pins") -> None:
+        """Add those of unknown sequences."""
+        for key, pin in other.by_key.items():
+            if key not in self.by_key:
+                self.add(key, pin)
 
 
 class PlacedSequences:
     """The replicas of the `open` sequences of a model, and those of its `copies`."""
 
     def __init__(self) -> None:
-        self.open: _Pins = OrderedDict()
-        self.copies: _Pins = OrderedDict()
+        self.open, self.copies = _Pins(), _Pins()
 
     def adopt(self, other: "PlacedSequences") -> None:
         """Know the sequences of another version that are unknown here."""
-        for own, others in ((self.open, other.open), (self.copies, other.copies)):
-            for key, pin in others.items():
-                if key not in own:
-                    _add(own, key, pin)
+        self.open.adopt(other.open)
+        self.copies.adopt(other.copies)
 
 
 def sequence_of(request: InferRequest) -> SequenceTag | None:
@@ -60,11 +91,15 @@ def sequence_of(request: InferRequest) -> SequenceTag | None:
 class ReplicaPlacement:
     """The choice among the connections of a router for the requests of one model.
 
-    Its `sequences` outlast a change of the configuration.
+    Its `sequences` outlast a change of the configuration. If the model `converses`, they are
+    conversations.
     """
 
-    def __init__(self, key: Key, connections: Connections, random: Random) -> None:
+    def __init__(
+        self, key: Key, config: ModelConfig, connections: Connections, random: Random
+    ) -> None:
         self._key = key
+        self.converses = converses(config)
         self._connections = connections
         self._random = random
         self.sequences = PlacedSequences()
@@ -101,22 +136,23 @@ class ReplicaPlacement:
         own = (each for each in self._connections() if each.loads.get(self._key) is known)
         return next(own, None)
 
-    def pinned(self) -> Iterable[ReplicaConnection]:
-        """The replica of each open sequence."""
-        return [each.replica for each in self.sequences.open.values()]
+    def pinned(self) -> Mapping[ReplicaConnection, int]:
+        """The number of open sequences at each replica that has some."""
+        counts = self.sequences.open.counts
+        return {pin.replica: count for pin, count in counts.items() if pin.is_there}
 
     def keeper(self, copy: ConversationCopy, source: ReplicaConnection) -> ReplicaConnection | None:
         """The replica for the copy of a conversation at `source`: the present one, if it is ready.
 
         Else that which gets the conversation without `source`; None without another replica.
         """
-        pin, found = self.sequences.copies.pop(copy.key, None), None
+        pin, found = self.sequences.copies.pop(copy.key), None
         if pin is not None and pin.is_there and pin.replica.serves(self._key):
             found = pin.replica
         if found is None or found is source:
             found = self._first(copy.key, without=source)
         if found is not None and copy.messages:
-            _add(self.sequences.copies, copy.key, _Pin(found, found.id))
+            self.sequences.copies.add(copy.key, _Pin(found, found.id))
         return found
 
     def targets(self) -> Sequence[KnownReplica]:
@@ -167,9 +203,10 @@ class ReplicaPlacement:
             chosen = self._first(key)
         if chosen is None or chosen in tried:
             return None
-        self.sequences.open.pop(key, None)
-        if not sequence.end:
-            _add(self.sequences.open, key, _Pin(chosen, chosen.id))
+        if sequence.end:
+            self.sequences.open.pop(key)
+        else:
+            self.sequences.open.add(key, _Pin(chosen, chosen.id))
         return chosen
 
     def _known(self, key: SequenceKey) -> list[ReplicaConnection]:
@@ -212,9 +249,3 @@ class ReplicaPlacement:
         if replica.serves(self._key):
             return f"it has {offer.most_in_flight} requests in flight, the most it accepts"
         return offer.trouble or "it has not answered for some seconds"
-
-
-def _add(pins: _Pins, key: SequenceKey, pin: _Pin) -> None:
-    pins[key] = pin
-    if len(pins) > MOST_SEQUENCES:
-        pins.popitem(last=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer, version_of
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Load, ReplicaState
-from gateway.fleet.copies import CopyChannel, ReplicaCopies
+from gateway.fleet.copies import CopyChannel, ReplicaCopies, void
 from gateway.fleet.handshake import (
     FleetKind,
     FleetRole,
@@ -36,7 +37,7 @@ from gateway.fleet.routers import write_table
 from gateway.fleet.scaling import need_of
 from gateway.fleet.status import own_status, rounded
 from gateway.fleet.traces import begin_trace, end_trace
-from gateway.messages import InferRequest, SequenceTag
+from gateway.messages import InferRequest
 from gateway.models.model import Model
 from gateway.observability.trace import Trace
 from gateway.observability.tracer import Tracer
@@ -48,6 +49,9 @@ from gateway.settings import FleetSettings
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.fleet")
+
+MOST_TURNS = 256
+"""Ended turns of a router whose answers are still cut if it says that it has not passed them on."""
 
 
 class RouterLink(AcceptedLink):
@@ -66,6 +70,7 @@ class RouterLink(AcceptedLink):
         self.bulk = BulkConnection(self.channel)
         self._copies: CopyChannel | None = None
         self._order = ArrivalOrder()
+        self._turns: OrderedDict[int, tuple[Key, RoutedAnswer]] = OrderedDict()
         self._final_ends = False
         self._large_of: RouterLink | None = None
 
@@ -97,6 +102,10 @@ class RouterLink(AcceptedLink):
             self._begin(frame)
         elif frame.kind == FleetKind.SUSPECTS:
             self._hear_suspects(frame.payload)
+        elif frame.kind == InferenceKind.GONE and frame.call in self._turns:
+            key, answer = self._turns.pop(frame.call)
+            if answer.cut(frame.payload):
+                self._send_copy(key, answer, is_changed=True)
         else:
             self.bulk.hear(frame)
 
@@ -143,7 +152,7 @@ class RouterLink(AcceptedLink):
         self._port.loads.change(key)
         self.answers.add(answer)
         place = self._order.join(request, is_large=is_large)
-        answer.open(partial(self._ended, answer, key, place))
+        answer.open(partial(self._ended, frame.call, answer, key, place))
         if place is None and not is_large:
             self._submit(answer, request)
             return
@@ -170,7 +179,9 @@ class RouterLink(AcceptedLink):
         try:
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)
-            answer.sequence = sequence_of(request)
+            if (sequence := sequence_of(request)) is not None:
+                answer.sequence = sequence
+                answer.shorten = self._port.copies.shortener(key, sequence)
             metered = None
             if prompt is not None:  # a rollout may have chosen another version
                 metered = loads.begin((request.model, int(stream.model.version)), prompt)
@@ -182,21 +193,28 @@ class RouterLink(AcceptedLink):
             log.exception("request not begun")
             answer.fail(unexpected())
 
-    def _ended(self, answer: RoutedAnswer, key: Key, place: ArrivalPlace | None) -> None:
+    def _ended(self, call: int, answer: RoutedAnswer, key: Key, place: ArrivalPlace | None) -> None:
         end_trace(answer.trace)
         self.answers.discard(answer)
         if place is not None:
             place.leave()
         self._port.loads.arriving.pop(answer, None)
         self._port.loads.change(key)
-        if answer.sequence is not None:
-            self._send_copy(key, answer.sequence)
+        if answer.shorten is not None:
+            self._turns[call] = key, answer
+            if len(self._turns) > MOST_TURNS:
+                self._turns.popitem(last=False)
+        self._send_copy(key, answer)
         self.finish_if_idle()
 
-    def _send_copy(self, key: Key, sequence: SequenceTag) -> None:
+    def _send_copy(self, key: Key, answer: RoutedAnswer, *, is_changed: bool = False) -> None:
         """Send the conversation of a turn that has ended, for another replica."""
-        copy = self._port.copies.of(key, sequence)
-        if copy is not None and self._copies is not None and not self._copies.send(copy):
+        copy = None if answer.sequence is None else self._port.copies.of(key, answer.sequence)
+        if copy is None or self._copies is None:
+            return
+        if is_changed:  # its age is that of the earlier copy
+            self._copies.send(void(copy))
+        if not self._copies.send(copy):
             self._port.copies.dropped += 1
 
 

@@ -1,7 +1,8 @@
 """The status of a router and of a replica: `GET /v2/fleet`, and the metrics of their pages."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from gateway.backend import MetricReading
@@ -15,10 +16,13 @@ from gateway.fleet.offers import Key
 LOST, SILENT = "LOST", "SILENT"
 """The states of a replica that is not connected, and of one that has sent nothing for a while."""
 DIGITS = 4
+SEQUENCES, CONVERSATIONS = "open_sequences", "open_conversations"
 
 Refusal = Callable[[ReplicaConnection, Key], str]
 """The reason why a router does not use the offer of a model; "" if it does."""
 Instances = Mapping[Key, FleetInstance]
+Opened = Callable[..., dict[str, int]]
+"""The open sequences and conversations at a replica: of the model of that key, or of all."""
 
 
 def own_status(identity: Identity) -> dict[str, Any]:
@@ -38,10 +42,11 @@ def router_status(
     refusal: Refusal,
 ) -> dict[str, Any]:
     """The members of `GET /v2/fleet` at a router."""
-    pinned: Counter[ReplicaConnection] = Counter()
-    for each in instances.values():
-        pinned.update(each.placement.pinned())
-    rows = [{**_row(each, refusal), "open_sequences": pinned[each]} for each in connections]
+    pins: defaultdict[ReplicaConnection, dict[Key, int]] = defaultdict(dict)
+    for key, instance in instances.items():
+        for replica, count in instance.placement.pinned().items():
+            pins[replica][key] = count
+    rows = [_row(each, refusal, partial(_opened, instances, pins[each])) for each in connections]
     models = [_placed(key, each) for key, each in instances.items()]
     return {**own_status(identity), "replicas": rows, "models": models}
 
@@ -89,7 +94,16 @@ def _state(replica: ReplicaConnection) -> str:
     return SILENT if replica.silent_secs > SILENT_SECS else replica.state
 
 
-def _row(replica: ReplicaConnection, refusal: Refusal) -> dict[str, Any]:
+def _opened(instances: Instances, pins: Mapping[Key, int], *keys: Key) -> dict[str, int]:
+    """The numbers of those at a replica, by its pins; of these models, or of all."""
+    found = dict.fromkeys((SEQUENCES, CONVERSATIONS), 0)
+    for key in keys or pins:
+        if count := pins.get(key, 0):
+            found[CONVERSATIONS if instances[key].placement.converses else SEQUENCES] += count
+    return found
+
+
+def _row(replica: ReplicaConnection, refusal: Refusal, opened: Opened) -> dict[str, Any]:
     state = _state(replica)
     return {
         "address": replica.address,
@@ -97,7 +111,10 @@ def _row(replica: ReplicaConnection, refusal: Refusal) -> dict[str, Any]:
         "state": state,
         "reason": replica.trouble if state == LOST else "",
         "silent_secs": rounded(replica.silent_secs),
-        "models": [_model(replica, key, refusal(replica, key)) for key in replica.models],
+        **opened(),
+        "models": [
+            {**_model(replica, key, refusal(replica, key)), **opened(key)} for key in replica.models
+        ],
     }
 
 

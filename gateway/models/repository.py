@@ -26,7 +26,7 @@ from gateway.models.model_folder import (
 from gateway.models.normalisation import normalise
 from gateway.models.repository_agents import checksums, verify
 from gateway.models.single_model import single_name
-from gateway.models.supported_fields import ignored, require_supported
+from gateway.models.supported_fields import ignored, place_of, require_supported
 from gateway.storage.mirror.mirror import Mirror, RemoteFolder
 from gateway.storage.mirror.trees import RemoteTree
 
@@ -324,9 +324,9 @@ class ModelRepository:
                 f"failed to open text file for read {file.source}: it is absent or empty, and "
                 "--disable-auto-complete-config wants a whole configuration",
             )
-        return self._checked(parse(file.text, file.source), entry)
+        return self._checked(parse(file.text, file.source), entry, file.text)
 
-    def _checked(self, written: ModelConfig, entry: ModelEntry) -> ModelConfig:
+    def _checked(self, written: ModelConfig, entry: ModelEntry, text: str = "") -> ModelConfig:
         if entry.home in self._single and written.name not in ("", entry.name):
             why = f"the model is served as '{entry.name}'"
             log.warning("field ignored", extra={"model": entry.name, "field": "name", "why": why})
@@ -338,7 +338,8 @@ class ModelRepository:
         checksums(config)  # refuses other agents and algorithms
         _warn(entry, config.version_policy)
         for path, why in ignored(written, config.backend):
-            log.warning("field ignored", extra={"model": entry.name, "field": path, "why": why})
+            about = {"model": entry.name, **place_of(path, text), "why": why}
+            log.warning("field ignored", extra=about)
         return config
 
     def _config_file(self, entry: ModelEntry) -> ConfigFile:

@@ -1,6 +1,7 @@
 """Fields of a configuration that this release honours, ignores or refuses."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -163,6 +164,14 @@ PARAMETERS = {
     "TRITON_BATCH_STRATEGY_PATH": _ignored("no library decides which requests share a batch"),
     "allow-pickle": _ignored("only --backend-config=sklearn,allow-pickle=true permits pickles"),
     "TF_USE_PER_SESSION_THREADS": _ignored("sessions of TensorFlow have threads of their own"),
+    "roll_steps": _ignored(
+        "there is no such parameter: a new version gets its requests by the steps of the model's "
+        'rollout.json, such as {"steps": [{"weight": 10}, {"weight": 50}, {"weight": 100}]}'
+    ),
+    "roll_step_secs": _ignored(
+        "there is no such parameter: each step of the model's rollout.json has its time, such as "
+        '{"weight": 10, "for": "60s"}'
+    ),
 }
 """The verdict on keys of `parameters` that no model has; `supported_parameters` has the others."""
 
@@ -195,6 +204,13 @@ def ignored(config: ModelConfig, backend: str = "") -> Iterator[tuple[str, str]]
     for key in config.parameters:
         if key in PARAMETERS:
             yield f"parameters.{key}", PARAMETERS[key].why
+
+
+def place_of(path: str, text: str) -> Mapping[str, str | int]:
+    """The path of an ignored field, and the line of a key of `parameters` in a configuration."""
+    key = re.escape(path.removeprefix("parameters."))
+    found = re.search(rf"""^[^#\n]*\bkey\s*:\s*(["']){key}\1""", text, re.MULTILINE)
+    return {"field": path} | ({"line": text.count("\n", 0, found.end()) + 1} if found else {})
 
 
 def is_default(owner: Any, shape: FieldShape) -> bool:

@@ -157,8 +157,12 @@ class RequestingEnd(ChannelCall):
         self._channel.leave(self._call)
         if self.is_over or self._is_lost:
             return 0
-        self._channel.send(InferenceKind.GONE, self._call)
+        self._channel.send(InferenceKind.GONE, self._call, self._farewell())
         return completion_tokens(self._responses) + sum(map(tokens, self._frames))
+
+    def _farewell(self) -> bytes:
+        """The payload of GONE."""
+        return b""
 
     def lose(self) -> None:
         self._is_lost = True

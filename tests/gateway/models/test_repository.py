@@ -14,6 +14,7 @@ from gateway.errors import Code, InferenceError
 from gateway.models.instance_groups import UsableGpus
 from gateway.models.model_folder import Override
 from gateway.models.repository import ModelId, ModelRepository
+from gateway.rollouts.plan import read_plan
 from tests.builders import add_model
 
 DATA = Path(__file__).parent.parent / "config" / "data"
@@ -133,6 +134,34 @@ def test_fields_and_parameters_that_do_nothing_are_logged(
         f"parameters.{key}",
     ]
     assert vars(caplog.records[1])["why"] == "no library decides which requests share a batch"
+
+
+STEPS = """\
+# parameters { key: "roll_steps" }
+parameters { key: "other" value { string_value: "roll_steps" } }
+parameters {
+  key:
+    'roll_steps'
+  value { string_value: "10,50,100" }
+}
+parameters { key: "roll_step_secs" value { string_value: "60" } }
+"""
+
+
+def test_parameters_for_the_steps_of_a_roll_are_logged_with_their_lines_and_the_fix(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_model(tmp_path, "m", f"{BACKEND}\n{STEPS}")
+    with caplog.at_level(logging.WARNING, "sluice.repository"):
+        ModelRepository([tmp_path]).read("m")
+    logged = {each["field"]: each for each in map(vars, caplog.records)}
+    steps, secs = logged["parameters.roll_steps"], logged["parameters.roll_step_secs"]
+    assert (len(logged), steps["line"], secs["line"]) == (2, 6, 9)
+    plan = read_plan(steps["why"].partition("rollout.json, such as ")[2])
+    assert [each.weight for each in plan.steps] == [10, 50, 100]
+    step = secs["why"].partition("its time, such as ")[2]
+    last = '{"weight": 100}'
+    assert read_plan(f'{{"steps": [{step}, {last}]}}').steps[0].lasts == "60s"
 
 
 @pytest.mark.parametrize("text", [None, "", "# nothing\n"])

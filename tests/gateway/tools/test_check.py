@@ -83,6 +83,19 @@ parameters {{
     assert findings[-1].why == "no library decides which requests share a batch"
 
 
+def test_parameters_for_the_steps_of_a_roll_have_their_lines_and_the_fix(tmp_path: Path) -> None:
+    text = 'backend: "x"' + parameters(replicas="1..8", roll_steps="10,50,100", roll_step_secs="60")
+    findings = findings_of(tmp_path, text)
+    assert brief(findings)[1:] == [
+        (2, "parameters.replicas", HONOURED),
+        (3, "parameters.roll_steps", IGNORED),
+        (4, "parameters.roll_step_secs", IGNORED),
+    ]
+    for each in findings[2:]:
+        assert each.why.startswith("there is no such parameter: ")
+        assert "the model's rollout.json" in each.why
+
+
 def parameters(**given: str) -> str:
     return "".join(
         f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'

@@ -31,19 +31,29 @@ export class Fleet {
 }
 
 function values({ address, state, reason }, model) {
-  if (!model) return { address, state, reason, name: "", version: "", inFlight: "", wait: "" };
+  if (!model) return { address, state, reason, name: "", version: "", inFlight: "", pinned: "", wait: "" };
   const { name, version, trouble, refused, in_flight: inFlight, expected_wait_secs: secs } = model;
   const why = reason || refused || trouble;
-  return { address, state, reason: why, name, version, inFlight, wait: milliseconds(secs * MS) };
+  return { address, state, reason: why, name, version, inFlight, pinned: pinned(model), wait: milliseconds(secs * MS) };
+}
+
+// The open conversations or sequences of a model that this router has at a replica.
+function pinned({ open_conversations: conversations, open_sequences: sequences }) {
+  const counts = [counted(conversations, "conversation"), counted(sequences, "sequence")];
+  return counts.filter(Boolean).join(", ") || "0";
+}
+
+function counted(count, noun) {
+  return count ? `${count} ${noun}${count === 1 ? "" : "s"}` : "";
 }
 
 // A model that no replica takes requests of.
 function absentValues({ name, version, waiting, reason, expected_start_secs: secs }) {
   const wait = secs === null ? "" : milliseconds(secs * MS);
-  return { address: "none", state: "NONE", reason, name, version, inFlight: waiting, wait };
+  return { address: "none", state: "NONE", reason, name, version, inFlight: waiting, pinned: "", wait };
 }
 
-function row({ address, state, reason, name, version, inFlight, wait }) {
+function row({ address, state, reason, name, version, inFlight, pinned, wait }) {
   const [words, look] = STATES[state] ?? [state, ""];
   const tag = version ? make("span", { class: "tag" }, `version ${version}`) : null;
   return make(
@@ -58,6 +68,7 @@ function row({ address, state, reason, name, version, inFlight, wait }) {
     ),
     make("td", { "data-label": "Model" }, make("span", {}, name, " ", tag ?? "")),
     make("td", { class: "number", "data-label": "In flight" }, inFlight),
+    make("td", { class: "number", "data-label": "Pinned" }, pinned),
     make("td", { class: "number", "data-label": "Expected wait" }, wait),
   );
 }

@@ -17,6 +17,8 @@ FURTHER = {
     *("kv_cache_config", "scheduler_config", "guided_decoding_backend", "enable_lora"),
     *("lora_config", "enable_iter_perf_stats", "return_perf_metrics", "load_format"),
 }
+MOST_RUNNING = 1
+"""Requests that its records count as scheduled; the others are queued."""
 RECORD = {
     "iter": 7,
     "timestamp": "11-22-2026 03:04:05.000678",
@@ -138,6 +140,11 @@ class LLM:
         timeout: float | None = 2,  # noqa: ASYNC109 - as published
     ) -> AsyncIterator[dict[str, Any]]:
         yield RECORD
+        running = min(len(self._tasks), MOST_RUNNING)
+        yield {
+            "numQueuedRequests": len(self._tasks) - running,
+            "inflightBatchingStats": {"numScheduledRequests": running},
+        }
 
     def shutdown(self) -> None:
         if not self._stopped:

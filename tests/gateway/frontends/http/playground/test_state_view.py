@@ -151,6 +151,8 @@ REPLICA = {
     "trouble": "",
     "refused": "",
     "in_flight": 12,
+    "open_conversations": 31,
+    "open_sequences": 0,
     "expected_wait_secs": 0.25,
 }
 FLEET: dict[str, Any] = {
@@ -163,7 +165,15 @@ FLEET: dict[str, Any] = {
             "address": "gpu3:8003",
             "state": "DRAINING",
             "reason": "",
-            "models": [{**REPLICA, "in_flight": 0, "refused": "another configuration"}],
+            "models": [
+                {
+                    **REPLICA,
+                    "in_flight": 0,
+                    "refused": "another configuration",
+                    "open_conversations": 0,
+                    "open_sequences": 1,
+                }
+            ],
         },
     ],
     "models": [
@@ -206,6 +216,8 @@ def test_a_router_shows_its_replicas_and_another_server_none(person: Person) -> 
         ["llama version 3", "", "llama version 3", "idle version 1"]
     )
     expect(rows.locator("[data-label='In flight']")).to_have_text(["12", "", "0", "4"])
+    pinned = ["31 conversations", "", "1 sequence", ""]
+    expect(rows.locator("[data-label='Pinned']")).to_have_text(pinned)
     waits = ["250 ms", "", "250 ms", re.compile(r"^40\D")]
     expect(rows.locator("[data-label='Expected wait']")).to_have_text(waits)
     table.scroll_into_view_if_needed()
