@@ -6,7 +6,6 @@ alone: the replica computes what the other server computes, too.
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,21 +15,15 @@ from random import Random
 
 from rich.console import Console
 
-from loadtests import fleet_serve, fleet_tensors, streams
+from loadtests import fleet_llm, fleet_serve, fleet_tensors, streams
 from loadtests.fleet_sessions import cached_shares
+from loadtests.llm import MODEL
 from loadtests.routing.times import times_of_a_choice
 from loadtests.support import rounds
 from loadtests.support.http_client import ADD_SUB_BODY, ADD_SUB_PATH, latencies_us
 from loadtests.support.results import Line, Metric
 from loadtests.support.rounds import Report, Step
-from loadtests.support.servers import (
-    Launch,
-    Server,
-    free_ports,
-    gateway,
-    serving,
-    spending,
-)
+from loadtests.support.servers import Server, gateway, replica, serving, spending
 
 HERE = Path(__file__).parent
 STEADY_STREAMS, STEADY_RATE, STEADY_SECS = 256, 20_000, 3.0
@@ -41,11 +34,18 @@ def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Measure small inferences, streams and large tensors, through a router and without one.
 
     At a steady rate the processor time of the router is compared with that of a frontend, too.
-    Then the cached part of prompts on several replicas, and the time of a choice.
+    Then tokens of an LLM, the cached part of prompts on several replicas, and the time of a choice.
     """
     parser.add_argument("--streams", type=rounds.positive_list, default=[1, 32], metavar="N,N")
     parser.add_argument("--requests", type=rounds.positive, default=3000, metavar="N")
     parser.add_argument("--secs", type=float, default=streams.SECS, metavar="SECS")
+    parser.add_argument(
+        "--max-tokens",
+        type=rounds.positive,
+        default=64,
+        metavar="N",
+        help="tokens of each answer of the LLM (default: %(default)s)",
+    )
     parser.add_argument(
         "--ray-serve",
         action="store_true",
@@ -56,22 +56,12 @@ def fleet(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
-    ports = free_ports()
-    hosted = Launch(
-        name="replica",
-        command=[
-            *(sys.executable, "-m", "gateway", "replica", "*"),
-            *("--model-repository", str(HERE / "models")),
-            *("--fleet-port", str(ports.grpc)),
-            *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
-        ],
-        ports=ports,
-        ready_path="/metrics",
-    )
+    hosted = replica(HERE / "models")
+    fleet_of_it = f"--fleet=static:127.0.0.1:{hosted.ports.grpc}"
     (folder / "empty").mkdir()
     contenders = [
         gateway(HERE / "models"),
-        gateway(folder / "empty", "gateway, router", f"--fleet=static:127.0.0.1:{ports.grpc}"),
+        gateway(folder / "empty", "gateway, router", fleet_of_it),
         gateway(HERE / "models", "gateway, 1 frontend", "--frontends=1"),
     ]
     steps: Sequence[Step] = [
@@ -100,6 +90,12 @@ def _fleet(asked: argparse.Namespace, folder: Path, console: Console) -> Report:
         cached_shares(folder, asked.server_cpus),
         times_of_a_choice(Random(1)),
     ]
+    if lacking := fleet_llm.lacking():
+        notes.append(f"{MODEL} was not measured: {lacking}")
+    else:
+        tokens = fleet_llm.compare(asked, folder / "llm", console)
+        lines += tokens.as_lines()
+        notes.append(fleet_llm.describe(tokens))
     skipped = fleet_serve.make_environment() if asked.ray_serve else "it needs --ray-serve"
     if skipped:
         notes.append(f"Ray Serve was not measured: {skipped}")

@@ -2,10 +2,10 @@
 
 import http.client
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -16,8 +16,8 @@ from loadtests.support.servers import (
     Launch,
     LoadTestFailed,
     Server,
-    free_ports,
     gateway,
+    replica,
     serving,
 )
 
@@ -67,14 +67,9 @@ def _routers(
 
 
 def _replica(repository: Path, packages: Path, name: str) -> Launch:
-    ports = free_ports()
-    command = [
-        *("/usr/bin/env", f"PYTHONPATH={packages}:{ROOT}"),
-        *(sys.executable, "-m", "gateway", "replica", caching_llm.NAME),
-        *("--model-repository", str(repository), "--fleet-port", str(ports.grpc)),
-        *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
-    ]
-    return Launch(name=f"llm {name}", command=command, ports=ports, ready_path="/metrics")
+    launch = replica(repository, f"llm {name}", caching_llm.NAME)
+    path = f"PYTHONPATH={packages}:{ROOT}"
+    return replace(launch, command=["/usr/bin/env", path, *launch.command])
 
 
 def _converse(routers: Sequence[Server], seed: int) -> float:

@@ -21,7 +21,7 @@ from gateway.fleet.prompts import PrefixIndexes
 from gateway.messages import InferRequest
 from gateway.tensor import Datatype, array_tensor, text_tensor
 from loadtests.support.results import Better, Line, Metric, Results
-from loadtests.support.servers import Cpus, Launch, LoadTestFailed, free_ports, pinned, serving
+from loadtests.support.servers import Cpus, LoadTestFailed, pinned, replica, serving
 
 SIZE = 64 << 20
 COUNT = 8
@@ -167,23 +167,16 @@ class Responses:
 @contextmanager
 def connected(models: Path, cpus: Cpus, model: str) -> Iterator[Responses]:
     """A replica of every model of a folder, and a connection to it that serves one."""
-    ports = free_ports()
-    command = [
-        *(sys.executable, "-m", "gateway", "replica", "*"),
-        *("--model-repository", str(models)),
-        *("--fleet-port", str(ports.grpc)),
-        *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
-    ]
-    launch = Launch(name=f"replica of {model}", command=command, ports=ports, ready_path="/metrics")
+    launch = replica(models, f"replica of {model}")
     with serving(launch, cpus), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         identity = Identity("sluice", FleetRole.ROUTER)
         indexes = PrefixIndexes(KeyIndex)
-        replica = ReplicaConnection("127.0.0.1", ports.grpc, identity, lambda: None, indexes)
-
-        found = Responses(runner, replica, ports.grpc, model)
+        port = launch.ports.grpc
+        connection = ReplicaConnection("127.0.0.1", port, identity, lambda: None, indexes)
+        found = Responses(runner, connection, port, model)
 
         async def begin() -> asyncio.Task[None]:
-            task = asyncio.create_task(replica.run())
+            task = asyncio.create_task(connection.run())
             await found.connect()
             return task
 
@@ -203,5 +196,5 @@ def _by_fleet(cpus: Cpus, folder: Path) -> Iterator[Send]:
     (folder / "taken" / "config.pbtxt").write_text(CONFIG)
     data = array_tensor("DATA", Datatype.UINT8, np.zeros(SIZE, np.uint8))
     request = InferRequest(model="taken", version="1", inputs=(text_tensor("NAME", ["a"]), data))
-    with connected(folder, cpus, "taken") as replica:
-        yield lambda: replica.per_sec([request])
+    with connected(folder, cpus, "taken") as responses:
+        yield lambda: responses.per_sec([request])

@@ -259,7 +259,7 @@ def _ask(address: Address, per_sec: float, took: list[float], stop: Event) -> No
 
 
 STORED = "smollm2-135m-instruct"
-"""The model with the tokenizer and chat template of the tiny one."""
+"""The model of the repository, with the tokenizer and chat template of the tiny one."""
 
 TINY = {
     "hidden_size": 64,
@@ -323,11 +323,18 @@ def _processes(folder: Path, count: int) -> Sequence[Contender]:
     )
 
 
+def missing_model() -> str:
+    """The reason why there is no model to serve, or to take the tokenizer of; "" for none."""
+    if (default_root(ENVIRONMENT) / STORED / "config.json").is_file():
+        return ""
+    return f"the model is not stored: run `sluice fetch {STORED}`"
+
+
 def write_tiny_model(folder: Path, arguments: Mapping[str, Any]) -> None:
     """A folder of a model of vLLM with one layer of random weights."""
+    if lacking := missing_model():
+        raise LoadTestFailed(lacking)
     stored = default_root(ENVIRONMENT) / STORED
-    if not (stored / "config.json").is_file():
-        raise LoadTestFailed(f"the model is not stored: run `sluice fetch {STORED}`")
     small = folder / "1" / "small"
     small.mkdir(parents=True)
     for file in chain(stored.glob("*token*"), stored.glob("*.jinja"), stored.glob("vocab*")):

@@ -17,7 +17,10 @@ SHARED = ("tests/gateway/storage/unpacking/", "tests/backends/pytorch/", E2E)
 ENGINES = ("engines of servers", "engines", "engines of other servers")
 OTHER_SERVERS = tuple(
     f"{E2E}test_{name}.py"
-    for name in ("compilers", "engine_death", "real_model", "reasoning", "start_stages")
+    for name in (
+        *("compilers", "engine_death", "killed_replicas", "real_model", "reasoning"),
+        "start_stages",
+    )
 )
 """Modules that do not use the servers of the others of their folder."""
 LONG = (

@@ -211,6 +211,20 @@ def gateway(repository: Path | str, name: str = GATEWAY, *flags: str) -> Contend
     return Contender(name, launch)
 
 
+def replica(repository: Path, name: str = "replica", model: str = "*") -> Launch:
+    """A replica of a model of a repository, or of all; its port of gRPC is that for routers.
+
+    It may answer before its models are loaded.
+    """
+    ports = free_ports()
+    command = [
+        *(sys.executable, "-m", "gateway", "replica", model),
+        *("--model-repository", str(repository), "--fleet-port", str(ports.grpc)),
+        *("--allow-metrics", "true", "--metrics-port", str(ports.http)),
+    ]
+    return Launch(name=name, command=command, ports=ports, ready_path="/metrics")
+
+
 def vllm(model: str, engine_flags: Sequence[str]) -> Contender:
     """vLLM's own OpenAI server with one model."""
 

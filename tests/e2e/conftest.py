@@ -49,7 +49,10 @@ SHARED = {"vllm": "shared_server", "openvino_genai": "shared_laptop_server"}
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of this folder run last, by their server, so that at most two engines of vLLM run."""
+    """Tests of this folder run last, by their server, so that few engines of vLLM run.
+
+    Two do, or three while a test has two replicas.
+    """
     items.sort(key=_place)
 
 
