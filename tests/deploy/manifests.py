@@ -14,6 +14,8 @@ from tests.deploy import wheels
 
 SCHEMAS = Path(__file__).parent / "schemas"
 WORKLOADS = ("Deployment", "StatefulSet")
+WRITABLE = {"/tmp", "/var/cache/sluice", "/var/lib/sluice"}
+"""Folders that a server writes: the others of a container are read-only."""
 
 Document = dict[str, Any]
 Labels = Mapping[str, str]

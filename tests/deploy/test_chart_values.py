@@ -1,16 +1,21 @@
 """Values of the Helm chart: wrong ones are refused, and texts stay texts."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.deploy import manifests
+from tests.deploy import manifests, wheels
 from tests.deploy.chart import CHART, run
 
 WRONG = """
-image: {tag: "a b"}
+image: {repository: "sluice:cpu", tag: "a b"}
 routers: 3
+router:
+  resources: {limits: {memory: 4GB}}
+  env: [{name: LEVEL, value: 1}]
+modelVolume: {claimName: models}
 exitTimeoutSeconds: "300"
 models:
   - {name: Wrong_Name, replicas: -1}
@@ -22,8 +27,13 @@ models:
   - {name: router, arguments: [--short]}
   - {name: all, model: "*", autoscaling: {minReplicas: 1, maxReplicas: 2, hpa: {}}}
   - {name: typo, replica: 2}
+  - {name: unclaimed, volume: {persistentVolumeClaim: {claim: models}}}
 """
 REFUSALS = """
+at '/image/repository': 'sluice:cpu' does not match pattern
+at '/router/resources/limits/memory': '4GB' does not match pattern
+at '/router/env/0/value': got number, want string
+at '/modelVolume': additional properties 'claimName' not allowed
 at '/image/tag': 'a b' does not match pattern
 additional properties 'routers' not allowed
 at '/exitTimeoutSeconds': got string, want integer
@@ -37,8 +47,28 @@ at '/models/5/name': 'not' failed
 at '/models/5/arguments/0': '--short' does not match pattern
 at '/models/6/autoscaling': false schema
 at '/models/7': additional properties 'replica' not allowed
+at '/models/8/volume/persistentVolumeClaim': missing property 'claimName'
+"""
+WRONG_RAY = """
+fleet: {name: my fleet}
+ray: {enabled: true, groups: [], redisAddress: redis}
+models: [{name: a}]
+"""
+REFUSALS_OF_RAY = """
+at '/fleet/name': 'my fleet' does not match pattern
+at '/ray/groups': minItems: got 0, want 1
+at '/ray/redisAddress': 'redis' does not match pattern
+at '/models': maxItems: got 1, want 0
 """
 SMALL = "name: a, autoscaling: {minReplicas: 3, maxReplicas: 2, hpa: {}}"
+FEW = "name: few, replicas: 1, minReplicas: 1, maxReplicas: 2, resources: {}"
+LESS = "name: less, replicas: 1, minReplicas: 3, maxReplicas: 2, resources: {}"
+
+
+def groups(*given: str) -> str:
+    """Values of a RayCluster with these groups."""
+    listed = ", ".join(f"{{{each}}}" for each in given)
+    return f"ray: {{enabled: true, groups: [{listed}]}}"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +78,11 @@ SMALL = "name: a, autoscaling: {minReplicas: 3, maxReplicas: 2, hpa: {}}"
         ("models: [{name: a}, {name: a}]", "at '/models/1/name': 'a' is the name of another one"),
         (f"models: [{{{SMALL}}}]", "at '/models/0/autoscaling/minReplicas': got 3, want at most"),
         ("{ray: {enabled: true}, models: [{name: a}]}", "at '/models': maxItems: got 1, want 0"),
+        (WRONG_RAY, REFUSALS_OF_RAY),
+        (groups(FEW, FEW), "at '/ray/groups/1/name': 'few' is the name of another one"),
+        (groups(LESS), "at '/ray/groups/0/minReplicas': got 3, want at most"),
     ],
-    ids=["schema", "twice", "range", "ray"],
+    ids=["schema", "twice", "range", "ray", "ray-schema", "ray-twice", "ray-range"],
 )
 def test_wrong_values_are_refused_with_their_path(
     tmp_path: Path, values: str, refusals: str
@@ -59,6 +92,12 @@ def test_wrong_values_are_refused_with_their_path(
     done = run("template", "prod", CHART, "--values", file)
     assert done.returncode != 0
     assert [each for each in refusals.strip().splitlines() if each not in done.stderr] == []
+
+
+def test_a_volume_may_have_each_source_that_kubernetes_knows() -> None:
+    known = wheels.schema("_definitions.json")["$defs"]["io.k8s.api.core.v1.Volume"]["properties"]
+    values = json.loads((CHART / "values.schema.json").read_text())
+    assert {*values["$defs"]["volume"]["properties"], "name"} == set(known)
 
 
 @pytest.mark.parametrize("values", ["everything", "ray"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import install
+from tests.deploy.manifests import WRITABLE
 from tests.deploy.serve_options import unknown
 from tests.serving import ROOT
 
@@ -49,6 +50,10 @@ def test_the_command_is_one_that_serve_knows() -> None:
     command = json.loads(re.findall(r"^CMD (.*)$", TEXT, re.MULTILINE)[0])
     assert command[0] == "serve"
     assert unknown(command[1:]) == []
+
+
+def test_folders_that_the_server_writes_are_its_own() -> None:
+    assert {*names(r"chown 1000:1000 (.*)"), "/tmp"} == WRITABLE
 
 
 def test_the_base_has_a_tag() -> None:

@@ -19,7 +19,7 @@ from gateway.flags.serve import settings
 from gateway.settings import Settings
 from tests.deploy import manifests
 from tests.deploy.chart import CHART, run
-from tests.deploy.manifests import Document, name, of_kind, ports, selected, templates
+from tests.deploy.manifests import WRITABLE, Document, name, of_kind, ports, selected, templates
 from tests.deploy.serve_options import unknown
 from tests.serving import ROOT
 
@@ -243,7 +243,7 @@ def test_each_mount_has_a_volume_and_writable_folders_are_mounted(values: str) -
             mounts = {mount["mountPath"]: mount for mount in each["volumeMounts"]}
             assert {mount["name"] for mount in mounts.values()} <= volumes
             writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
-            assert {"/tmp", "/var/cache/sluice"} <= writable
+            assert writable >= WRITABLE
             assert each["securityContext"]["readOnlyRootFilesystem"]
 
 

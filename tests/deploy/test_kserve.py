@@ -10,7 +10,7 @@ import yaml
 from gateway.cli import build_parser
 from gateway.flags.serve import settings
 from gateway.settings import Settings
-from tests.deploy.manifests import check
+from tests.deploy.manifests import WRITABLE, check
 from tests.deploy.serve_options import unknown
 from tests.serving import ROOT
 
@@ -87,3 +87,4 @@ def test_the_drain_ends_before_kubernetes_kills_the_container() -> None:
 def test_each_mounted_volume_exists() -> None:
     mounted = {each["name"] for each in container()["volumeMounts"]}
     assert mounted == {each["name"] for each in runtime()["spec"]["volumes"]}
+    assert {each["mountPath"] for each in container()["volumeMounts"]} == WRITABLE

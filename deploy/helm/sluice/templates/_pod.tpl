@@ -119,6 +119,8 @@ livenessProbe:
   mountPath: /tmp
 - name: cache
   mountPath: /var/cache/sluice
+- name: state
+  mountPath: /var/lib/sluice
 {{- end -}}
 
 {{/* dict root, models, cache: volume sources, by default empty folders. */}}
@@ -133,6 +135,8 @@ livenessProbe:
   emptyDir: {}
 - name: cache
   {{- toYaml (.cache | default (dict "emptyDir" dict)) | nindent 2 }}
+- name: state
+  emptyDir: {}
 {{- end -}}
 
 {{/* The container of a router: dict root, image, resources, fleet (the value of --fleet), arguments, env, mounts. */}}
