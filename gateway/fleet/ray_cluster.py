@@ -1,11 +1,10 @@
-"""A fleet in a Ray cluster: actors, their placement groups, and the connection of a driver."""
+"""A fleet in a Ray cluster: actors, their placement groups, and questions to the controller."""
 
 import asyncio
 import logging
-import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
@@ -18,9 +17,7 @@ from ray.exceptions import RayError
 from ray.util import (
     get_node_ip_address,
     get_placement_group,
-    list_named_actors,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -31,7 +28,16 @@ from gateway.fleet.ray_controller import Controller, ModelStatus, read_status
 from gateway.fleet.ray_news import OffersByModel, read_known, read_news
 from gateway.fleet.ray_replica import THIS_MACHINE, ReplicaProcess
 from gateway.fleet.ray_repository import Repository, refusal
-from gateway.fleet.ray_state import RayState, gcs
+from gateway.fleet.ray_state import (
+    NAMESPACE,
+    RayState,
+    cause,
+    controller_name,
+    groups,
+    prefix,
+    replica_names,
+    unavailable,
+)
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView, read_view
 from gateway.models.model_folder import Versions
 from gateway.models.replicas import CPU, GPU, ReplicaRules
@@ -39,14 +45,17 @@ from gateway.observability.log import line_handler
 
 log = logging.getLogger("sluice.fleet")
 
-NAMESPACE = "sluice"
 DECISION_SECS = 2.0
 ANSWER_SECS = 1.0
 """A replica actor that does not answer for this time is silent."""
 CONTROLLER_SECS = 20.0
+DECIDED_SECS = 15.0
+"""A status waits for the next decision for this time, which ends before CONTROLLER_SECS."""
+END_SECS = 60.0
+"""Replicas are gone this time after the limit of their drain, or are named in an error."""
 POLL_SECS = 0.1
+ONGOING = "the last one has not ended"
 WITH_REQUESTS = (ReplicaPhase.READY, ReplicaPhase.SILENT, ReplicaPhase.DRAINING)
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 GROUP_OPTION = "--backend-config=vllm,placement-group"
 UNREADABLE = (msgspec.DecodeError, TypeError)
 """Errors of an answer of another release."""
@@ -110,23 +119,31 @@ class ControllerActor:
         logging.basicConfig(level=logging.INFO, handlers=[line_handler()])
         self._controller = Controller(RayCluster(fleet), Repository(*_repositories(fleet)).files)
         self._decided = asyncio.Event()
+        self._failure = ONGOING
         self._deciding = asyncio.get_running_loop().create_task(self._decide())
 
     async def _decide(self) -> None:
         while True:
             try:
                 await asyncio.to_thread(self._controller.decide)
-            except Exception:
+            except Exception as error:
                 # Around one decision: the next one sees the cluster anew.
                 log.exception("decision failed")
+                self._failure = cause(error)
             else:
+                self._failure = ONGOING
                 decided, self._decided = self._decided, asyncio.Event()
                 decided.set()
             await asyncio.sleep(DECISION_SECS)
 
     async def next_status(self) -> bytes:
-        """The models and their replicas after the next decision."""
-        await self._decided.wait()
+        """The models and their replicas after the next decision; TimeoutError with the reason."""
+        try:
+            await asyncio.wait_for(self._decided.wait(), DECIDED_SECS)
+        except TimeoutError:
+            # Ray passes on errors that are made of their text alone.
+            text = f"no decision for {DECIDED_SECS:g} s: {self._failure}"
+            raise TimeoutError(text) from None
         return encode(self._controller.status())
 
     async def report(self, router: str, news: bytes) -> None:
@@ -149,19 +166,20 @@ class RayCluster(RayState):
         super().__init__(fleet.name)
         self._fleet = fleet
         self._asked: dict[str, Any] = {}
+        self._causes: dict[str, str] = {}
         self._were_starting: set[str] = set()
 
     def replicas(self) -> Sequence[ReplicaView]:
         """See `Cluster`."""
-        groups = dict(_groups(self._fleet.name))
-        actors = _replica_names(self._fleet.name)
+        placed = dict(groups(self._fleet.name))
+        actors = replica_names(self._fleet.name)
         answers = self._answers(actors)
         found = [
             replace(
                 answers.get(name) or self._unanswered(name, group, name in actors),
                 further_nodes=frozenset(group["bundles_to_node_id"].values()),
             )
-            for name, group in groups.items()
+            for name, group in placed.items()
         ]
         self._were_starting = {each.name for each in found if each.phase is ReplicaPhase.STARTING}
         return found
@@ -169,7 +187,7 @@ class RayCluster(RayState):
     def make(self, model: str, rules: ReplicaRules) -> None:
         """See `Cluster`."""
         own = f"{rules.description}-{secrets.token_hex(4)}"
-        name = f"{_prefix(self._fleet.name)}{model}:{own}"
+        name = f"{prefix(self._fleet.name)}{model}:{own}"
         try:
             self._make(name, rules)
         except (RayError, TypeError, ValueError) as error:
@@ -178,29 +196,37 @@ class RayCluster(RayState):
 
     def _make(self, name: str, rules: ReplicaRules) -> None:
         bundles = [dict(each) for each in rules.bundles or (rules.resources,)]
+        # Ray looks for the values of `in(a, b)` with their spaces.
+        labels = {name: value.replace(", ", ",") for name, value in rules.labels.items()}
         group = placement_group(
             bundles,
             strategy="PACK" if rules.bundles else "STRICT_PACK",
             name=name,
             lifetime="detached",
-            bundle_label_selector=[dict(rules.labels)] * len(bundles),
+            bundle_label_selector=[labels] * len(bundles),
         )
         # The actor is in the first bundle, and leaves all of it to the workers of its engine.
         resources = dict(rules.resources)
         cpus, gpus = resources.pop(CPU, 0), resources.pop(GPU, 0)
         use = GpuUse.OWN if gpus else GpuUse.NONE
         options: dict[str, Any] = {"memory": resources.pop(MEMORY)} if MEMORY in resources else {}
-        ray.remote(ReplicaActor).options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            num_cpus=cpus,
-            num_gpus=gpus,
-            resources=resources,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
-            **options,
-        ).remote(name, self._fleet, rules.left_out, GpuUse.OF_WORKERS if rules.bundles else use)
+        actor = (
+            ray.remote(ReplicaActor)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=cpus,
+                num_gpus=gpus,
+                resources=resources,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+                **options,
+            )
+            .remote(name, self._fleet, rules.left_out, GpuUse.OF_WORKERS if rules.bundles else use)
+        )
+        # The answer of an actor that fails at its start has the reason.
+        self._asked[name] = actor.view.remote()
 
     def drain(self, name: str) -> None:
         """See `Cluster`."""
@@ -210,6 +236,7 @@ class RayCluster(RayState):
     def remove(self, name: str) -> None:
         """See `Cluster`."""
         self._asked.pop(name, None)
+        self._causes.pop(name, None)
         with suppress(ValueError, RayError):
             ray.kill(ray.get_actor(name, NAMESPACE))
         with suppress(ValueError):
@@ -217,18 +244,22 @@ class RayCluster(RayState):
 
     def _answers(self, actors: Sequence[str]) -> Mapping[str, ReplicaView]:
         """The views of the replicas that answer now; each has one question at a time."""
-        asked = {}
+        asked = {**self._asked}
         for name in actors:
-            with suppress(ValueError):
-                known = self._asked.get(name)
-                asked[name] = known or ray.get_actor(name, NAMESPACE).view.remote()
+            if name not in asked:
+                with suppress(ValueError):
+                    asked[name] = ray.get_actor(name, NAMESPACE).view.remote()
         done = _done(list(asked.values()))
         self._asked = {name: each for name, each in asked.items() if each not in done}
         found = {}
         for name in asked.keys() - self._asked.keys():
             # A view that another release writes in another way is none.
-            with suppress(RayError, *UNREADABLE):
+            try:
                 found[name] = read_view(ray.get(asked[name]))
+            except RayError as error:
+                self._causes[name] = cause(error)
+            except UNREADABLE:
+                continue
         return found
 
     def _unanswered(self, name: str, group: Mapping[str, Any], has_actor: bool) -> ReplicaView:
@@ -238,7 +269,8 @@ class RayCluster(RayState):
             name=name, model=model, phase=ReplicaPhase.SILENT, description=description, node=node
         )
         if not has_actor:
-            return replace(view, phase=ReplicaPhase.ENDED, reason="its actor was lost")
+            reason = ": ".join(("its actor was lost", *filter(None, [self._causes.get(name)])))
+            return replace(view, phase=ReplicaPhase.ENDED, reason=reason)
         if node:
             is_starting = name in self._were_starting
             return replace(view, phase=ReplicaPhase.STARTING) if is_starting else view
@@ -247,42 +279,22 @@ class RayCluster(RayState):
         return replace(view, phase=phase)
 
 
-def connect() -> None:
-    """Connect this process as a driver; UNAVAILABLE with the reason of Ray."""
-    try:
-        ray.init(
-            address="auto",
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except (RayError, ConnectionError, RuntimeError) as error:
-        raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {error}") from None
-
-
-def cluster_id() -> str:
-    """The id of the cluster, which is new after a restart without persistence."""
-    return str(gcs().cluster_id.hex())
-
-
-def was_restarted(cluster: str) -> bool:
-    """Whether there is another cluster at the address of this one; false if that is not known."""
-    with suppress(RayError):
-        return cluster_id() != cluster
-    return False
-
-
 def make_controller(fleet: RayFleet) -> None:
-    """Make the controller of a fleet if there is none; Ray restarts it until `end_fleet`."""
-    ray.remote(ControllerActor).options(
-        name=_controller_name(fleet.name),
+    """Make the controller of a fleet if there is none; Ray restarts it until `end_fleet`.
+
+    UNAVAILABLE with the reason of Ray.
+    """
+    made = ray.remote(ControllerActor).options(
+        name=controller_name(fleet.name),
         namespace=NAMESPACE,
         lifetime="detached",
         num_cpus=0,
         max_restarts=-1,
         max_task_retries=0,
         get_if_exists=True,
-    ).remote(fleet)
+    )
+    with unavailable():
+        made.remote(fleet)
 
 
 def next_status(fleet: str) -> Sequence[ModelStatus]:
@@ -303,11 +315,7 @@ def _read(fleet: str, reader: Callable[[bytes], Found], answer: bytes) -> Found:
     try:
         return reader(answer)
     except UNREADABLE as error:
-        text = (
-            f"the controller of fleet '{fleet}' is of another release, whose answer cannot be "
-            f"read: {error}; end it with `sluice fleet down`"
-        )
-        raise InferenceError(Code.UNAVAILABLE, text) from None
+        raise _of_another_release(fleet, f"whose answer cannot be read: {error}") from None
 
 
 def report(fleet: str, router: str, news: bytes) -> None:
@@ -318,34 +326,50 @@ def report(fleet: str, router: str, news: bytes) -> None:
 def _asked(fleet: str, method: str, *arguments: object) -> Any:
     """The result of a method of the controller."""
     try:
-        actor = ray.get_actor(_controller_name(fleet), NAMESPACE)
+        actor = ray.get_actor(controller_name(fleet), NAMESPACE)
         return ray.get(getattr(actor, method).remote(*arguments), timeout=CONTROLLER_SECS)
+    except RayError as error:
+        # An error of the method itself, too: also one that is a ValueError.
+        text = f"the controller of fleet '{fleet}' does not answer: {cause(error)}"
+        raise InferenceError(Code.UNAVAILABLE, text) from None
     except ValueError:
         text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
         raise InferenceError(Code.NOT_FOUND, text) from None
-    except RayError as error:
-        text = f"the controller of fleet '{fleet}' does not answer: {cause(error)}"
-        raise InferenceError(Code.UNAVAILABLE, text) from None
+    except AttributeError:
+        raise _of_another_release(fleet, f"which has no '{method}'") from None
 
 
-def cause(error: RayError) -> str:
-    """The last line of an error of Ray, which is often a coloured traceback."""
-    lines = COLOURS.sub("", str(error)).split("\n")
-    return next((each.strip() for each in reversed(lines) if each.strip()), type(error).__name__)
+def _of_another_release(fleet: str, what: str) -> InferenceError:
+    text = f"the controller of fleet '{fleet}' is of another release, {what}"
+    return InferenceError(Code.UNAVAILABLE, f"{text}; end it with `sluice fleet down`")
 
 
 def end_fleet(fleet: str, drain_secs: float) -> int:
-    """End the controller, then every replica when it has ended; returns their number."""
-    with suppress(ValueError):
-        ray.kill(ray.get_actor(_controller_name(fleet), NAMESPACE))
+    """End the controller, then every replica when it has ended; returns their number.
+
+    UNAVAILABLE if Ray does not answer, or some are left END_SECS after the limit.
+    """
+    with unavailable():
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(controller_name(fleet), NAMESPACE))
+        return _end_replicas(fleet, time.monotonic() + drain_secs)
+
+
+def _end_replicas(fleet: str, ends_at: float) -> int:
     cluster = RayCluster(RayFleet(fleet))
     ended: set[str] = set()
-    ends_at = time.monotonic() + drain_secs
     # A replica that the controller was about to make comes later than its end.
     while replicas := cluster.replicas():
-        is_over = time.monotonic() >= ends_at
+        late_secs = time.monotonic() - ends_at
+        if late_secs >= END_SECS:
+            names = ", ".join(each.name for each in replicas)
+            why = "a router that began meanwhile makes a controller: stop it, and run this again"
+            text = (
+                f"fleet '{fleet}' still has replicas, {END_SECS:g} s after the limit of their drain"
+            )
+            raise InferenceError(Code.UNAVAILABLE, f"{text}: {names}; {why}")
         for each in replicas:
-            if is_over or each.phase not in WITH_REQUESTS:
+            if late_secs >= 0 or each.phase not in WITH_REQUESTS:
                 cluster.remove(each.name)
             elif each.name not in ended:
                 cluster.drain(each.name)
@@ -362,17 +386,9 @@ def _done(asked: list[Any]) -> set[Any]:
     return set(done)
 
 
-def _controller_name(fleet: str) -> str:
-    return f"sluice:{fleet}"
-
-
-def _prefix(fleet: str) -> str:
-    return f"{_controller_name(fleet)}:"
-
-
 def described(fleet: str, name: str) -> tuple[str, str]:
     """The model of a replica and its description, which are parts of its name."""
-    model, _, own = name.removeprefix(_prefix(fleet)).rpartition(":")
+    model, _, own = name.removeprefix(prefix(fleet)).rpartition(":")
     return model, own.rpartition("-")[0]
 
 
@@ -380,15 +396,3 @@ def _repositories(fleet: RayFleet) -> tuple[list[str], str]:
     """The folders of the repositories of a fleet, and the name of preferred configurations."""
     names = fleet.values("--model-config-name")
     return fleet.values("--model-repository"), "".join(names)
-
-
-def _replica_names(fleet: str) -> list[str]:
-    actors = list_named_actors(all_namespaces=True)
-    named = [each["name"] for each in actors if each["namespace"] == NAMESPACE]
-    return [name for name in named if name.startswith(_prefix(fleet))]
-
-
-def _groups(fleet: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for group in placement_group_table().values():
-        if group["name"].startswith(_prefix(fleet)) and group["state"] != "REMOVED":
-            yield group["name"], group

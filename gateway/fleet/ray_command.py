@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from gateway.fleet import ray_cluster
+from gateway.fleet import ray_cluster, ray_state
 from gateway.fleet.ray_controller import ModelStatus
 from gateway.fleet.ray_views import ReplicaPhase
 from gateway.settings import netloc
@@ -17,7 +17,7 @@ COLUMNS = ("model", "replica", "state", "node", "address", "need")
 
 def run(parsed: argparse.Namespace, console: Console) -> None:
     """Run `status` or `down`; UNAVAILABLE with the reason of Ray."""
-    ray_cluster.connect()
+    ray_state.connect()
     if parsed.action == "status":
         models = ray_cluster.next_status(parsed.fleet_name)
         console.print(status_table(models))

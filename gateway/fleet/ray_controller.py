@@ -26,8 +26,8 @@ class ModelStatus:
     """The replicas of a model, the number that is wanted, and the reason of a lack.
 
     `description` is the one that is wanted, "" if none is known. `refusal` is the reason why no
-    replica can start, if there is none; `known` as in `ModelNews`. Those of `candidate`, "" without
-    one, have the candidate of a `rollout`.
+    replica can start, for clients, if there is none; `known` as in `ModelNews`. Those of
+    `candidate`, "" without one, have the candidate of a `rollout`.
     """
 
     model: str
@@ -249,7 +249,7 @@ class Controller:
             replicas=replicas,
             trouble=trouble,
             description=description,
-            refusal=trouble if cannot_start and not phases & WORKING else "",
+            refusal=trouble.partition("\n")[0] if cannot_start and not phases & WORKING else "",
             known=self.heard.known(model, description),
             candidate=tended.candidate,
         )

@@ -1,5 +1,6 @@
 """The child process of a router that reads the addresses of replicas in a Ray cluster."""
 
+import logging
 import os
 import queue
 import secrets
@@ -11,11 +12,14 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from gateway.errors import Code, InferenceError
-from gateway.fleet import ray_cluster
+from gateway.fleet import ray_cluster, ray_state
 from gateway.fleet.ray_addresses import RayQuestion, RayTable, encode, read_question
 from gateway.fleet.ray_controller import ModelStatus
 from gateway.fleet.ray_news import ModelNews, OffersByModel
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
+from gateway.observability.log import line_handler
+
+log = logging.getLogger("sluice.fleet")
 
 PAUSE_SECS = 1.0
 ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
@@ -23,6 +27,7 @@ ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
 
 def main() -> None:
     """Write a table for each decision of the controller, until the router has ended."""
+    logging.basicConfig(level=logging.WARNING, handlers=[line_handler()])
     question = read_question(sys.stdin.buffer.readline())
     # Only tables are written to the router: Ray's own texts go to the standard error.
     router = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -38,13 +43,13 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
     lines: queue.Queue[bytes] = queue.Queue(1)
     threading.Thread(target=_read, args=(sys.stdin.buffer, lines), daemon=True).start()
     try:
-        ray_cluster.connect()
+        ray_state.connect()
+        cluster = ray_state.cluster_id()
+        if question.makes_controller(cluster):
+            ray_cluster.make_controller(question.fleet)
     except InferenceError as error:
         yield RayTable(reason=error.message)
         return
-    cluster = ray_cluster.cluster_id()
-    if question.makes_controller(cluster):
-        ray_cluster.make_controller(question.fleet)
     fleet = question.fleet.name
     threading.Thread(target=_report, args=(fleet, lines), daemon=True).start()
     written: dict[str, str] = {}
@@ -56,7 +61,7 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
             yield table(models, cluster, ray_cluster.offers(fleet, new) if new else {})
             written.update(known)
         except InferenceError as error:
-            was_restarted = ray_cluster.was_restarted(cluster)
+            was_restarted = ray_state.was_restarted(cluster)
             is_ended = error.code is Code.NOT_FOUND and not was_restarted
             yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
             if was_restarted:
@@ -75,10 +80,16 @@ def _read(router: BinaryIO, lines: "queue.Queue[bytes]") -> None:
 
 def _report(fleet: str, lines: "queue.Queue[bytes]") -> None:
     """Pass the news of the router on; what the controller does not get is repeated."""
-    router = secrets.token_hex(8)
+    router, logged = secrets.token_hex(8), ""
     while True:
-        with suppress(InferenceError):
-            ray_cluster.report(fleet, router, lines.get())
+        reason, news = "", lines.get()
+        try:
+            ray_cluster.report(fleet, router, news)
+        except InferenceError as error:
+            reason = error.message
+        if reason and reason != logged:
+            log.warning("news not reported", extra={"fleet": fleet, "reason": reason})
+        logged = reason
 
 
 def table(models: Sequence[ModelStatus], cluster: str, offers: OffersByModel) -> RayTable:

@@ -16,6 +16,7 @@ from http.client import HTTPException
 from typing import BinaryIO, TextIO
 from urllib.request import ProxyHandler, build_opener
 
+from gateway.fleet.ray_addresses import RayFleet
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.processes.module_commands import module_command
 
@@ -28,8 +29,13 @@ METRICS_SECS = 0.5
 KEPT_SECS = 60.0
 """The last need holds for this time while the metrics page has none."""
 LAST_LINES = 5
-"""Lines of the log that are in the reason of an end."""
+"""Lines of the log that are in the reason of an end without an error of the command."""
+ERROR = "sluice: "
+"""The beginning of that error, which has no paths: it is the reason without the log before it."""
 THIS_MACHINE = "127.0.0.1"
+EXIT_TIMEOUT = "--exit-timeout-secs"
+KILL_SECS = 60.0
+"""A draining replica is killed this time after its own limit."""
 
 
 class NeedPage:
@@ -72,7 +78,8 @@ class ReplicaProcess:
     """`sluice replica MODEL` as a child process, which ends with this process.
 
     It listens at `host` on free ports; its metrics page is for this machine. It does not begin,
-    or has ended, if `refusal` has a reason before, or once it has loaded its files.
+    or has ended, if `refusal` has a reason before, or once it has loaded its files. One that drains
+    for longer than its own limit is killed.
     """
 
     def __init__(
@@ -90,6 +97,8 @@ class ReplicaProcess:
         self._ports: dict[str, int] = {}
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_draining = False
+        limits = RayFleet("", tuple(options)).values(EXIT_TIMEOUT)
+        self._most_drain_secs = sum(map(float, limits)) + KILL_SECS
         self._child: subprocess.Popen[str] | None = None
         if not self._refused:
             self._child = self._begin(options, environment)
@@ -130,9 +139,12 @@ class ReplicaProcess:
 
     def drain(self) -> None:
         """Let it complete its requests and end."""
-        self._is_draining = True
-        if self._child is not None:
+        if self._child is not None and not self._is_draining:
             self._child.send_signal(signal.SIGTERM)
+            killing = threading.Timer(self._most_drain_secs, self._child.kill)
+            killing.daemon = True
+            killing.start()
+        self._is_draining = True
 
     def _phase(self) -> ReplicaPhase:
         if self._refused or self._child is None or self._child.poll() is not None:
@@ -147,7 +159,12 @@ class ReplicaProcess:
         status = self._child.returncode
         if self._is_draining and not status:
             return ""
-        return f"it ended with status {status}: " + "\n".join(self._lines)
+        lines = list(self._lines)
+        said = next((n for n, line in enumerate(lines) if line.startswith(ERROR)), None)
+        if said is None:
+            return "\n".join((f"it ended with status {status}", *lines))
+        error = (line.removeprefix(ERROR).strip() for line in lines[said:])
+        return f"it ended with status {status}: " + " ".join(error)
 
     def _read(self, written: TextIO) -> None:
         """Pass its log on to Ray's log of this process."""

@@ -1,11 +1,18 @@
-"""The state of a Ray cluster (GCS): nodes that drain, and records of rollouts."""
+"""A driver of a Ray cluster: its connection, and the state of the cluster (GCS)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import ray
 from ray._raylet import GcsClient
 from ray.exceptions import RayError
+from ray.util import list_named_actors, placement_group_table
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_addresses import encode
@@ -13,6 +20,10 @@ from gateway.fleet.ray_addresses import encode
 ROLLOUTS = b"sluice-rollouts"
 """The namespace of the records of rollouts."""
 RECORD_SECS = 5.0
+NAMESPACE = "sluice"
+CONNECT_SECS = 30.0
+"""Ray's library tries for longer, and logs the reasons."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class RayState:
@@ -28,14 +39,14 @@ class RayState:
 
     def read_record(self, model: str) -> bytes | None:
         """See `RolloutStore`."""
-        with _unavailable():
+        with unavailable():
             found = self._state.internal_kv_get(self._key(model), ROLLOUTS, timeout=RECORD_SECS)
         return None if found is None else bytes(found)
 
     def write_record(self, model: str, record: bytes) -> None:
         """See `RolloutStore`."""
         key = self._key(model)
-        with _unavailable():
+        with unavailable():
             self._state.internal_kv_put(key, record, True, ROLLOUTS, timeout=RECORD_SECS)
 
     @property
@@ -48,16 +59,105 @@ class RayState:
         return encode((self._fleet_name, model))
 
 
+def connect() -> None:
+    """Connect this process as a driver, within CONNECT_SECS; UNAVAILABLE with the reason of Ray.
+
+    After that time a thread still tries, until this process ends.
+    """
+    connected: Future[None] = Future()
+    threading.Thread(target=_connect, args=(connected,), daemon=True).start()
+    wait((connected,), CONNECT_SECS)
+    if not connected.done():
+        raise InferenceError(
+            Code.UNAVAILABLE,
+            f"Ray cannot be used: {_place()} has not accepted this process for {CONNECT_SECS:g} s, "
+            "expected a head that runs and has its token: compare RAY_ADDRESS with the output of "
+            "`ray start`, and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) with that of the head",
+        )
+    try:
+        connected.result()
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = cause(error) if error.__cause__ is None else f"{error}: {cause(error.__cause__)}"
+        raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {reason}") from None
+
+
+def _connect(connected: "Future[None]") -> None:
+    try:
+        ray.init(
+            address="auto",
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+        connected.set_exception(error)
+    else:
+        connected.set_result(None)
+
+
+def _place() -> str:
+    address = os.environ.get("RAY_ADDRESS")
+    return (
+        f"the head at {address} (RAY_ADDRESS)" if address else "the head of this machine's cluster"
+    )
+
+
+def cause(error: BaseException) -> str:
+    """The last line of an error of Ray, which is often a coloured traceback."""
+    lines = COLOURS.sub("", str(error)).split("\n")
+    return next((each.strip() for each in reversed(lines) if each.strip()), type(error).__name__)
+
+
+def cluster_id() -> str:
+    """The id of the cluster, which is new after a restart without persistence.
+
+    UNAVAILABLE if the cluster does not answer.
+    """
+    with unavailable():
+        return str(gcs().cluster_id.hex())
+
+
+def was_restarted(cluster: str) -> bool:
+    """Whether there is another cluster at the address of this one; false if that is not known."""
+    with suppress(InferenceError):
+        return cluster_id() != cluster
+    return False
+
+
+def controller_name(fleet: str) -> str:
+    """The name of the actor of a controller."""
+    return f"sluice:{fleet}"
+
+
+def prefix(fleet: str) -> str:
+    """The beginning of the names of replicas."""
+    return f"{controller_name(fleet)}:"
+
+
+def replica_names(fleet: str) -> list[str]:
+    """The names of the actors of replicas."""
+    actors = list_named_actors(all_namespaces=True)
+    named = [each["name"] for each in actors if each["namespace"] == NAMESPACE]
+    return [name for name in named if name.startswith(prefix(fleet))]
+
+
+def groups(fleet: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The names and descriptions of the placement groups of replicas."""
+    for group in placement_group_table().values():
+        if group["name"].startswith(prefix(fleet)) and group["state"] != "REMOVED":
+            yield group["name"], group
+
+
 def gcs() -> GcsClient:
     """The client of the cluster's state: Ray has no public way to ask for some of it."""
     return GcsClient(address=ray.get_runtime_context().gcs_address)
 
 
 @contextmanager
-def _unavailable() -> Iterator[None]:
+def unavailable() -> Iterator[None]:
     """Raise UNAVAILABLE for an error of the state of the cluster."""
     try:
         yield
     except (RayError, RuntimeError) as error:
-        text = f"the state of the cluster does not answer: {error}"
+        text = f"the state of the cluster does not answer: {cause(error)}"
         raise InferenceError(Code.UNAVAILABLE, text) from None

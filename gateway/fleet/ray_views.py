@@ -28,6 +28,8 @@ NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTIN
 class ReplicaView:
     """A replica as the controller sees it: `need` is its share, `reason` that of its phase.
 
+    Clients may get the first line of the reason; later ones, of its log, may have paths.
+
     `description` is that of the model when the replica was made. The workers of its engine may be
     on `further_nodes`, too.
     """

@@ -57,13 +57,14 @@ class RayNodes:
         for zone in zones:
             self.add(zone)
 
-    def add(self, zone: str) -> None:
-        """Start a node if there is none in the zone."""
+    def add(self, zone: str, own: Mapping[str, str] | None = None) -> None:
+        """Start a node if there is none in the zone; its processes have their `own` environment."""
         if zone not in self._nodes:
             self._nodes[zone] = self._cluster.add_node(
                 num_cpus=1,
                 labels={"zone": zone, "ray.io/availability-zone": zone},
                 object_store_memory=OBJECTS_BYTES,
+                env_vars=dict(own or {}),
             )
 
     def drain(self, zone: str) -> None:
@@ -125,6 +126,10 @@ class RayNodes:
         raylets = {self._raylet(node) for node in (self._cluster.head_node, *self._nodes.values())}
         found = _processes(lambda pid, command: command.startswith(f"ray::{name}"))
         return [pid for pid in found if parent(pid) in raylets]
+
+    def is_running(self, zone: str) -> bool:
+        """Whether the raylet of a node has not ended."""
+        return self._nodes[zone].all_processes["raylet"][0].process.poll() is None
 
     def zone(self, replica: int) -> str:
         """The zone of a replica: its process is the child of an actor, and that of a raylet."""

@@ -21,7 +21,7 @@ def main(file: Path) -> None:
     """Make the replica, wait for its engine, and end both."""
     from ray.util import placement_group_table
 
-    from gateway.fleet import ray_cluster
+    from gateway.fleet import ray_cluster, ray_state
     from gateway.fleet.ray_addresses import RayFleet
     from gateway.models.replicas import ReplicaRules
 
@@ -44,7 +44,11 @@ def main(file: Path) -> None:
             there.ReplicaProcess = Replica  # type: ignore[assignment, misc]
             there.ReplicaActor(*arguments)
 
-    ray_cluster.connect()
+        def view(self) -> bytes:
+            """No view: this replica has no process of its own."""
+            return b""
+
+    ray_state.connect()
     ray_cluster.ReplicaActor = Actor  # type: ignore[assignment, misc]
     cluster = ray_cluster.RayCluster(RayFleet("spread", (f"--file={file}",)))
     cluster.make("m", ReplicaRules(bundles=BUNDLES))

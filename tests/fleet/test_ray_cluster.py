@@ -3,8 +3,6 @@
 import io
 import os
 import queue
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,98 +13,9 @@ from gateway.fleet.ray_controller import ModelStatus
 from gateway.fleet.ray_news import ModelNews
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
 from gateway.models.replicas import ReplicaRules
+from tests.fleet.fake_ray import NAME, FakeRay
 
 pytestmark = pytest.mark.ray
-
-NAME = "sluice:f:m:1"
-
-
-class FakeRay:
-    """Calls of Ray on groups and actors in memory; an actor without a view does not answer."""
-
-    def __init__(self) -> None:
-        self.groups: set[str] = set()
-        self.views: dict[str, object] = {}
-        self.late: list[str] = []
-        self.placed: list[Any] = []
-        self.takes_actors = False
-        self.nodes = {0: "n"}
-
-    def add(self, name: str, phase: ReplicaPhase | None) -> None:
-        """Add a replica that is placed."""
-        self.groups.add(name)
-        found = phase and ReplicaView(name=name, model="m", phase=phase, node="n")
-        self.views[name] = found and encode(found)
-
-    def placement_group_table(self) -> dict[str, Any]:
-        placed = {"state": "CREATED", "bundles_to_node_id": self.nodes}
-        return {name: {"name": name, **placed} for name in self.groups}
-
-    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
-        assert all_namespaces
-        return [{"name": name, "namespace": "sluice"} for name in self.views]
-
-    def placement_group(self, bundles: Sequence[Any], *, name: str, **options: Any) -> str:
-        self.groups.add(name)
-        self.placed.append((bundles, options))
-        return name
-
-    def get_placement_group(self, name: str) -> str:
-        if name not in self.groups:
-            raise ValueError(name)
-        return name
-
-    def remove_placement_group(self, name: str) -> None:
-        self.groups.remove(name)
-
-    def get_actor(self, name: str, namespace: str) -> Any:
-        if name not in self.views:
-            raise ValueError(name)
-        calls = {"drain": lambda: self.drain(name)}
-        calls |= dict.fromkeys(("view", "next_status", "name"), lambda: name)
-        return SimpleNamespace(**{key: SimpleNamespace(remote=call) for key, call in calls.items()})
-
-    def drain(self, name: str) -> None:
-        """End a replica, upon which a late one comes."""
-        self.add(name, ReplicaPhase.ENDED)
-        for each in self.late:
-            self.add(each, ReplicaPhase.READY)
-        self.late.clear()
-
-    def kill(self, actor: Any) -> None:
-        del self.views[actor.name.remote()]
-
-    def wait(self, asked: list[str], **options: Any) -> tuple[list[str], list[str]]:
-        return [name for name in asked if self.views[name]], []
-
-    def get(self, asked: str, timeout: float = 0.0) -> object:
-        return self.views[asked]
-
-    def remote(self, kind: type) -> Any:
-        def made(**options: Any) -> Any:
-            def make(*arguments: Any) -> None:
-                if not self.takes_actors:
-                    raise ValueError("a whole number of GPUs")
-                self.placed.append((arguments, options))
-
-            return SimpleNamespace(remote=make)
-
-        return SimpleNamespace(options=made)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    from gateway.fleet import ray_cluster
-
-    found = FakeRay()
-    monkeypatch.setattr(ray_cluster, "ray", found)
-    monkeypatch.setattr(ray_cluster, "PlacementGroupSchedulingStrategy", lambda *given: None)
-    for name in (
-        *("placement_group", "placement_group_table", "list_named_actors"),
-        *("get_placement_group", "remove_placement_group"),
-    ):
-        monkeypatch.setattr(ray_cluster, name, getattr(found, name))
-    return found
 
 
 def test_a_placed_replica_that_never_answered_is_silent_and_may_have_requests(
@@ -160,7 +69,7 @@ def test_routers_get_the_addresses_of_replicas_of_earlier_descriptions() -> None
 def test_a_fleet_without_a_controller_has_ended_unless_its_cluster_was_restarted(
     monkeypatch: pytest.MonkeyPatch, is_restarted: bool, ends: bool
 ) -> None:
-    from gateway.fleet import ray_cluster, ray_directory
+    from gateway.fleet import ray_cluster, ray_directory, ray_state
 
     def missing(fleet: str) -> None:
         raise InferenceError(Code.NOT_FOUND, "no controller")
@@ -173,14 +82,14 @@ def test_a_fleet_without_a_controller_has_ended_unless_its_cluster_was_restarted
             """Do nothing."""
 
     monkeypatch.setattr(ray_directory.threading, "Thread", NoThread)
-    for name, answer in (
-        ("connect", lambda: None),
-        ("cluster_id", lambda: "one"),
-        ("make_controller", lambda fleet: None),
-        ("next_status", missing),
-        ("was_restarted", lambda cluster: is_restarted),
+    for module, name, answer in (
+        (ray_state, "connect", lambda: None),
+        (ray_state, "cluster_id", lambda: "one"),
+        (ray_cluster, "make_controller", lambda fleet: None),
+        (ray_cluster, "next_status", missing),
+        (ray_state, "was_restarted", lambda cluster: is_restarted),
     ):
-        monkeypatch.setattr(ray_cluster, name, answer)
+        monkeypatch.setattr(module, name, answer)
     tables = ray_directory._tables(RayQuestion(RayFleet("f")))  # noqa: SLF001
     expected = RayTable(reason="no controller", cluster="one", is_ended=ends)
     assert next(tables) == expected
@@ -208,6 +117,39 @@ def test_a_controller_that_cannot_be_read_is_a_reason(
     start = "the controller of fleet 'f' is of another release, whose answer cannot be read: "
     assert caught.value.code is Code.UNAVAILABLE
     assert caught.value.message.startswith(start + reason)
+
+
+def test_a_controller_that_lacks_a_method_is_of_another_release(fake: FakeRay) -> None:
+    from gateway.fleet import ray_cluster
+
+    fake.views["sluice:f"] = encode([])
+    with pytest.raises(InferenceError) as caught:
+        ray_cluster.report("f", "router", b"{}")
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message == (
+        "the controller of fleet 'f' is of another release, which has no 'report'; end it with "
+        "`sluice fleet down`"
+    )
+
+
+def test_a_wrong_value_in_the_controller_is_no_lack_of_a_controller(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    from gateway.fleet import ray_cluster
+
+    def fail(asked: str, timeout: float) -> None:
+        raise RayTaskError(
+            "report", "Traceback\nValueError: bad", ValueError("bad")
+        ).as_instanceof_cause()
+
+    fake.views["sluice:f"] = encode([])
+    monkeypatch.setattr(fake, "get", fail)
+    with pytest.raises(InferenceError) as caught:
+        ray_cluster.next_status("f")
+    text = "the controller of fleet 'f' does not answer: ValueError: bad"
+    assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, text)
 
 
 def test_a_controller_of_a_later_release_is_read_by_the_names_of_fields(fake: FakeRay) -> None:
@@ -284,6 +226,14 @@ def test_a_replica_takes_its_bundle_and_leaves_those_of_workers(
     assert arguments[-1].name == use
 
 
+def test_a_list_of_labels_reaches_ray_without_spaces(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.takes_actors = True
+    RayCluster(RayFleet("f")).make("m", ReplicaRules(labels={"zone": "in(a, b)", "c": "!d"}))
+    assert fake.placed[0][1]["bundle_label_selector"] == [{"zone": "in(a,b)", "c": "!d"}]
+
+
 def test_a_replica_is_on_the_nodes_of_its_workers_too(fake: FakeRay) -> None:
     from gateway.fleet.ray_cluster import RayCluster
 
@@ -314,21 +264,35 @@ def test_a_replica_that_does_not_drain_ends_when_the_time_is_over(
     assert (fake.groups, fake.views) == (set(), {})
 
 
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("\x1b[36mray::C.__init__()\x1b[39m\n  File x\nModuleNotFoundError: no 'm'\n", "no 'm'"),
-        ("timed out", "timed out"),
-        ("", "RayError"),
-    ],
-    ids=["traceback", "line", "nothing"],
-)
-def test_an_error_of_ray_has_its_cause_on_one_line(text: str, cause: str) -> None:
-    from ray.exceptions import RayError
+def test_the_end_of_a_fleet_that_another_controller_makes_again_has_an_end(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gateway.fleet import ray_cluster
 
-    from gateway.fleet.ray_cluster import cause as cause_of
+    monkeypatch.setattr(ray_cluster, "END_SECS", 0.3)
+    monkeypatch.setattr(fake, "kill", lambda actor: None)
+    monkeypatch.setattr(ray_cluster, "remove_placement_group", lambda name: None)
+    fake.add(NAME, ReplicaPhase.READY)
+    with pytest.raises(InferenceError) as caught:
+        ray_cluster.end_fleet("f", drain_secs=0)
+    assert caught.value.code is Code.UNAVAILABLE
+    text = "fleet 'f' still has replicas, 0.3 s after the limit of their drain"
+    expected = f"{text}: {NAME}; a router that began meanwhile"
+    assert caught.value.message.startswith(expected)
 
-    found = cause_of(RayError(text))
-    assert found.endswith(cause)
-    assert "\n" not in found
-    assert "\x1b" not in found
+
+def test_an_end_of_a_fleet_without_an_answer_of_ray_has_its_reason(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.exceptions import RpcError
+
+    from gateway.fleet.ray_cluster import end_fleet
+
+    def refuse(name: str, namespace: str) -> None:
+        raise RpcError("GCS gone", rpc_code=14)
+
+    monkeypatch.setattr(fake, "get_actor", refuse)
+    with pytest.raises(InferenceError) as caught:
+        end_fleet("f", drain_secs=0)
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message.startswith("the state of the cluster does not answer: GCS gone")

@@ -109,6 +109,17 @@ def test_a_start_that_fails_is_the_reason_until_the_model_is_at_zero_again() -> 
     assert cluster.controller.status()[0].refusal == ""
 
 
+def test_clients_get_the_first_line_of_a_reason_and_not_the_log() -> None:
+    cluster = FakeCluster(a=TWO)
+    cluster.decide()
+    reason = 'it ended with status -11\n  File "/srv/model.py", line 5'
+    for name in list(cluster.decide()):
+        cluster.change(name, phase=ENDED, reason=reason)
+    cluster.decide()
+    (found,) = cluster.controller.status()
+    assert (found.trouble, found.refusal) == (reason, "it ended with status -11")
+
+
 @pytest.mark.parametrize(
     ("phase", "refusal"),
     [

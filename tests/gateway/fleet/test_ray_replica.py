@@ -1,8 +1,11 @@
 """The process of a replica on Ray, without Ray: its need, and its end with its actor."""
 
 import logging
+import signal
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -125,6 +128,67 @@ def test_a_replica_ends_if_its_files_are_others_before_it_begins_or_once_it_is_r
     assert [each.phase for each in found] == phases
     assert [each.reason for each in found] == [last] * len(found)
     assert refusals == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ["E loading", "sluice: failed to load all models:", "  m version 1: no backend 'x'"],
+            "it ended with status 1: failed to load all models: m version 1: no backend 'x'",
+        ),
+        (
+            ["Traceback:", '  File "/srv/m.py"', "OSError: gone"],
+            'it ended with status 1\nTraceback:\n  File "/srv/m.py"\nOSError: gone',
+        ),
+    ],
+    ids=["error", "log"],
+)
+def test_the_reason_of_an_end_is_the_error_of_the_command_or_else_the_log_below_the_status(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
+) -> None:
+    class EndedChild:
+        returncode = 1
+
+        def __init__(self, *command: object, **options: object) -> None:
+            self.stderr = [f"{each}\n" for each in lines]
+
+        def poll(self) -> int:
+            return self.returncode
+
+    monkeypatch.setattr(ray_replica.subprocess, "Popen", EndedChild)
+    view = ReplicaView(name="r", model="m", phase=ReplicaPhase.STARTING)
+    replica = ReplicaProcess(view, (), {}, lambda: "")
+    wait_until(lambda: replica.view().reason == reason, "its lines are read")
+    assert replica.view().phase is ReplicaPhase.ENDED
+
+
+HANGING = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.stderr.write("fleet 127.0.0.1:7\\nmetrics 127.0.0.1:9\\n")
+sys.stderr.flush()
+time.sleep(600)
+"""
+
+
+def test_a_draining_replica_that_hangs_is_killed_after_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    view = ReplicaView(name="r", model="m", phase=ReplicaPhase.STARTING, host="127.0.0.1")
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        monkeypatch.setattr(ray_replica.subprocess, "Popen", lambda *own, **others: child)
+        monkeypatch.setattr(ray_replica, "KILL_SECS", 0.5)
+        replica = ReplicaProcess(view, ("--exit-timeout-secs=0.5",), {}, lambda: "")
+        wait_until(lambda: replica.view().phase is ReplicaPhase.READY, "it is ready")
+        began_at = time.monotonic()
+        replica.drain()
+        assert replica.view().phase is ReplicaPhase.DRAINING
+        wait_until(lambda: replica.view().phase is ReplicaPhase.ENDED, "it is killed")
+        assert time.monotonic() - began_at >= 1
+        assert replica.view().reason == f"it ended with status -{signal.SIGKILL:d}"
 
 
 def test_a_replica_ends_with_its_actor(tmp_path: Path) -> None:

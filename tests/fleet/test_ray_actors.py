@@ -1,0 +1,78 @@
+"""Actors on Ray that fail: the reason is that of Ray's library, which the test plays."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.fleet.ray_addresses import RayFleet, encode
+from gateway.fleet.ray_views import ReplicaPhase
+from gateway.models.replicas import ReplicaRules
+from tests.fleet.fake_ray import NAME, FakeRay
+
+pytestmark = pytest.mark.ray
+
+FAILED = "The actor died: ray::ReplicaActor.__init__()\n  File x\nModuleNotFoundError: no gateway\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (FAILED, "its actor was lost: ModuleNotFoundError: no gateway"),
+        (None, "its actor was lost"),
+    ],
+    ids=["answered", "silent"],
+)
+def test_the_end_of_an_actor_that_was_asked_has_its_cause(
+    fake: FakeRay, answer: str | None, reason: str
+) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    cluster = RayCluster(RayFleet("f"))
+    fake.add(NAME, None)
+    cluster.replicas()
+    if answer is not None:
+        fake.lost[NAME] = answer
+    del fake.views[NAME]
+    (found,) = cluster.replicas()
+    assert (found.phase, found.reason) == (ReplicaPhase.ENDED, reason)
+
+
+def test_an_actor_that_fails_at_its_start_has_been_asked(fake: FakeRay) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.takes_actors = True
+    cluster = RayCluster(RayFleet("f"))
+    cluster.make("m", ReplicaRules(resources={"CPU": 1}))
+    (name,) = fake.groups
+    fake.lost[name] = FAILED
+    (found,) = cluster.replicas()
+    assert found.reason == "its actor was lost: ModuleNotFoundError: no gateway"
+
+
+async def test_a_status_without_a_decision_has_the_reason_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gateway.fleet import ray_cluster
+
+    failures = [OSError("no table")] * 2
+
+    def decide() -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(
+        ray_cluster,
+        "Controller",
+        lambda *arguments: SimpleNamespace(decide=decide, status=lambda: ()),
+    )
+    monkeypatch.setattr(ray_cluster, "DECISION_SECS", 0.5)
+    monkeypatch.setattr(ray_cluster, "DECIDED_SECS", 0.3)
+    controller = ray_cluster.ControllerActor(RayFleet("f"))
+    with pytest.raises(TimeoutError, match=r"^no decision for 0\.3 s: no table$"):
+        await controller.next_status()
+    monkeypatch.setattr(ray_cluster, "DECIDED_SECS", 20)
+    assert await controller.next_status() == encode(())
+    assert not failures
+    for each in asyncio.all_tasks() - {asyncio.current_task()}:
+        each.cancel()
