@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from gateway.admission.admission import Admission, admission_families
 from gateway.admission.deadlines import PARAMETER, timed
+from gateway.admission.waits import is_watched
 from gateway.backend import MetricReading
 from gateway.conversations.conversations import Conversations
 from gateway.errors import InferenceError, Refusal, exiting, no_longer_valid
@@ -153,10 +154,10 @@ class DataPlane:
             allowance = None if caller is None else model.allowances.get(caller.tenant)
             if allowance is not None and (interceptor or not allowance.admits(request)):
                 allowance = None
-            decides = (found := self.admission) and (found.tenants.configured or found.observed)
-            has_account = decides or request.deadline or model.max_wait_ns
-            is_noted = model.recorder or self.gen_ai or self.access_log
-            if is_noted or (has_account and allowance is None):
+            found, is_noted = self.admission, model.recorder or self.gen_ai or self.access_log
+            is_timed = request.deadline or model.max_wait_ns or (found and found.observed)
+            has_account = allowance is None and found and found.tenants.configured
+            if is_noted or is_timed or has_account:
                 tap = self._tapped(request, model, tap, is_admitted=allowance is not None)
             stream = model.submit(request, trace, interceptor, tap=tap, limited=allowance or True)
         except InferenceError as error:
@@ -175,12 +176,13 @@ class DataPlane:
             tap = self.gen_ai.tap(request, model.name, tap)
         if self.access_log is not None:
             tap = self.access_log.tap(request, model, tap)  # before it may be refused
-        deadline = request.deadline
-        is_watched = deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
-        if self.admission is None and (is_watched or model.max_wait_ns):
+        deadline, found = request.deadline, len(model.requests)
+        may = deadline is not None and (deadline.asked or found >= WATCHED)
+        if self.admission is None and (model.max_wait_ns or (may and is_watched(deadline, model))):
             self.admission = Admission(Tenants(), settings=self._admission_settings)
-        if self.admission is not None and not is_admitted:
-            tap = self.admission.admit(request, model, tap)
+        if self.admission is not None:
+            decide = self.admission.watch if is_admitted else self.admission.admit
+            tap = decide(request, model, tap)
         return tap
 
     def limits(self, caller: Caller | None) -> Mapping[str, str]:

@@ -6,7 +6,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -27,7 +26,7 @@ from gateway.admission.quotas import (
     limits_of,
     texts,
 )
-from gateway.admission.waits import WAIT_METRICS, Waits
+from gateway.admission.waits import MOST_RETRY_SECS, WAIT_METRICS, Waits
 from gateway.backend import MetricReading
 from gateway.errors import (
     IN_FLIGHT,
@@ -58,7 +57,6 @@ MOST_ACCOUNTS = 2048
 MOST_DROPPED = 128
 """Above it the oldest accounts of tenants without a table are dropped, that many at a time."""
 LOG_SECS = 1.0
-MOST_RETRY_SECS = 60.0
 LOGGED = frozenset({RefusalReason.RATE_LIMITED, RefusalReason.DEADLINE_UNREACHABLE})
 """The reasons that are logged here; frontends log a deadline that has passed, and overload."""
 
@@ -101,10 +99,9 @@ class Admission:
     ) -> None:
         self.tenants = tenants
         tenants.ledger.take = settle
-        self._waits = Waits(settings or AdmissionSettings(), tenants)
+        self._waits = Waits(settings or AdmissionSettings(), tenants, jitter)
         self.observed: Collection[Model] = self._waits.models
-        self._clock = clock
-        self._jitter = jitter
+        self._clock, self._jitter = clock, jitter
         self.refusals: Counter[str] = Counter()
         self._accounts: dict[str, _Account] = {}
         self._costs: dict[Model, ModelCosts] = {}
@@ -119,10 +116,11 @@ class Admission:
         account = self._limited(tenant)
         observes = bool(self.observed or request.deadline or model.max_wait_ns)
         observes = observes and self._waits.observes(request, model)
-        if not (account or observes or tenant in self._accounts):
+        has_account = account is not None or tenant in self._accounts
+        if not (has_account or observes):
             return tap
         costs = self._costs.get(model) or self._costs_of(model)
-        if not (costs.has_tokens or observes):
+        if has_account and not costs.has_tokens:
             allow(self._account(tenant), model, costs, self.tenants, self._clock)
         if not (account or observes):
             return tap
@@ -130,14 +128,16 @@ class Admission:
         if account is not None:
             booked = self._book(request, model, account, costs, asked)
             tap = Booking(account, costs, asked, booked, self._clock, tap)
-        if not observes:
+        return self._waits.admit(request, model, tap, costs, asked) if observes else tap
+
+    def watch(self, request: InferRequest, model: Model, tap: Tap | None) -> Tap | None:
+        """As `admit`, for a request of an allowance: only its wait is predicted, if it counts."""
+        if not self._waits.observes(request, model):
             return tap
-        try:
-            return self._waits.admit(request, model, tap, costs, asked)
-        except Refusal as error:
-            secs = min(error.advice.retry_after_secs * self._jitter(), MOST_RETRY_SECS)
-            advice = replace(error.advice, retry_after_secs=secs)
-            raise Refusal(error.refusal_reason, error.message, advice) from None
+        costs = self._costs_of(model)
+        timed = self._waits.admit(request, model, tap, costs, costs.asked(request))
+        timed.learns = self._limited(tenant_of(request.caller)) is None
+        return timed
 
     def note(self, request: InferRequest, model: Model, error: InferenceError) -> None:
         """Note a refusal of a request, by this admission or by its model, for its tenant."""

@@ -82,7 +82,7 @@ class Allowance:
     def admits(self, request: InferRequest) -> bool:
         """See `Allowed`."""
         now, passage = self._clock(), self.passage
-        if now >= self.until or request.deadline is not None or request.prepaid:
+        if now >= self.until or request.prepaid or self.costs.has_tokens:
             return False
         if self.changes != self._tenants.changes or (passage.left <= 0 and not self._grant(now)):
             return False

@@ -39,7 +39,7 @@ class TimedRequest(StreamTap):
     `raw` is the predicted wait in seconds, without the correction of its tenant, `predicted` with
     it, None if too little is known to refuse; it `waits` if the model was full. `first_answers` are
     the tokens of its first response, `last_ns` is the time of its latest tokens. `is_probe`: it was
-    refused, and admitted all the same. It `learns` unless its booking does.
+    refused, and admitted all the same. It `learns` unless its account does.
     """
 
     __slots__ = (

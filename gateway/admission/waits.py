@@ -1,10 +1,10 @@
 """Admission by deadlines: the waits of models, refusals, and how true the predictions were."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gateway.admission.allowances import end_all
 from gateway.admission.costs import Asked, ModelCosts
 from gateway.admission.deadlines import earliest
 from gateway.admission.prediction import CAUTION, WaitPrediction
@@ -32,6 +32,7 @@ OUTPUT_WEIGHT = 2.0
 """The service of a token of an answer in tokens of prompts: its step reads all weights."""
 ONE_TENANT = ""
 """The tenant of all requests of a queue that is not fair."""
+MOST_RETRY_SECS = 60.0
 ROOM_SECS = 1.0
 """The age at which the room of a model is counted again."""
 
@@ -52,28 +53,40 @@ WAIT_METRICS = {
 """The families of this module, with their help texts."""
 
 
+def is_watched(deadline: Deadline | None, model: Model) -> bool:
+    """Whether the waits of a model are predicted from a request with that deadline on.
+
+    A limit of a client's own matters once half of the requests are in flight that the model
+    executes at once: before, none has to wait.
+    """
+    if deadline is None or deadline.asked:
+        return deadline is not None
+    found = len(model.requests)
+    return found >= WATCHED and 2 * found >= (model.instances.room or 0)
+
+
 class Waits:
     """Admits the requests of models by their deadlines.
 
     A model is observed, and one of `models`, from the first request on that it watches. `tenants`
-    have the weights of fair queues.
+    have the weights of fair queues, `jitter` is the factor of advised waits.
     """
 
-    def __init__(self, settings: AdmissionSettings, tenants: Tenants) -> None:
+    def __init__(
+        self, settings: AdmissionSettings, tenants: Tenants, jitter: Callable[[], float]
+    ) -> None:
         self._settings = settings
-        self._tenants = tenants
+        self._tenants, self._jitter = tenants, jitter
         self.models: dict[Model, ModelWaits] = {}
 
     def observes(self, request: InferRequest, model: Model) -> bool:
         """Whether a request counts: the model is observed, or is from this request on."""
-        if model in self.models or model.max_wait_ns:
-            return True
-        deadline = request.deadline
-        return deadline is not None and (deadline.asked or len(model.requests) >= WATCHED)
+        is_observed = model in self.models or model.max_wait_ns
+        return bool(is_observed) or is_watched(request.deadline, model)
 
     def admit(
         self, request: InferRequest, model: Model, tap: Tap | None, costs: ModelCosts, asked: Asked
-    ) -> Tap:
+    ) -> TimedRequest:
         """The tap of a request, around another one; Refusal if it would miss its deadline."""
         waits = self.models.get(model)
         if waits is None:
@@ -81,8 +94,12 @@ class Waits:
             waits = ModelWaits(model, prediction, costs, self._settings)
             self.models[model] = waits
             model.when_closed(partial(self._forget, model))
-            end_all(model)
-        return waits.admit(request, tap, asked)
+        try:
+            return waits.admit(request, tap, asked)
+        except Refusal as error:
+            secs = min(error.advice.retry_after_secs * self._jitter(), MOST_RETRY_SECS)
+            advice = replace(error.advice, retry_after_secs=secs)
+            raise Refusal(error.refusal_reason, error.message, advice) from None
 
     def _forget(self, model: Model) -> None:
         self.models.pop(model, None)
@@ -121,7 +138,7 @@ class ModelWaits:
         self._refusals = 0
         self._room_at = -ROOM_SECS
 
-    def admit(self, request: InferRequest, tap: Tap | None, asked: Asked) -> Tap:
+    def admit(self, request: InferRequest, tap: Tap | None, asked: Asked) -> TimedRequest:
         """The tap of a request; Refusal if it would miss its deadline."""
         deadline, received_ns = request.deadline, request.received_ns or time.perf_counter_ns()
         if self._model.max_wait_ns:
@@ -131,7 +148,7 @@ class ModelWaits:
         timed = TimedRequest(self, tenant, asked, deadline, tap)
         prediction, now = self.prediction, seconds(timed.arrived_ns)
         if now - self._room_at >= ROOM_SECS:
-            self._room_at, prediction.room = now, _room(self._model)
+            self._room_at, prediction.room = now, self._model.instances.room
             prediction.slack = 0 if fair is None else fair.slack
         timed.prompt_estimate = self._costs.prompt_tokens(asked)
         is_able = self._model.instances.able  # the time of a load, or of a wake, tells no wait
@@ -255,17 +272,3 @@ def _with_default(deadline: Deadline | None, due: int) -> Deadline:
     if found.held_first_ns or found.whole_ns:
         return found
     return replace(found, first_ns=earliest(found.first_ns, due), held_first_ns=due)
-
-
-def _room(model: Model) -> int | None:
-    """The requests that a model executes at once; None if it takes any number."""
-    room = 0
-    rows = model.config.max_batch_size if model.config.dynamic_batching is not None else 1
-    for instance in model.instances:
-        if instance.places is not None:
-            room += instance.places
-        elif instance.concurrency is None:
-            return None
-        else:
-            room += instance.concurrency * max(1, rows)
-    return room or None

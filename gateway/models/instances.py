@@ -79,6 +79,20 @@ class Instances:
         return iter([slot.instance for slot in self._slots if slot.instance is not None])
 
     @property
+    def room(self) -> int | None:
+        """The requests that they execute at once; None if they take any number."""
+        batching, room = self._config.dynamic_batching, 0
+        rows = 1 if batching is None else max(1, self._config.max_batch_size)
+        for instance in self:
+            if instance.places is not None:
+                room += instance.places
+            elif instance.concurrency is None:
+                return None
+            else:
+                room += instance.concurrency * rows
+        return room or None
+
+    @property
     def passive(self) -> bool:
         """Whether no instance ever takes requests."""
         return all(slot.passive for slot in self._slots)

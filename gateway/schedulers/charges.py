@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Protocol
 
 from gateway.backend import MetricReading
 from gateway.messages import Usage
@@ -25,19 +26,36 @@ TENANT_METRICS = {
 }
 
 
+class Granted(Protocol):
+    """A number of requests are `left` that pass without a look; see `Passage`."""
+
+    left: int
+
+
 class Charges:
     """Charges tenants for service. Implements `ServiceReader`.
 
     The counters of `shares` get its cost, and `totals` its amounts, behind what the `ledger` has.
+    `granted` are the passages with requests left, whose service is no tokens.
     """
 
     def __init__(self, shares: TenantShares, costs: Costs, ledger: Ledger) -> None:
         self.shares, self.costs, self.ledger = shares, costs, ledger
         self.totals = TenantTotals()
+        self.granted: list[Granted] = []
+
+    def revoke(self) -> None:
+        """Have the next request of each tenant looked at; takes what is noted into account."""
+        if self.ledger.events:
+            self.ledger.settle()
+        if self.granted:
+            for each in self.granted:
+                each.left = 0
+            self.granted.clear()
 
     def prompted(self, service: Service, usage: Usage) -> None:
-        """See `ServiceReader.prompted`."""
-        self.ledger.settle()
+        """See `ServiceReader.prompted`; from now on tokens are expected of each request."""
+        self.revoke()
         tokens, cached = usage.prompt_tokens, usage.cached_tokens or 0
         self.settle(service, self.costs.prompted(tokens, cached, service.size_bytes))
         self.totals.service[service.label, PROMPT] += tokens - cached

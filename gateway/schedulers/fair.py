@@ -117,9 +117,9 @@ class FairScheduler(Scheduler):
         if not (self.tenants.configured or self._queues) or entry.stream.done:
             self.inner.submit(entry)
             return
-        self._passages.revoke()
+        self._charges.revoke()
         if self._changes != self.tenants.changes:
-            self._notice_changes()
+            self.notice_changes()
         caller, record = entry.request.caller, entry.record
         tenant = "" if caller is None else caller.tenant  # as `tenant_of`
         if self._levels or entry.request.priority:
@@ -156,14 +156,14 @@ class FairScheduler(Scheduler):
             self._wait(entry, tenant)
 
     def add(self, instance: Instance, registration: Registration | None = None) -> None:
-        self._passages.revoke()
+        self._charges.revoke()
         self._places[instance] = self._places_of(instance)
         self._window.room = sum(self._places.values())
         self.inner.add(instance, registration)
         self._release()
 
     def remove(self, instance: Instance, error: InferenceError | None = None) -> Awaitable[object]:
-        self._passages.revoke()
+        self._charges.revoke()
         self._places.pop(instance, None)
         self._window.room = sum(self._places.values())
         return self.inner.remove(instance, error)
@@ -177,7 +177,7 @@ class FairScheduler(Scheduler):
             await self.inner.run()
         finally:
             self._timeout.clear()
-            self._passages.revoke()  # all executions have ended
+            self._charges.revoke()  # all executions have ended
 
     # Of the whole model.
 
@@ -186,7 +186,7 @@ class FairScheduler(Scheduler):
 
         A share is that of the tenants with a request in the last minute. `total` are in flight.
         """
-        self._passages.revoke()
+        self._charges.revoke()
         active, tenant = self._passages.active, tenant_of(request.caller)
         now_ns, in_flight = time.monotonic_ns(), self._in_flight.get(tenant, 0)
         if in_flight < LEAST_IN_FLIGHT and total < most:
@@ -249,6 +249,13 @@ class FairScheduler(Scheduler):
         """See `PlaceOwner.look`."""
         if self._queues:
             self._release()
+
+    def notice_changes(self) -> None:
+        """See `PlaceOwner.notice_changes`."""
+        if self._changes != self.tenants.changes:
+            self._changes = self.tenants.changes
+            self._passages.active.fresh.clear()
+            self._shares.reweigh()
 
     def ended(self, service: Service) -> None:
         """See `PlaceOwner.ended`."""
@@ -344,7 +351,7 @@ class FairScheduler(Scheduler):
             return  # a request ended as it was released: the outer call continues
         self._releasing = True
         self.tenants.ledger.settle()
-        self._notice_changes()
+        self.notice_changes()
         try:
             while self._has_place and (tenant := self._shares.next) is not None:
                 queue = self._queues[tenant]
@@ -358,12 +365,6 @@ class FairScheduler(Scheduler):
                         self._start(entry, entry.service, now_ns)
         finally:
             self._releasing = False
-
-    def _notice_changes(self) -> None:
-        if self._changes != self.tenants.changes:
-            self._changes = self.tenants.changes
-            self._passages.active.fresh.clear()
-            self._shares.reweigh()
 
     def _start(self, entry: Entry, service: Service, now_ns: int) -> None:
         entry.record.released_ns = now_ns  # of the clock of records, too

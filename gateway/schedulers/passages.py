@@ -34,7 +34,7 @@ class Window:
 
 
 class Passages:
-    """The common part of the passages of a queue; `granted` are those with requests left.
+    """The common part of the passages of a queue.
 
     It does not keep its owner alive: a receipt that is kept has a passage, and holds no scheduler.
     """
@@ -49,16 +49,6 @@ class Passages:
         self.owner, self.window = ref(owner), window
         self.charges, self.tenants = charges, tenants
         self.active = ActiveTenants()
-        self.granted: list[Passage] = []
-
-    def revoke(self) -> None:
-        """Have the next request of each tenant looked at; takes what is noted into account."""
-        if self.charges.ledger.events:
-            self.charges.ledger.settle()
-        if self.granted:
-            for each in self.granted:
-                each.left = 0
-            self.granted.clear()
 
     def allowed(self, tenant: str, most: int, now_ns: int) -> int:
         """The requests that a tenant may have in flight of `most`, its share at this time."""
@@ -104,7 +94,7 @@ class Passage:
         window, passages = self.window, self._all
         if window.waiting or self._charges.costs.has_tokens:
             return 0
-        others = sum(each.left for each in passages.granted if each.left > 0)
+        others = sum(each.left for each in self._charges.granted if each.left > 0)
         places, of_all = window.room - window.taken, MOST_TIMES * most - len(self._requests)
         allowed = passages.allowed(self.tenant, most, time.monotonic_ns())
         own = allowed - self._in_flight.get(self.tenant, 0)
@@ -112,9 +102,12 @@ class Passage:
 
     def grant(self, count: int) -> None:
         """Let a count of requests pass, no more than there is `room` for."""
+        owner = self._all.owner()
+        if owner is not None:
+            owner.notice_changes()  # of rules whose first request was refused before the queue
         self.left = count
-        if self not in self._all.granted:
-            self._all.granted.append(self)
+        if self not in self._charges.granted:
+            self._charges.granted.append(self)
 
     def look_behind(self, record: Record) -> None:
         """Release others, which wait by now, once a request that ends has ended."""
@@ -124,7 +117,7 @@ class Passage:
 
     def follow(self, record: Record) -> None:
         """Give a request that has not ended a service of its own."""
-        self._all.revoke()
+        self._charges.revoke()
         stream, owner = self._requests.get(record), self._all.owner()
         if stream is not None and owner is not None and record.reader is self:
             service = Service(owner, self._charges, record, self.tenant, self.label)

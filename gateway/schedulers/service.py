@@ -35,6 +35,9 @@ class PlaceOwner(Protocol):
     def look(self) -> None:
         """Release requests that wait, if a place is free."""
 
+    def notice_changes(self) -> None:
+        """Have the weights that rules have now, if rules have changed."""
+
 
 class Service:
     """The service of one request. Implements `TokenReader`.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hpack import Encoder
 from tritonclient.grpc import service_pb2
 
 from tests.http2 import PREFACE, request
@@ -101,6 +102,16 @@ def header_bombs(count: int, times: int) -> bytes:
 def large_headers(size: int) -> bytes:
     """A request with `size` bytes of headers, in frames of a usual size."""
     return BEGIN + _block(HEAD + _fields(size), 0)
+
+
+def indexed_headers(times: int) -> bytes:
+    """A request with a header of 4,000 bytes, and with it again in a byte each."""
+    return BEGIN + _block(HEAD + field("a", b"b" * 4000, b"\x40") + b"\xbe" * times, 0)
+
+
+def coded_header(size: int) -> bytes:
+    """A request with a header of `size` characters, of five bits each in Huffman's code."""
+    return BEGIN + _block(HEAD + Encoder().encode([("tracestate", "0" * size)]), 0)
 
 
 def large_trailers(size: int) -> bytes:

@@ -148,13 +148,30 @@ def test_the_server_stops_reading_a_client_that_does_not_read(port: int) -> None
         assert met.sent < len(data)
 
 
-def test_headers_beyond_the_limit_fail_their_rpc_only(port: int) -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        abuses.large_headers(68_000),
+        *(abuses.indexed_headers(times) for times in (16, 20, 60, 70, 200)),
+        *(abuses.coded_header(size) for size in (66_000, 80_000, 140_000)),
+    ],
+)
+def test_headers_beyond_the_limit_fail_their_rpc_only(port: int, data: bytes) -> None:
+    """Those of few bytes on the wire are repeated, or in Huffman's code."""
     with Connection(port) as connection:
-        connection.send(abuses.large_headers(68_000), frame(abuses.HEADERS, 5, 3, abuses.HEAD))
+        connection.send(data, frame(abuses.HEADERS, 5, 3, abuses.HEAD))
         found = connection.answer(1)
         assert found.client_status == "RESOURCE_EXHAUSTED"
         assert found.grpc_message == "the metadata are larger than the limit of 32768 bytes"
         assert connection.answer(3).grpc_status not in (None, found.grpc_status)
+
+
+@pytest.mark.parametrize("data", [abuses.indexed_headers(14), abuses.coded_header(32_000)])
+def test_headers_within_the_limit_are_taken(port: int, data: bytes) -> None:
+    with Connection(port) as connection:
+        asked = message(abuses.infer("sixteen", 64))
+        connection.send(data, frame(abuses.DATA, abuses.END_STREAM, 1, asked))
+        assert connection.answer(1).grpc_status == 0
 
 
 def test_trailers_beyond_the_limit_reset_their_stream_only(port: int) -> None:

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from httpunk.h2.server import ServerRequest
-
 from gateway.client_limits import most_decompressed, too_compressed
+from gateway.frontends.grpc.hyper_heads import METADATA_BYTES, LargeRequest
 from gateway.frontends.grpc.status import Metadata, RpcError, StatusCode
 from gateway.settings import CompressionLevel
 from gateway.threads import LARGE_BYTES, Threads
@@ -64,14 +63,6 @@ INPUT_BYTES, PART_BYTES = 1 << 18, 1 << 22
 
 QUICK_BYTES = 1024
 """Compressed size that becomes at most 1 MiB; deflate has a ratio of up to 1032."""
-
-
-METADATA_BYTES = 32 << 10
-"""Size from which headers that come in several reads are too large."""
-
-
-class LargeRequest(ServerRequest):
-    """A request whose headers are too large: hyper may have dropped some of them."""
 
 
 class NotGrpc(RpcError):

@@ -14,7 +14,7 @@ from httpunk._httpunk import H2_HEADERS_OPENED
 from httpunk.h2 import connection as library
 from httpunk.h2.server import ServerRequest
 
-from gateway.frontends.grpc.http2_wire import METADATA_BYTES, LargeRequest
+from gateway.frontends.grpc import hyper_heads
 from gateway.frontends.grpc.hyper_ends import GradualEnds
 from gateway.frontends.grpc.status import RpcError, StatusCode
 from gateway.settings import NEVER_MS, GrpcKeepaliveSettings
@@ -107,8 +107,7 @@ class BoundedConnection(GradualEnds):
     _begun: list[Any]
     _is_closed = False
     _acknowledged = False
-    _unfinished = 0
-    _oversized = 0
+    _unfinished = _oversized = _received = 0
 
     def _on_request(self, st: Any, frame: Any, eof: bool) -> None:
         """Override of httpunk: a request has started.
@@ -116,7 +115,9 @@ class BoundedConnection(GradualEnds):
         It is served after all frames of the same read, without the queue of httpunk, which would
         cost a turn of the event loop.
         """
-        kind = LargeRequest if st.id == self._oversized else ServerRequest
+        many = len(frame.headers) + self._received / hyper_heads.READ_BYTES > hyper_heads.FEW
+        is_large = st.id == self._oversized or (many and hyper_heads.is_large(frame))
+        kind = hyper_heads.LargeRequest if is_large else ServerRequest
         self._begun.append(kind(st, self, frame))  # type: ignore[no-untyped-call]
         if eof:
             st.body_send.send(None)
@@ -157,13 +158,13 @@ class BoundedConnection(GradualEnds):
         frames = super().receive(data)
         if not frames:
             self._unfinished += len(data)
-            if self._unfinished >= METADATA_BYTES:  # within a large frame
+            if self._unfinished >= hyper_heads.METADATA_BYTES:  # within a large frame
                 self.turn_bytes = LARGE_TURN_BYTES
             return frames
         first: Any = frames[0]
-        large = self._unfinished >= METADATA_BYTES and hasattr(first, "end_headers")
+        large = self._unfinished >= hyper_heads.METADATA_BYTES and hasattr(first, "end_headers")
         self._oversized = first.stream_id if large else 0
-        self._unfinished = 0
+        self._received, self._unfinished = self._unfinished + len(data), 0
         self.turn_bytes = min(TURN_BYTES, TURN_FRAMES * (1 + len(data) // len(frames)))
         return frames
 

@@ -13,10 +13,11 @@ from httpunk import H2Server, HTTPunkError
 from httpunk.asyncio import H2ServerProtocol
 
 from gateway.client_limits import ConnectionLimits
-from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, LargeRequest, NotGrpc, require_grpc
+from gateway.frontends.grpc.http2_wire import DEADLINE_PASSED, NotGrpc, require_grpc
 from gateway.frontends.grpc.hyper_begun import BegunCalls
 from gateway.frontends.grpc.hyper_call import HyperBackend, HyperCall, is_reset
 from gateway.frontends.grpc.hyper_ends import in_turns
+from gateway.frontends.grpc.hyper_heads import KEPT_BYTES, LargeRequest
 from gateway.frontends.grpc.hyper_limits import BufferBudget, KeepaliveServer
 from gateway.frontends.grpc.rpc import ClientDisconnected, Method, Transport
 from gateway.frontends.grpc.sockets import bound, peer_name, speaks_http_2
@@ -38,7 +39,7 @@ LIMITS: Mapping[str, Any] = {
     "initial_window_size": 4 << 20,
     "initial_connection_window_size": 1 << 30,
     "max_frame_size": 1 << 20,
-    "max_header_list_size": 64 << 10,
+    "max_header_list_size": KEPT_BYTES,
     "max_pending_accept_reset_streams": 24,
     "max_send_buf_size": 1 << 20,
     "auto_date_header": False,
@@ -233,10 +234,8 @@ class HyperConnection(H2ServerProtocol):
             self._socket.abort()
 
     async def _make_server(self) -> H2Server:
-        keepalive = self._shared.settings.keepalive
-        server = KeepaliveServer(
-            self, self._socket, keepalive, backend=HyperBackend(self._loop), **LIMITS
-        )
+        backend, keepalive = HyperBackend(self._loop), self._shared.settings.keepalive
+        server = KeepaliveServer(self, self._socket, keepalive, backend=backend, **LIMITS)
         self._bounds = server.connection
         self._bounds.bound(self._shared.budget, self._begin)
         if self._conn_lost:

@@ -17,6 +17,7 @@ from gateway.frontends.http.connection_parts import (
     LENGTH,
     UPGRADE,
     ClientDeadline,
+    DroppedRest,
     Flow,
     Owed,
     Pipeline,
@@ -100,17 +101,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._begin = begin
         self._unstarted: tuple[RequestResponseCycle, Any] | None = None
-        self._begun = False
+        self._begun = self._has_known_head = False
         self._known_head, self._known_bytes = b"", -1
-        self._has_known_head = False
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._send_timeout = SendTimeout(send_timeout_secs)
-        self._limits = limits
-        self._connections = connections
-        self._in_head = True
-        self._has_begun = False
-        self._head_bytes = 0
-        self._framing_bytes = 0
+        self._limits, self._connections = limits, connections
+        self._in_head, self._has_begun = True, False
+        self._head_bytes = self._framing_bytes = 0
         self._on_disconnect: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
@@ -336,8 +333,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head, self._has_begun = True, False
-        self._receiving = None
-        self._framing_bytes = 0
+        self._receiving, self._framing_bytes = None, 0
         super().on_message_complete()
         if self._unstarted is not None:
             self._start(*self._unstarted)
@@ -382,11 +378,11 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(TOO_LARGE, f"{found} exceed {MAX_HEAD_BYTES} bytes")
             return len(data)
         piece = data[: MAX_HEAD_BYTES - self._head_bytes]
-        if piece:
-            self._head_bytes += len(piece)
-            super().data_received(piece)
-        else:
+        if not piece:
             self._refuse(TOO_LARGE, f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
+            return len(data)
+        self._head_bytes += len(piece)
+        super().data_received(piece)
         return len(piece)
 
     def send_400_response(self, msg: str) -> None:
@@ -397,4 +393,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()  # more bytes would be part of that response
             return
         self.transport.write(refusal(status, message))
-        self.transport.close()
+        if status is TOO_LARGE and (self.cycle is None or self.cycle.response_complete):
+            self._deadline.cancel()
+            DroppedRest(self.transport, self)
+        else:
+            self.transport.close()

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.client_limits import pace_due
-from gateway.frontends.http.errors import JSON, error_body
+from gateway.frontends.http.errors import JSON, LINGER_SECS, error_body
 from gateway.settings import HttpTimeLimits
 from gateway.tensor import Buffer
 
@@ -114,6 +114,25 @@ def refusal(status: HTTPStatus, message: str) -> bytes:
         f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
+
+
+class DroppedRest(asyncio.Protocol):
+    """Drops what a client still sends behind the last response of its connection.
+
+    The connection closes with the client's end of it, or after LINGER_SECS: a reset by unread bytes
+    could take the response away (RFC 9112, 9.6). `before` is its protocol until now.
+    """
+
+    def __init__(self, transport: asyncio.Transport, before: asyncio.Protocol) -> None:
+        self._before = before
+        self._timer = asyncio.get_running_loop().call_later(LINGER_SECS, transport.close)
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.set_protocol(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._before.connection_lost(exc)
 
 
 def repeated(

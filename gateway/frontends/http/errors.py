@@ -25,7 +25,7 @@ SHOULD_RETRY = "X-Should-Retry"
 CLOSING: Mapping[str, str] = MappingProxyType({"Connection": "close"})
 """The header of an answer behind which the connection closes."""
 LINGER_SECS = 5.0
-"""The time in which the rest of a refused body is dropped."""
+"""The time in which the rest of a refused request is dropped."""
 MAX_LOGGED = 2000
 """Characters of a reason that are logged; a reason may repeat a client's input."""
 

@@ -17,18 +17,18 @@ from gateway.policy.tenants import TenantRules
 from gateway.schedulers.passages import AT_ONCE
 from tests.builders import settle
 from tests.conftest import Serve
-from tests.gateway.admission.twin_planes import BROKEN, NoAllowances, Plane, answer_of, request
+from tests.gateway.admission.twin_planes import (
+    BROKEN,
+    NS_PER_SECOND,
+    RULES,
+    Plane,
+    Twins,
+    answer_of,
+    infer,
+    request,
+)
 
 STEPS = 500
-RULES = {
-    "wide": TenantRules(requests_per_minute=60_000.0, tokens_per_minute=1e6, max_in_flight=40),
-    "timed": TenantRules(compute_ms_per_minute=0.6, burst=1000.0),
-    "narrow": TenantRules(requests_per_minute=900.0, burst=0.05, weight=2.0),
-    "flying": TenantRules(max_in_flight=5),
-    "free": TenantRules(weight=3.0),
-    "late": TenantRules(requests_per_minute=6000.0, weight=0.5, highest_priority=2),
-}
-"""Tenants whose limits are reached at different times, and never."""
 KINDS = {
     "call": 2,
     "answer": 9,
@@ -41,32 +41,6 @@ KINDS = {
 """The other steps than the begin of a request, with their weights."""
 FLOOD = 60
 """Steps in which more requests begin than end, and then as many in which more end."""
-NS_PER_SECOND = 1_000_000_000
-
-
-def nearly(value: object) -> object:
-    """A value, but for the rounding of a sum."""
-    return pytest.approx(value, rel=1e-9, abs=1e-9) if isinstance(value, float) else value
-
-
-class Twins:
-    """The same steps of two planes, of which only the first one has allowances."""
-
-    def __init__(self, serve: Serve, rooms: list[int | None]) -> None:
-        self.planes = Plane(serve, rooms, RULES), Plane(serve, rooms, RULES)
-        for model in self.planes[1].models:
-            model.allowances = NoAllowances()
-
-    def both(self, step: Callable[[Plane], object]) -> None:
-        """Do the same with both planes."""
-        for each in self.planes:
-            step(each)
-
-    def compare(self) -> None:
-        """Compare all that can be read of their accounts."""
-        with_allowances, without = (each.state() for each in self.planes)
-        assert with_allowances.keys() == without.keys()
-        assert [each for each in without if with_allowances[each] != nearly(without[each])] == []
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -99,8 +73,11 @@ def step_of(draw: Random, kind: str, name: str, twins: Twins) -> None:
     if kind == "begin" or not executing:
         tenant = draw.choices(tuple(RULES), (3, 3, 3, 2, 2, 3))[0]
         model, rows = draw.randrange(2), draw.choice((1, 1, 1, 3))
-        priority = draw.choice((0, 0, 0, 0, 0, 1, 3))
-        twins.both(lambda plane: plane.infer(name, model, tenant, rows, priority=priority))
+        fields: dict[str, Any] = {
+            "priority": draw.choice((0, 0, 0, 0, 0, 1, 3)),
+            "deadline": draw.choice(twins.deadlines),
+        }
+        twins.both(lambda plane: plane.infer(name, model, tenant, rows, **fields))
     elif kind == "call":
         twins.both(lambda plane: plane.call(name))
     elif kind == "rules":
@@ -171,14 +148,6 @@ async def test_requests_that_began_without_limits_are_not_in_flight_once_there_a
     assert plane.state()["a in flight"] == 0
 
 
-async def infer(plane: Plane, name: str, model: int, tenant: str, **fields: Any) -> None:
-    """Have a request executed."""
-    plane.infer(name, model, tenant, **fields)
-    await settle()
-    plane.answer(name, answer_of(100))
-    await settle()
-
-
 async def test_a_request_with_the_first_tokens_of_a_model_has_its_account_at_once(
     serve: Serve,
 ) -> None:
@@ -223,21 +192,6 @@ async def test_an_allowance_ends_after_a_second(serve: Serve) -> None:
     assert not allowance.admits(request("third", 0, "wide"))
     plane.answer("first", answer_of(100))
     await settle()
-
-
-async def test_the_first_deadline_at_a_model_ends_its_allowances(serve: Serve) -> None:
-    plane = Plane(serve, [None, None], {"a": TenantRules(requests_per_minute=1e9)})
-    await settle()
-    await infer(plane, "first", 0, "a")
-    await infer(plane, "second", 0, "a")
-    found = plane.models[0].allowances["a"]
-    assert isinstance(found, Allowance)
-    assert found.passage.left > 0
-    late = Deadline(first_ns=time.perf_counter_ns() + NS_PER_SECOND, asked=True)
-    await infer(plane, "timed", 0, "a", deadline=late)
-    assert found.passage.left == 0
-    assert found.account.allowances == []
-    assert plane.models[0].allowances == {}
 
 
 async def test_a_model_that_is_closed_ends_no_allowance_of_another(serve: Serve) -> None:

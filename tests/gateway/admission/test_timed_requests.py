@@ -197,14 +197,15 @@ async def test_a_model_has_a_wait_for_requests_that_name_none(serve: Serve) -> N
         assert await soon(read_all(stream)) == ["two"]
 
 
-async def test_limits_that_clients_have_of_their_own_matter_with_requests_in_flight(
-    serve: Serve,
+@pytest.mark.parametrize(("room", "free"), [(None, WATCHED), (10, WATCHED), (40, 20)])
+async def test_limits_that_clients_have_of_their_own_matter_with_half_of_the_room_in_flight(
+    serve: Serve, room: int | None, free: int
 ) -> None:
-    instance = ScriptedInstance()
+    instance = ScriptedInstance(concurrency=room)
     dataplane = plane(serve(instance))
     own = Deadline(first_ns=time.perf_counter_ns() + 600 * SECOND)
     with ExitStack() as streams:
-        for _ in range(WATCHED):
+        for _ in range(free):
             streams.enter_context(dataplane.infer(text_request(deadline=own)))
             assert dataplane.admission is None
         streams.enter_context(dataplane.infer(text_request(deadline=own)))

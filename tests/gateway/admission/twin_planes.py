@@ -1,10 +1,12 @@
 """Two data planes that get the same requests: one has allowances, one looks at each limit."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gateway.admission.admission import Admission
 from gateway.backend import Answer, Begun, Instance, Reader
@@ -12,15 +14,16 @@ from gateway.config import ModelConfig, ModelInput, ModelOutput
 from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest, InferResponse, Phases, Usage
+from gateway.messages import Deadline, InferRequest, InferResponse, Phases, Usage
 from gateway.models.taps import Allowed
 from gateway.policy.caller import Caller
 from gateway.policy.tenants import TenantRules, Tenants
 from gateway.schedulers.charges import WAIT
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, array_tensor
-from tests.builders import LoadedModels
+from tests.builders import LoadedModels, settle
 from tests.conftest import Serve
+from tests.gateway.admission.deadline_planes import first
 from tests.gateway.admission.limited import Clock
 
 NUMBERS = ModelConfig(
@@ -32,6 +35,18 @@ NUMBERS = ModelConfig(
 )
 """A model without tokens."""
 BROKEN = InferenceError(Code.INVALID_ARG, "no such number")
+
+
+RULES = {
+    "wide": TenantRules(requests_per_minute=60_000.0, tokens_per_minute=1e6, max_in_flight=40),
+    "timed": TenantRules(compute_ms_per_minute=0.6, burst=1000.0),
+    "narrow": TenantRules(requests_per_minute=900.0, burst=0.05, weight=2.0),
+    "flying": TenantRules(max_in_flight=5),
+    "free": TenantRules(weight=3.0),
+    "late": TenantRules(requests_per_minute=6000.0, weight=0.5, highest_priority=2),
+}
+"""Tenants whose limits are reached at different times, and never."""
+NS_PER_SECOND = 1_000_000_000
 
 
 class NoAllowances(dict[str, Allowed]):
@@ -160,3 +175,45 @@ def answer_of(phases_ns: int, tokens: int = 0) -> InferResponse:
     output = array_tensor("OUT", Datatype.FP32, np.ones((1, 1), np.float32))
     phases = Phases(infer_ns=phases_ns)
     return InferResponse(outputs=(output,), final=True, phases=phases, usage=usage)
+
+
+def nearly(value: object) -> object:
+    """A value, but for the rounding of a sum."""
+    return pytest.approx(value, rel=1e-9, abs=1e-9) if isinstance(value, float) else value
+
+
+class Twins:
+    """The same steps of two planes, of which only the first one has allowances.
+
+    `deadlines` are those of some requests, which all are met: of their clients' own, and held.
+    """
+
+    def __init__(
+        self, serve: Serve, rooms: list[int | None], rules: Mapping[str, TenantRules] = RULES
+    ) -> None:
+        due = time.perf_counter_ns() + 600 * NS_PER_SECOND
+        self.deadlines = None, None, Deadline(first_ns=due), first(due)
+        self.planes = Plane(serve, rooms, rules), Plane(serve, rooms, rules)
+        for model in self.planes[1].models:
+            model.allowances = NoAllowances()
+
+    def both(self, step: Callable[[Plane], object]) -> None:
+        """Do the same with both planes."""
+        for each in self.planes:
+            step(each)
+
+    def compare(self) -> None:
+        """Compare all that can be read of their accounts."""
+        with_allowances, without = (each.state() for each in self.planes)
+        assert with_allowances.keys() == without.keys()
+        assert [each for each in without if with_allowances[each] != nearly(without[each])] == []
+
+
+async def infer(
+    plane: Plane, name: str, model: int, tenant: str, phases_ns: int = 100, **fields: Any
+) -> None:
+    """Have a request executed."""
+    plane.infer(name, model, tenant, **fields)
+    await settle()
+    plane.answer(name, answer_of(phases_ns))
+    await settle()

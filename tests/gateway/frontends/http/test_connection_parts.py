@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.frontends.http.connection_parts import Flow, Pipeline, Signal
+from gateway.frontends.http.connection_parts import DroppedRest, Flow, Pipeline, Signal
 from tests.builders import settle, soon
 
 
@@ -72,3 +72,58 @@ def test_a_pipeline_keeps_the_order_of_requests() -> None:
         "second",
         0,
     ]
+
+
+class LingeringTransport:
+    """The calls of the end of a connection, with TLS or without."""
+
+    def __init__(self, *, has_eof: bool) -> None:
+        self.calls: list[object] = []
+        self._has_eof = has_eof
+
+    def can_write_eof(self) -> bool:
+        return self._has_eof
+
+    def write_eof(self) -> None:
+        self.calls.append("end")
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self.calls.append(protocol)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize("has_eof", [True, False])
+async def test_the_rest_behind_a_last_response_is_dropped_for_a_time(
+    monkeypatch: pytest.MonkeyPatch, *, has_eof: bool
+) -> None:
+    monkeypatch.setattr("gateway.frontends.http.connection_parts.LINGER_SECS", 0.01)
+    transport, before = LingeringTransport(has_eof=has_eof), Lost()
+    dropped = DroppedRest(cast(asyncio.Transport, transport), before)
+    dropped.data_received(b"more")
+    assert transport.calls == [*(["end"] if has_eof else []), dropped]
+    await asyncio.sleep(0.05)
+    assert transport.calls[-1] == "close"
+    dropped.connection_lost(None)
+    assert before.ends == 1
+
+
+async def test_a_client_that_closes_its_end_leaves_no_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.frontends.http.connection_parts.LINGER_SECS", 0.01)
+    transport, before = LingeringTransport(has_eof=True), Lost()
+    DroppedRest(cast(asyncio.Transport, transport), before).connection_lost(None)
+    await asyncio.sleep(0.05)
+    assert "close" not in transport.calls
+    assert before.ends == 1
+
+
+class Lost(asyncio.Protocol):
+    """The number of its ends."""
+
+    ends = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ends += 1
