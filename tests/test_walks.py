@@ -41,7 +41,7 @@ UPDATE_FILES = 10
 REPLACE_FILES = 16
 CHAT_FILES = 25
 INFER_CALLS = 100
-LIMITED_INFER_CALLS = 112
+LIMITED_INFER_CALLS = 104
 TOKEN_CALLS = 13
 CHAT_TOKEN_CALLS = 15
 """These limits may fall, and not rise. A generator that continues counts as a call."""

@@ -19,10 +19,10 @@ from gateway.admission.quotas import (
     REQUESTS,
     TOKENS,
     WORDS,
-    Header,
     Limit,
     LimitKind,
     TenantLimits,
+    headers_in,
     limits_of,
     texts,
 )
@@ -327,15 +327,15 @@ class Admission:
 
     def limit_headers(self, caller: Caller | None) -> Mapping[str, str]:
         """The headers of a caller's limits, or metadata of gRPC; none without limits."""
-        return texts(self.raw_limit_headers(caller))
+        return texts(headers_in(self.limit_lines(caller)))
 
-    def raw_limit_headers(self, caller: Caller | None) -> Sequence[Header]:
-        """As `limit_headers`, as they are written."""
+    def limit_lines(self, caller: Caller | None) -> bytes:
+        """As `limit_headers`, as lines of HTTP."""
         tenant = "" if caller is None else caller.tenant
         found = self._accounts.get(tenant)  # as `_limited`, without a call for most
         if found is None or found.changes != self.tenants.changes:
             found = self._limited(tenant)
-        return () if found is None else found.headers(self._clock())
+        return b"" if found is None else found.lines(self._clock())
 
     def describe(
         self, models: Iterable[Model] = (), in_flight: Mapping[str, int] = NO_REQUESTS

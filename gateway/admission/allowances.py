@@ -4,18 +4,20 @@ Their events are noted in the ledger of the tenants, and `settle` makes their ac
 order of the events, as a `Booking` and a `Service` would: the same sums at a third of the cost.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 from gateway.admission.booking import Booked, Booking, TenantAccount
-from gateway.admission.costs import WITHOUT_TOKENS, ModelCosts
+from gateway.admission.costs import LATEST, WITHOUT_TOKENS, ModelCosts
 from gateway.admission.quotas import COMPUTE_MS, REQUESTS, TOKENS, Bucket
 from gateway.errors import InferenceError
-from gateway.messages import InferRequest, StreamRecorder, Usage
+from gateway.messages import InferRequest, Phases, Usage
 from gateway.models.model import Model
 from gateway.models.sharing import in_force
-from gateway.observability.accounts import BEGUN, ENDED, EXECUTED, FAILED
-from gateway.observability.request_record import Record
-from gateway.policy.tenants import Event, Tenants
+from gateway.observability.request_record import NOT_BOOKED, Record
+from gateway.policy.tenants import Tenants
 from gateway.schedulers.passages import Passage
 from gateway.schedulers.service import NS_PER_MS
 
@@ -25,12 +27,14 @@ IS_IN_FLIGHT = 1.0
 """Of a request that has not ended when its begin is taken into account."""
 MOST_EVENTS = 4096
 """Events that are noted at a time."""
+LATE = Phases(), 0
+"""The execution of a record that is charged when it ends, since its account was made before."""
 LEAST_TIMES = 2.0
 """Times the mean compute time that each request may take, else the bucket is too empty."""
 
 
 class Allowance:
-    """The requests of a tenant that begin at one model. Implements `Allowed` and `LimitsAccount`.
+    """The requests of a tenant that begin at one model. Implements `Allowed`.
 
     While its `passage` has some left, each limit of the tenant has room for these, and for those
     left of its other models. It is for models without tokens, and for one state of the key file.
@@ -42,7 +46,6 @@ class Allowance:
         "_ledger",
         "_limits",
         "_most",
-        "_now",
         "_of_model",
         "_request_secs",
         "_requests",
@@ -52,6 +55,8 @@ class Allowance:
         "changes",
         "costs",
         "is_limited",
+        "note",
+        "now",
         "passage",
         "secs",
         "until",
@@ -70,8 +75,9 @@ class Allowance:
         self.account, self.passage = account, passage
         self.is_limited = account.is_limited  # else neither costs nor requests in flight count here
         self.costs = costs if self.is_limited else ModelCosts(model)
-        self.changes, self.until, self._now = tenants.changes, 0.0, 0.0
+        self.changes, self.until, self.now = tenants.changes, 0.0, 0.0
         self._tenants, self._ledger, self._clock = tenants, tenants.ledger, clock
+        self.note = tenants.ledger.note
         limits, buckets = account.limits, account.buckets
         self._limits = limits
         self._requests = buckets[REQUESTS] if limits.requests else Bucket()
@@ -87,32 +93,26 @@ class Allowance:
         if self.changes != self._tenants.changes or (passage.left <= 0 and not self._grant(now)):
             return False
         passage.left -= 1
-        self._now = now
+        if not passage.left:  # the accounts are made while no client waits for this request
+            asyncio.get_running_loop().call_soon(self._renew)
+        self.now = now
         bucket = self._requests  # as its `take`, without a call
         bucket.full_at = (bucket.full_at if bucket.full_at > now else now) + self._request_secs
         return True
 
-    def recorder(self, record: Record, account: StreamRecorder) -> StreamRecorder:
-        """See `Tap`."""
-        record.account, record.reader = self, self.passage
-        record.released_ns = record.submitted_ns
-        if record.batch_size > 1:
-            self.passage.left -= record.batch_size - 1  # it may take a place for each
-        self._ledger.note((BEGUN, record, self._now, None))
-        return account
-
     def ended(self, record: Record, error: InferenceError | None) -> None:
         """See `LimitsAccount`."""
-        passage, account, ledger = self.passage, self.account, self._ledger
+        passage = self.passage
         if record.reader is not passage:
             if self.is_limited:
                 self._end_apart(record, error)
             return
-        ledger.note((ENDED if error is None else FAILED, record, self._clock(), None))
-        if record.ended_ns - record.started_ns > account.most_ns:
-            account.look()
-        if len(ledger.events) > MOST_EVENTS:
-            ledger.settle()
+        record.left_at = self._clock()
+        self.note(record)
+        if record.ended_ns - record.started_ns > self.account.most_ns:
+            self.account.look()
+        if len(self._ledger.events) > MOST_EVENTS:
+            self._ledger.settle()
         if passage.window.waiting:
             passage.look_behind(record)
 
@@ -136,6 +136,72 @@ class Allowance:
 
     def _apart(self, booked: Booked) -> Booking:
         return Booking(self.account, self.costs, WITHOUT_TOKENS, booked, self._clock, None)
+
+    def take(self, first: Record, rest: Iterator[Record]) -> Record | None:
+        """Make the accounts of events in their order, as `Booking` and `Service` would.
+
+        Returns the first event of another account. What the fair queue charges is summed up.
+        """
+        costs, bucket, secs = self.costs, self.bucket, self.secs
+        passage, row_ms = self.passage, self.passage.row_ms
+        passed, service, served_ms, other = 0, 0.0, 0.0, None
+        for record in chain((first,), rest):
+            if record.account is not self:
+                other = record
+                break
+            own = record.batch_size or 1
+            if record.booked is NOT_BOOKED:
+                now, full_at, booked_ms = record.entered_at, bucket.full_at, costs.compute_ms
+                bucket.full_at = back_at = (full_at if full_at > now else now) + booked_ms * secs
+                estimate = row_ms.value * own
+                record.booked = [booked_ms, back_at, estimate, 0.0]
+                if not passed:
+                    passage.passes_on(service)
+                    service = 0.0
+                passed, service = passed + 1, service + estimate
+                if not record.ended_ns:  # else its end follows
+                    self._enter(record, own)
+                continue
+            booked_ms, back_at, estimate, is_in_flight = record.booked
+            if record.execution is None:
+                compute_ms = record.compute_ms(record.ended_ns)
+                service -= _unused(record, estimate)
+            else:
+                spent, rows = record.execution
+                spent_ns = spent.input_ns + spent.infer_ns + spent.output_ns
+                ms = spent_ns / NS_PER_MS * own / (rows if rows > own else own)
+                is_usual = spent is record.phases and rows == (record.execution_rows or own)
+                is_usual = is_usual and spent_ns <= record.ended_ns - record.started_ns
+                compute_ms = ms if is_usual else record.compute_ms(record.ended_ns)
+                row_ms.add(ms / own)
+                service, served_ms = service + ms - estimate, served_ms + ms
+            unused, now = (booked_ms - compute_ms) * secs, record.left_at
+            if unused < 0 or back_at > now:
+                bucket.give_back(unused, now, back_at)
+            if is_in_flight:
+                self._leave(own)
+            if record.failure is None:
+                costs.compute_ms += LATEST * (compute_ms - costs.compute_ms)
+                costs.reports_tokens = False
+        passage.charge(service, served_ms, passed)
+        return other
+
+    def _enter(self, record: Record, rows: int) -> None:
+        """Count a request that has not ended as one in flight."""
+        record.booked[3] = IS_IN_FLIGHT
+        self.account.in_flight += self.is_limited
+        self.passage.entered(rows)
+
+    def _leave(self, rows: int) -> None:
+        """Count a request no more that had entered."""
+        self.account.in_flight -= self.is_limited
+        self.passage.left_by(rows)
+
+    def _renew(self) -> None:
+        """Let further requests begin, if this is still the allowance of its model."""
+        now, is_used = self._clock(), self._of_model.get(self.account.tenant) is self
+        if is_used and now < self.until and self.changes == self._tenants.changes:
+            self._grant(now)
 
     def _grant(self, now: float) -> bool:
         """Look at all limits; whether at least one request may begin."""
@@ -194,34 +260,17 @@ def end_all(model: Model) -> None:
         each.end()
 
 
-def settle(events: Sequence[Event]) -> None:
-    """Make the accounts of these events, as `Booking` does."""
-    for kind, record, now, rows in events:
-        allowance = record.account
-        passage, own = allowance.passage, record.batch_size or 1
-        if kind == EXECUTED:
-            passage.charged(own, record.booked[2], now, rows)
-            record.booked[2] = 0.0
-            continue
-        costs, bucket, account = allowance.costs, allowance.bucket, allowance.account
-        full_at = bucket.full_at
-        if kind == BEGUN:
-            booked_ms = costs.compute_ms
-            back_at = (full_at if full_at > now else now) + booked_ms * allowance.secs
-            bucket.full_at = back_at
-            record.booked = [booked_ms, back_at, passage.passed(own), 0.0]
-            if not record.ended_ns:  # else its end follows
-                record.booked[3] = IS_IN_FLIGHT
-                account.in_flight += allowance.is_limited
-                passage.entered(own)
-            continue
-        booked_ms, back_at, estimate, is_in_flight = record.booked
-        compute_ms = record.compute_ms(record.ended_ns)
-        bucket.give_back((booked_ms - compute_ms) * allowance.secs, now, back_at)
-        if estimate and not record.started_ns:
-            passage.unused(estimate)
-        if is_in_flight:
-            account.in_flight -= allowance.is_limited
-            passage.left_by(own)
-        if kind == ENDED:
-            costs.learn_compute(compute_ms)
+def _unused(record: Record, estimate: float) -> float:
+    """The part of an estimate that a request has not used, whose execution has not ended."""
+    if not record.started_ns:
+        return estimate
+    record.execution = LATE
+    return 0.0
+
+
+def settle(events: Sequence[Any]) -> None:
+    """Make the accounts of these events, each the begin or the end of a record."""
+    rest = iter(events)
+    first = next(rest, None)
+    while first is not None:
+        first = first.account.take(first, rest)

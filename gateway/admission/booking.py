@@ -13,6 +13,7 @@ from gateway.admission.quotas import (
     Buckets,
     Header,
     ShownLimit,
+    headers_in,
     limits_of,
 )
 from gateway.errors import Code, InferenceError, Refusal
@@ -82,15 +83,19 @@ class TenantAccount:
         self._shown = [
             ShownLimit(each, self.buckets[each], by_kind[each]) for each in SHOWN if each in by_kind
         ]
-        self._full = [header for limit in self._shown for header in limit.headers(math.inf)]
+        self._full = b"".join([limit.lines(math.inf) for limit in self._shown])
 
-    def headers(self, now: float) -> list[Header]:
-        """The headers of its limits; those of full buckets are made once."""
+    def lines(self, now: float) -> bytes:
+        """The headers of its limits as lines of HTTP; those of full buckets are made once."""
         shown = self._shown
         for each in shown:
             if each.bucket.full_at > now:
-                return [header for limit in shown for header in limit.headers(now)]
+                return b"".join([limit.lines(now) for limit in shown])
         return self._full
+
+    def headers(self, now: float) -> list[Header]:
+        """The headers of its limits."""
+        return headers_in(self.lines(now))
 
 
 class Booking:

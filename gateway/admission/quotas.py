@@ -151,28 +151,34 @@ Header = tuple[bytes, bytes]
 
 
 class ShownLimit:
-    """The headers of a limit, with names and forms of OpenAI's."""
+    """The headers of a limit, with names and forms of OpenAI's, as lines of HTTP."""
 
-    __slots__ = ("_first", "_full", "_limit", "_names", "bucket")
+    __slots__ = ("_form", "_full", "_limit", "bucket")
 
     def __init__(self, kind: LimitKind, bucket: Bucket, limit: Limit) -> None:
         self.bucket, self._limit = bucket, limit
-        of_limit, *self._names = (each.encode() for each in NAMES[kind])
-        self._first: Header = of_limit, b"%d" % int(limit.per_minute)
-        self._full = self._headers(0.0)
+        of_limit, of_rest, of_reset = (each.encode() for each in NAMES[kind])
+        first = b"%b: %d" % (of_limit, int(limit.per_minute))
+        self._form = b"%b\r\n%b: %%d\r\n%b: %%b\r\n" % (first, of_rest, of_reset)
+        self._full = self._lines(0.0)
 
-    def headers(self, now: float) -> tuple[Header, Header, Header]:
+    def lines(self, now: float) -> bytes:
         """The headers now; those of a full bucket are made once."""
         lacks = self.bucket.full_at - now
-        return self._headers(lacks) if lacks > 0 else self._full
+        return self._lines(lacks) if lacks > 0 else self._full
 
-    def _headers(self, lacks: float) -> tuple[Header, Header, Header]:
+    def _lines(self, lacks: float) -> bytes:
         limit = self._limit
         rest = math.floor(limit.most - lacks * limit.per_minute / MINUTE)
-        of_rest, of_reset = self._names
         # As `shown_secs`, without a call for most.
         reset = b"%dms" % math.ceil(lacks * 1000) if lacks < 1 else shown_secs(lacks).encode()
-        return self._first, (of_rest, b"%d" % (rest if rest > 0 else 0)), (of_reset, reset)
+        return self._form % (rest if rest > 0 else 0, reset)
+
+
+def headers_in(lines: bytes) -> list[Header]:
+    """The headers in lines of HTTP, each of which ends."""
+    parts = (line.partition(b": ") for line in lines.splitlines())
+    return [(name, value) for name, _, value in parts]
 
 
 def texts(headers: Iterable[Header]) -> Mapping[str, str]:

@@ -276,11 +276,10 @@ class Model:
             request.trace = trace  # type: ignore[misc]  # as `Execution` sets `sink`
             trace.accepted(self.name, self.version, request)
         ended = self.requests.remove
-        record = Record(self.statistics, batch_size, request.received_ns, ended, trace)
+        record = Record(self.statistics, batch_size, request.received_ns, ended, trace, allowance)
         if request.receipt is not None:
             request.receipt.accepted(request, self.version, record)
-        inner = interceptor or allowance
-        account = record if inner is None else inner.recorder(record, record)
+        account = record if interceptor is None else interceptor.recorder(record, record)
         stream = ResponseStream(account if tap is None else tap.recorder(record, account))
         self.requests.add(record, stream, None if shared is None else tenant_of(request.caller))
         entry = Entry(request, stream, record)

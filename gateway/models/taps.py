@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from gateway.messages import InferRequest
+from gateway.observability.accounts import Passing
 from gateway.observability.stream_tap import Tap
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
@@ -26,11 +27,8 @@ class Interceptor(Tap, Protocol):
         """Submit the request now or later, or end its stream. Must not raise."""
 
 
-class Allowed(Tap, Protocol):
-    """The tap of requests that need no look at the limits of their tenant, and pass its fair queue.
-
-    It counts them for their tenant.
-    """
+class Allowed(Passing, Protocol):
+    """The account of requests that need no look at the limits of their tenant."""
 
     def admits(self, request: InferRequest) -> bool:
         """Whether a request is one of them; if so, it has cost one request."""

@@ -1,12 +1,10 @@
 """Accounts of tenants: what their requests cost, and how many there are."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from gateway.errors import InferenceError
 from gateway.messages import Phases, Usage
-
-BEGUN, EXECUTED, ENDED, FAILED = range(4)
-"""Kinds of events in the ledger of tenants."""
 
 
 class LimitsAccount(Protocol):
@@ -22,6 +20,10 @@ class LimitsAccount(Protocol):
 class TokenReader(Protocol):
     """Gets the service of a request behind a fair queue, which a `Record` names, as it is made."""
 
+    @property
+    def passes(self) -> bool:
+        """Whether it reads the execution of a record that has ended there, without a call."""
+
     def counted(self, record: Any, usage: Usage | None) -> None:
         """The record has counted further tokens; `usage` is that of the response, if it has one."""
 
@@ -33,6 +35,26 @@ class TokenReader(Protocol):
 
     def wasted(self, usage: Usage) -> None:
         """The engine has made tokens after the end."""
+
+
+class PassingReader(TokenReader, Protocol):
+    """That of requests that pass the fair queue, of which a number are `left`."""
+
+    left: int
+
+
+class Passing(LimitsAccount, Protocol):
+    """The account of requests that pass: it gets their records, first at their begin, by `note`.
+
+    It is `now` for the one that begins.
+    """
+
+    now: float
+    note: Callable[[Any], None]
+
+    @property
+    def passage(self) -> PassingReader:
+        """The reader of their records."""
 
 
 class TenantsInFlight(dict[str, int]):

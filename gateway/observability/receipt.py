@@ -23,7 +23,8 @@ from gateway.observability.receipt_parts import (
     less_stalls,
     short_header,
 )
-from gateway.observability.request_record import Record, within
+from gateway.observability.request_record import Record
+from gateway.observability.statistics import within
 from gateway.policy.caller import tenant_of
 
 TIMING = "timing"

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from gateway.errors import AnsweredError, Code, InferenceError
 from gateway.event_loop import BusyPoll
 from gateway.messages import EngineStamps, InferResponse, Phases, Usage, responses_of_texts
-from gateway.observability.accounts import LimitsAccount, TenantsInFlight, TokenReader
+from gateway.observability.accounts import LimitsAccount, Passing, TenantsInFlight, TokenReader
 from gateway.observability.statistics import (
     MAX_RESPONSE_ROWS,
     ModelStatistics,
     count_each,
     failure_reason,
+    within,
 )
 from gateway.observability.trace import Trace
 from gateway.stream import ResponseStream
@@ -31,7 +32,8 @@ class Record:
     `engine` the stamps of its engine. `execution_rows` is the batch size of its execution, 0 if it
     was alone in it. A fair queue sets `released_ns`. `failure` is its error: code and text. It has
     the only count of the tokens of its responses; `cached_tokens` are of its prompt, or unknown.
-    Its `account`, `booked`, `reader` and `tenant` are for limits and a fair queue.
+    Its `account`, `booked`, `reader` and `tenant` are for limits and a fair queue. With an
+    allowance it has `entered_at` and `left_at`, and the phases and rows of its `execution`.
     """
 
     __slots__ = (
@@ -48,8 +50,11 @@ class Record:
         "completion_tokens",
         "ended_ns",
         "engine",
+        "entered_at",
+        "execution",
         "execution_rows",
         "failure",
+        "left_at",
         "phases",
         "progress_ns",
         "prompt_tokens",
@@ -70,6 +75,7 @@ class Record:
         received_ns: int,
         on_end: Callable[["Record"], None],
         trace: Trace | None = None,
+        allowance: Passing | None = None,
     ) -> None:
         self.statistics, self.batch_size = statistics, batch_size
         self._on_end = on_end
@@ -83,11 +89,18 @@ class Record:
         self.engine: EngineStamps | None = None
         self.failure: tuple[Code, str] | None = None
         self.trace = trace
-        self.account: LimitsAccount | None = None
+        self.account: LimitsAccount | None = allowance
         self.booked = NOT_BOOKED
+        self.execution: tuple[Phases, int] | None = None
         self.reader: TokenReader | None = None
         self.tenant: str | None = None
         statistics.pending += 1
+        if allowance is not None:
+            self.reader, self.entered_at = allowance.passage, allowance.now
+            self.left_at, self.released_ns = 0.0, self.submitted_ns
+            if batch_size > 1:
+                allowance.passage.left -= batch_size - 1  # it may take a place for each
+            allowance.note(self)
 
     def started(self) -> None:
         """Record that an instance executes the request; idempotent."""
@@ -103,7 +116,8 @@ class Record:
         spent_ns, phases, own = now - self.started_ns, self.phases, self.batch_size
         if phases is not None:  # as the sum of `within`
             spent_ns = min(spent_ns, phases.input_ns + phases.infer_ns + phases.output_ns)
-        return spent_ns / 1e6 * own / max(self.execution_rows, own, 1)
+        rows = self.execution_rows
+        return spent_ns / 1e6 * own / (rows if rows > own else own or 1)
 
     @property
     def is_hit(self) -> bool:
@@ -203,10 +217,10 @@ class Record:
     def ended(self, error: InferenceError | None) -> None:
         """Count the request as a success or a failure."""
         now = self.ended_ns = time.perf_counter_ns()
+        self.failure = None if error is None else (error.code, error.message)
         if self.account is not None:
             self.account.ended(self, error)
         if error is not None:
-            self.failure = error.code, error.message
             self.statistics.refuse(error)
             if self.started_ns and not self._first_ns:
                 self._answer_error(now)
@@ -384,17 +398,3 @@ class RequestsInFlight(dict[Record, ResponseStream]):
         """The age of the oldest request, in seconds; 0 if there is none."""
         record = next(iter(self), None)
         return 0.0 if record is None else (time.perf_counter_ns() - record.submitted_ns) / 1e9
-
-
-def within(phases: Phases | None, elapsed_ns: int) -> Phases:
-    """The phases of an execution of that duration; without phases all of it is inference.
-
-    Phases that a backend measured with another clock are cut to the elapsed time.
-    """
-    if phases is None:
-        return Phases(infer_ns=elapsed_ns)
-    if phases.input_ns + phases.infer_ns + phases.output_ns <= elapsed_ns:
-        return phases
-    input_ns = min(phases.input_ns, elapsed_ns)
-    output_ns = min(phases.output_ns, elapsed_ns - input_ns)
-    return Phases(input_ns, min(phases.infer_ns, elapsed_ns - input_ns - output_ns), output_ns)

@@ -115,6 +115,20 @@ def count_each(*counted: tuple[MetricDuration, int]) -> None:
         duration.us += ns // 1000
 
 
+def within(phases: Phases | None, elapsed_ns: int) -> Phases:
+    """The phases of an execution of that duration; without phases all of it is inference.
+
+    Phases that a backend measured with another clock are cut to the elapsed time.
+    """
+    if phases is None:
+        return Phases(infer_ns=elapsed_ns)
+    if phases.input_ns + phases.infer_ns + phases.output_ns <= elapsed_ns:
+        return phases
+    input_ns = min(phases.input_ns, elapsed_ns)
+    output_ns = min(phases.output_ns, elapsed_ns - input_ns)
+    return Phases(input_ns, min(phases.infer_ns, elapsed_ns - input_ns - output_ns), output_ns)
+
+
 @dataclass(slots=True)
 class BatchStatistics:
     """The executions of one batch size."""

@@ -39,22 +39,19 @@ NO_RULES = TenantRules()
 NO_TENANTS: Mapping[str, TenantRules] = MappingProxyType({})
 
 
-Event = tuple[int, Any, Any, Any]
-"""Its kind, the record of a request, and two values."""
-
-
 class Ledger:
     """Events of requests in their order, whose accounts `take` makes later, all at once.
 
-    All else that reads or changes these accounts calls `settle` before, so that none is ever late.
+    An event is the record of a request: first its begin, then its end. All else that reads or
+    changes these accounts calls `settle` before, so that none is ever late.
     """
 
     __slots__ = ("events", "note", "take")
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.note: Callable[[Event], None] = self.events.append
-        self.take: Callable[[Sequence[Event]], None] | None = None
+        self.events: list[Any] = []
+        self.note: Callable[[Any], None] = self.events.append
+        self.take: Callable[[Sequence[Any]], None] | None = None
 
     def settle(self) -> None:
         """Take all events into account; without any it changes nothing."""

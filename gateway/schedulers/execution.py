@@ -10,8 +10,8 @@ from gateway.backend import Begun, Instance, Note, NotSent, SingleExecutions
 from gateway.errors import Code, InferenceError, no_instance
 from gateway.messages import InferRequest, InferResponse, Phases
 from gateway.observability.receipt_parts import NO_HOLD, NOT_KNOWN, Hold, note_batch
-from gateway.observability.request_record import Record, within
-from gateway.observability.statistics import ModelStatistics
+from gateway.observability.request_record import Record
+from gateway.observability.statistics import ModelStatistics, within
 from gateway.schedulers.sequence_call import NO_SEQUENCES, SequenceCall
 from gateway.schedulers.service import Service
 from gateway.stream import ResponseStream
@@ -372,8 +372,12 @@ class Execution:
             rows, spent = self._batch_size + self._call.padding_rows, within(phases, elapsed_ns)
             self._statistics.executed(rows, spent)
             for entry in self._open.values():
-                if (reader := entry.record.reader) is not None:
-                    reader.executed(entry.record, spent, rows)
+                if (reader := (record := entry.record).reader) is None:
+                    continue
+                if reader.passes and record.ended_ns and record.execution is None:
+                    record.execution = spent, rows
+                else:
+                    reader.executed(record, spent, rows)
 
     def _on_disconnect(self) -> None:
         self._disconnects = True

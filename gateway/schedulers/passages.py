@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from weakref import ref
 
 from gateway.messages import Phases, Usage
-from gateway.observability.accounts import EXECUTED, TenantsInFlight
+from gateway.observability.accounts import TenantsInFlight
 from gateway.observability.request_record import Record
 from gateway.policy.tenants import MOST_TIMES, Tenants
 from gateway.schedulers.charges import COMPUTE, Charges
@@ -59,9 +59,9 @@ class Passages:
 class Passage:
     """The requests of one tenant that pass; a number are `left`. Implements `TokenReader`.
 
-    What happens to them is noted, and taken into account in the same order by `passed`, `charged`
-    and `unused`, so that shares and places are those of requests with a service of their own. One
-    with tokens, or whose instance is free before its end, gets its own.
+    What happens to them is noted, and taken into account in the same order, so that shares and
+    places are those of requests with a service of their own. One with tokens, or whose instance is
+    free before its end, gets its own.
     """
 
     __slots__ = (
@@ -72,9 +72,11 @@ class Passage:
         "_requests",
         "label",
         "left",
+        "row_ms",
         "tenant",
         "window",
     )
+    passes = True
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class Passage:
     ) -> None:
         self._all, self._charges, self.window = passages, passages.charges, passages.window
         self._in_flight, self._requests = in_flight, requests
+        self.row_ms = passages.charges.costs.row_ms
         self.tenant, self.label = tenant, passages.tenants.label(tenant)
         self._kind = self.label, COMPUTE
         self.left = 0
@@ -128,25 +131,19 @@ class Passage:
 
     # Of what is noted.
 
-    def passed(self, rows: int) -> float:
-        """The estimate for which its tenant is charged for a request that has passed."""
-        charges = self._charges
-        estimate = charges.costs.row_ms.value * rows  # as `before`, without a call
-        charges.shares.pass_on(self.tenant, estimate)
-        charges.totals.waits.counts[0] += 1  # as `observe(0)`, likewise
-        return estimate
+    def passes_on(self, service: float) -> None:
+        """Charge its tenant for service; from now on requests of the tenant are the last ones."""
+        shares = self._charges.shares
+        shares.charge(self.tenant, service)
+        shares.pass_on(self.tenant)
 
-    def charged(self, rows: int, estimate: float, phases: Phases, rows_of_all: int) -> None:
-        """Charge the part of a request in an execution in place of its estimate."""
+    def charge(self, service: float, ms: float, passed: int = 0) -> None:
+        """Charge its tenant for service, of which that time was executed; some have passed."""
         charges = self._charges
-        spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
-        ms = spent_ns / NS_PER_MS * rows / (rows_of_all if rows_of_all > rows else rows)
-        charges.shares.charge(self.tenant, charges.costs.computed(ms, rows) - estimate)
-        charges.totals.service[self._kind] += ms  # type: ignore[assignment]  # no whole one
-
-    def unused(self, estimate: float) -> None:
-        """Take back the estimate of a request that was not executed."""
-        self._charges.shares.charge(self.tenant, -estimate)
+        charges.shares.charge(self.tenant, service)
+        if ms:
+            charges.totals.service[self._kind] += ms  # type: ignore[assignment]  # no whole one
+        charges.totals.waits.counts[0] += passed  # as `observe(0)` of each
 
     def entered(self, rows: int) -> None:
         """Count a request as one in flight, which has its places."""
@@ -162,7 +159,12 @@ class Passage:
 
     def executed(self, record: Record, phases: Phases, rows: int) -> None:
         """See `TokenReader`."""
-        self._charges.ledger.note((EXECUTED, record, phases, rows))
+        own = record.batch_size or 1
+        spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
+        ms = spent_ns / NS_PER_MS * own / (rows if rows > own else own)
+        self._charges.ledger.settle()
+        self.charge(self._charges.costs.computed(ms, own) - record.booked[2], ms)
+        record.booked[2] = 0.0
 
     def counted(self, record: Record, usage: Usage | None) -> None:
         """See `TokenReader`."""

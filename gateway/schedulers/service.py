@@ -64,6 +64,7 @@ class Service:
         "size_bytes",
         "tenant",
     )
+    passes = False
 
     def __init__(
         self, owner: PlaceOwner, reader: ServiceReader, record: Record, tenant: str, label: str

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from gateway.frontends.grpc.audit import GrpcAudit
@@ -88,9 +89,12 @@ class GrpcKeys:
 
         An RPC with the head of the last one has its caller already.
         """
-        known = rpc.caller
-        if known is not None and rpc.certificate is None and known.remains_permitted(self._roles):
-            return
+        known, roles = rpc.caller, self._roles
+        if known is not None and rpc.certificate is None:
+            # As `remains_permitted`, without a call for most.
+            lasts = known.valid and known.expires == inf and not roles.isdisjoint(known.roles)
+            if lasts or known.remains_permitted(roles):
+                return
         given = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
             for name, value in rpc.metadata

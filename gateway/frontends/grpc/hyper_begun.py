@@ -83,6 +83,8 @@ class BegunCalls:
 
     def __init__(self, owner: RpcOwner, compression: CompressionLevel) -> None:
         self._owner = owner
+        self.client: Client = owner
+        """The client of the connection."""
         self._compresses = compression is not CompressionLevel.NONE
         self._loop = asyncio.get_running_loop()
         self._calls: set[BegunHyperCall] = set()
@@ -93,11 +95,6 @@ class BegunCalls:
 
     def __bool__(self) -> bool:
         return bool(self._calls)
-
-    @property
-    def client(self) -> Client:
-        """The client of the connection."""
-        return self._owner
 
     def begin(self, request: Any, method: Method) -> bool:
         """Begin an RPC; False if it needs a task.
@@ -215,6 +212,7 @@ class BegunHyperCall(BegunCall):
         "_disconnected",
         "_ended",
         "_wishes",
+        "certificate",
         "ends_at",
         "expiry",
         "request",
@@ -226,6 +224,7 @@ class BegunHyperCall(BegunCall):
         self.request = request
         self._wishes = wishes
         self._calls = calls
+        self.certificate: str | None = calls.client.certificate
         self._disconnected: Callable[[], object] | None = None
         self._ended = False
         self.expiry: asyncio.Handle | None = None
@@ -239,10 +238,6 @@ class BegunHyperCall(BegunCall):
     @property
     def peer(self) -> str:
         return self._calls.client.peer
-
-    @property
-    def certificate(self) -> str | None:
-        return self._calls.client.certificate
 
     @property
     def authority(self) -> str:

@@ -162,7 +162,9 @@ class _BegunInfer(BegunRequest[bytes | RpcError]):
         if isinstance(answer, RpcError):
             self.call.fail(answer, trailing)
         else:
-            self.call.answer(answer, (*self.rpcs.limits(self.call), *trailing))
+            if self.call.wants_limits:
+                trailing = (*self.rpcs.limits(self.call), *trailing)
+            self.call.answer(answer, trailing)
         _sent(trace, receipt, sending_ns)
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from starlette.responses import Response
@@ -26,10 +27,10 @@ from gateway.frontends.http.body import (
     unknown_encoding,
 )
 from gateway.frontends.http.connection_parts import LENGTH
-from gateway.frontends.http.errors import JSON, failed, plain_error
+from gateway.frontends.http.errors import JSON, plain_error
 from gateway.frontends.http.guard import HttpAccess, answer_later, refuse, refused_response
 from gateway.frontends.http.head import KEY_HEADER, check_head
-from gateway.frontends.http.infer_call import InferCall, InferHead
+from gateway.frontends.http.infer_call import InferCall, InferHead, failure_of
 from gateway.frontends.http.infer_request import InferDecoder, OutputForms, Target, decoupled
 from gateway.frontends.http.infer_response import (
     Answered,
@@ -41,7 +42,9 @@ from gateway.frontends.http.infer_response import (
 from gateway.frontends.http.request_scope import (
     BEGUN_NS,
     CALLER,
+    CERTIFICATE,
     KNOWN_HEAD,
+    OK,
     ORIGIN,
     REPLAYED,
     TRACES,
@@ -58,7 +61,7 @@ from gateway.frontends.http.request_scope import (
     write_whole,
 )
 from gateway.frontends.http.rollout_keys import keyed
-from gateway.frontends.http.timing import SendingApp, timed, timing_header, wishes
+from gateway.frontends.http.timing import SendingApp, timing_header, wishes
 from gateway.frontends.http.traces import HTTP, PARENT, trace_of
 from gateway.messages import InferRequest, InferResponse
 from gateway.models.model import Model
@@ -136,7 +139,7 @@ class InferRoute:
             try:
                 answer = refused_response(refusal) if refusal else await self._answer(call)
             except Exception as error:  # noqa: BLE001 - around one request in a frontend
-                answer = _failed(call, error)
+                answer = failure_of(call, error)
             if call.receipt is not None:
                 answer = SendingApp(answer, call.receipt)
         await answer(scope, receive, send)
@@ -151,16 +154,20 @@ class InferRoute:
         head = known or self._head_without_task(scope)
         if head is None or not self._dataplane.begins_without_task(len(cycle.body)):
             return False
+        lasts = (caller := state.get(CALLER)) is None or (caller.valid and caller.expires == inf)
+        if self._guard is not None and not (known and lasts and CERTIFICATE not in state):
+            if (refusal := self._guard.refusal(scope)) is not None:
+                state.pop(KNOWN_HEAD, None)
+                answer_later(cycle, start, refusal)
+                return True
+            caller = state.get(CALLER)
         if known is None and "@" not in scope["path"]:
             state[KNOWN_HEAD] = head  # with "@" a model of the whole name may be loaded later
-        if self._guard is not None and (refusal := self._guard.refusal(scope)) is not None:
-            answer_later(cycle, start, refusal)
-            return True
-        call = InferCall(scope, receive, head, received_ns, state.get(CALLER))
+        call = InferCall(scope, receive, head, received_ns, caller)
         try:
             self._begin(call, cycle, start)
         except Exception as error:  # noqa: BLE001 - around one request in a frontend
-            start(_failed(call, error))
+            start(failure_of(call, error))
         return True
 
     def _begin(self, call: InferCall, cycle: RequestResponseCycle, start: Start) -> None:
@@ -219,14 +226,15 @@ class InferRoute:
         if takes_long(answered):
             return partial(self._encode_apart, call, answered)
         answer = whole_answer(self._encoder.encode(*answered))
-        admission = self._dataplane.admission
-        if call.receipt or (admission is not None and admission.tenants.configured):
+        if call.receipt is not None:
             self._add_headers(call, answer)
+        elif call.caller is not None and (admission := self._dataplane.admission) is not None:
+            answer.lines = admission.limit_lines(call.caller)  # likewise, without a call
         return answer
 
     def _add_headers(self, call: InferCall, answer: WholeAnswer) -> None:
         if (admission := self._dataplane.admission) is not None:
-            answer.headers += admission.raw_limit_headers(call.caller)
+            answer.lines = admission.limit_lines(call.caller)
         if call.receipt is not None:
             answer.headers.append(timing_header(call.receipt))
 
@@ -237,7 +245,7 @@ class InferRoute:
         try:
             answer = await self._encoded(call, answered)
         except Exception as error:  # noqa: BLE001 - around one request in a frontend
-            answer = _failed(call, error)
+            answer = failure_of(call, error)
         await answer(scope, receive, send)
 
     async def _answer(self, call: InferCall) -> WholeAnswer | Response:
@@ -374,7 +382,7 @@ class _BegunInfer(BegunRequest[ASGIApp]):
         return self.route.encode(self.call, answered)
 
     def failed(self, error: Exception) -> ASGIApp:
-        return _failed(self.call, error)
+        return failure_of(self.call, error)
 
     def send(self, answer: ASGIApp) -> None:
         cycle, receipt, trace = self.cycle, self.call.receipt, self.trace
@@ -385,13 +393,8 @@ class _BegunInfer(BegunRequest[ASGIApp]):
         if has_task:
             self.start(answer if receipt is None else SendingApp(answer, receipt))
         elif isinstance(answer, WholeAnswer) and not cycle.disconnected:
-            write_whole(cycle, answer.headers, answer.parts)
+            write_whole(cycle, answer.headers, answer.parts, OK, answer.lines)
         if trace is not None:
             trace.answer_sent(HTTP, sending_ns)
         if receipt is not None and not has_task:
             receipt.sent()
-
-
-def _failed(call: InferCall, error: Exception) -> Response:
-    answer = failed(call.scope["path"], error)
-    return answer if call.receipt is None else timed(answer, call.receipt)

@@ -1,10 +1,13 @@
-"""One infer over HTTP before its body is read."""
+"""One infer over HTTP before its body is read, and its failure."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from gateway.frontends.http.errors import failed
+from gateway.frontends.http.timing import timed
 from gateway.observability.receipt import Receipt
 from gateway.policy.caller import Caller
 
@@ -33,3 +36,9 @@ class InferCall:
     received_ns: int
     caller: Caller | None
     receipt: Receipt | None = None
+
+
+def failure_of(call: InferCall, error: Exception) -> Response:
+    """The answer to a request that failed."""
+    answer = failed(call.scope["path"], error)
+    return answer if call.receipt is None else timed(answer, call.receipt)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from gateway.admission.quotas import headers_in
 from gateway.classification import classify
 from gateway.frontends.http.body import HEADER_LENGTH
 from gateway.frontends.http.connection_parts import LENGTH
@@ -160,18 +161,20 @@ def _dump(found: Mapping[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """A successful response, encoded."""
+    """A successful response, encoded; `lines` are further headers, as HTTP/1.1 has them."""
 
     headers: list[tuple[bytes, bytes]]
     parts: Sequence[Buffer]
+    lines: bytes = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state: RequestState = scope.get("state", NO_STATE)
         send_whole = state.get(SEND_WHOLE)
+        headers = [*self.headers, *headers_in(self.lines)] if self.lines else self.headers
         if send_whole is not None and TRACES not in scope:
-            await send_whole(self.headers, self.parts)
+            await send_whole(headers, self.parts)
         else:
-            await send_apart(send, self.headers, self.parts)
+            await send_apart(send, headers, self.parts)
 
 
 def whole_answer(encoded: EncodedResponse) -> WholeAnswer:

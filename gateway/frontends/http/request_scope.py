@@ -68,7 +68,8 @@ class RequestState(TypedDict, total=False):
 
     `header_names` are the names of the request's headers as the client wrote them, in order, if a
     model may get them. `begin_stream` gives back what only short answers need. `known_head` is what
-    a route has found in the head of the request; the next request with the same head has it, too.
+    a route has found in the head of a request that it has let pass; the next request with the same
+    head has it, too.
     `caller` is absent on a server without API keys, `certificate`, the identity of the client's
     certificate, without mutual TLS. `change` is what the request changes, for the audit log.
     `begun_ns` is the time of the first byte of the head (`time.perf_counter_ns`).
@@ -199,14 +200,21 @@ async def send_whole(cycle: RequestResponseCycle, headers: RawHeaders, parts: Pa
 
 
 def write_whole(
-    cycle: RequestResponseCycle, headers: RawHeaders, parts: Parts, status: int = OK
+    cycle: RequestResponseCycle,
+    headers: RawHeaders,
+    parts: Parts,
+    status: int = OK,
+    lines: bytes = b"",
 ) -> None:
-    """Send a whole response to a connected client, without a wait for room."""
+    """Send a whole response to a connected client, without a wait for room.
+
+    The `lines` are further headers, each with its end.
+    """
     cycle.response_started = cycle.response_complete = True
     head = [STATUS_LINE[status]]
     for name, value in headers:
         head += (name, b": ", value, b"\r\n")
-    head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+    head += (lines, b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
     if sum(map(len, parts)) <= JOINED_BYTES:
         cycle.transport.write(b"".join((*head, *parts)))
     else:

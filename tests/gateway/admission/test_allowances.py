@@ -194,6 +194,36 @@ async def test_an_allowance_ends_after_a_second(serve: Serve) -> None:
     await settle()
 
 
+async def used_up(serve: Serve) -> tuple[Plane, Allowance]:
+    """An allowance whose last request has just been answered."""
+    plane = Plane(serve, [None], {"a": TenantRules(requests_per_minute=1e9)})
+    await settle()
+    for name in ("first", "second"):
+        await infer(plane, name, 0, "a")
+    found = plane.models[0].allowances["a"]
+    assert isinstance(found, Allowance)
+    for number in range(found.passage.left):
+        plane.infer(f"r{number}", 0, "a")
+        plane.answer(f"r{number}", answer_of(100))
+    assert found.passage.left == 0
+    assert plane.tenants.ledger.events
+    return plane, found
+
+
+async def test_accounts_are_made_and_more_may_begin_behind_the_last_answer(serve: Serve) -> None:
+    plane, found = await used_up(serve)
+    await settle()
+    assert plane.tenants.ledger.events == []
+    assert found.passage.left > 0
+
+
+async def test_no_more_may_begin_by_an_allowance_that_has_ended(serve: Serve) -> None:
+    _, found = await used_up(serve)
+    found.end()
+    await settle()
+    assert found.passage.left == 0
+
+
 async def test_a_model_that_is_closed_ends_no_allowance_of_another(serve: Serve) -> None:
     """Its executions are too long for the bucket, those of the other one are short."""
     rules = TenantRules(requests_per_minute=1e9, compute_ms_per_minute=600.0, burst=0.02)
