@@ -4,6 +4,7 @@ Service is a request's estimated cost, in any unit: waits depend on ratios only.
 of one clock, which callers pass.
 """
 
+import math
 from collections.abc import Callable
 
 from gateway.schedulers.shares import NEWEST, Mean
@@ -17,13 +18,16 @@ CAUTION = 0.9
 STEP, ABOVE, BELOW = 0.02, 0.9, 0.1
 """`Correction` rises by STEP * ABOVE, and falls by STEP * BELOW."""
 MOST_CORRECTION = 4.0
+REACH = 4.0
+"""The standard deviations from the mean of prompts up to which their line is known."""
 
 
 class Prefill:
     """The time to the first response as a line over the tokens of prompts.
 
     Moving means, variance and covariance give its slope: the mean of seconds per token would take
-    the constant part of short prompts for a time of each token.
+    the constant part of short prompts for a time of each token. A prompt far beyond those that
+    were seen counts as the longest for which the line is known: short ones tell little of it.
     """
 
     __slots__ = ("_any", "_covariance", "_secs", "_tokens", "_variance")
@@ -46,7 +50,8 @@ class Prefill:
     def secs(self, tokens: float) -> float:
         """The expected time of a prompt of that many tokens."""
         slope = max(0.0, self._covariance / self._variance) if self._variance else 0.0
-        return max(0.0, self._secs + slope * (tokens - self._tokens))
+        beyond = min(tokens - self._tokens, REACH * math.sqrt(self._variance))
+        return max(0.0, self._secs + slope * beyond)
 
 
 class Correction:

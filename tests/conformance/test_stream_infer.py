@@ -265,6 +265,7 @@ def test_a_reader_that_pauses_gets_everything_in_order(stub: Any) -> None:
         found = [rpc.answer()]
         rpc.ask(repeat("other", 1))
         found += rpc.rest()
+    assert [each.error_message for each in found if each.error_message] == []
     of_first = [each for each in found if each.infer_response.id != "other"]
     assert flags(of_first) == [False] * 1999 + [True]
     assert len(found) == 2001

@@ -64,6 +64,23 @@ def test_the_time_of_short_prompts_is_none_of_a_long_one() -> None:
     assert found.raw_wait("a", 2500, 0.0) == pytest.approx(2.0)
 
 
+def test_short_prompts_that_rise_by_chance_say_little_of_one_far_beyond_them() -> None:
+    """As of a burst whose later requests have longer names, and wait longer."""
+    found = prediction()
+    for number in range(200):
+        found.learn_prefill(1.0 + number / 1000, len(str(number)) / 4)
+    assert found.raw_wait("a", 2500, 0.0) < 1.5
+
+
+def test_prompts_that_are_rarely_long_are_known() -> None:
+    found = prediction()
+    for _ in range(5):
+        found.learn_prefill(5.0, 2500)
+        for _ in range(9):
+            found.learn_prefill(0.1, 10)
+    assert found.raw_wait("a", 2500, 0.0) == pytest.approx(5.0, rel=0.3)
+
+
 def test_service_that_is_executed_is_not_in_front() -> None:
     found = drained(*[("a", 10.0)] * 3)
     found.room = 2
