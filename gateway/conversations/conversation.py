@@ -71,17 +71,13 @@ class Conversation:
         return Turn(self, history, request, messages)
 
     def copy(self, void: ConversationCopy) -> ConversationCopy:
-        """Its copy, made of one without messages; that one if no turn may follow."""
+        """Its copy, made of one without age and messages; it gets none if no turn may follow."""
         history = self._history
-        if not history.age.turns or history.cut:
-            return void
-        return msgspec.structs.replace(
-            void,
-            began_ns=history.age.began_ns,
-            turns=history.age.turns,
-            tokens=history.tokens,
-            messages=history.messages,
-        )
+        began_ns, turns = history.age
+        aged = msgspec.structs.replace(void, began_ns=began_ns, turns=turns)
+        if not turns or history.cut:
+            return aged
+        return msgspec.structs.replace(aged, tokens=history.tokens, messages=history.messages)
 
     def shortener(self) -> Shorten | None:
         """Cuts the remembered answer of the last turn; None without a turn.
@@ -171,7 +167,7 @@ class Conversation:
     def _shorten(self, turn: Turn, size: int) -> bool:
         history, is_last = self._history, not any(each.begun for each in self._turns)
         is_latest = is_last and turn.history is history and turn.age == history.age
-        return is_latest and history.shorten_answer(size)
+        return is_latest and history.shorten_answer(turn.remembered_size(size))
 
     def _refuse_full(self, request: InferRequest) -> None:
         if request.id and any(each.id == request.id for each in self._turns):

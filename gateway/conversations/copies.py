@@ -19,8 +19,8 @@ _CorrelationId = Annotated[int, Meta(ge=0)] | str
 class ConversationCopy(msgspec.Struct, array_like=True, frozen=True):
     """The messages of a conversation after a turn, without the brackets of their list.
 
-    `began_ns` and `turns` are its age. Without messages it makes the earlier copies void. Fields
-    are only added at the end, with defaults.
+    `began_ns` and `turns` are its age. Without messages it makes the earlier copies void; without
+    an age, too, all of them. Fields are only added at the end, with defaults.
     """
 
     model: str
@@ -36,6 +36,11 @@ class ConversationCopy(msgspec.Struct, array_like=True, frozen=True):
     def key(self) -> SequenceKey:
         """The identity of the conversation on its model."""
         return SequenceTag(self.correlation_id, tenant=self.tenant).key
+
+    @property
+    def identity(self) -> tuple[str, int, SequenceKey]:
+        """The identity of the conversation on all models."""
+        return self.model, self.version, self.key
 
     @property
     def age(self) -> Age:
@@ -72,10 +77,13 @@ class SleepingCopies:
         return next((each.since_ns for each in self._kept.values()), None)
 
     def keep(self, copy: ConversationCopy) -> None:
-        """Keep a copy, unless a newer one is kept, or there is no room."""
+        """Keep a copy, unless a newer one is kept, or there is no room.
+
+        Of two of the same age the later one has the answer that was cut.
+        """
         key, size = copy.key, len(copy.messages)
         found = self._kept.get(key)
-        if found is not None and copy.messages and found.history.age >= copy.age:
+        if found is not None and copy.began_ns and found.history.age > copy.age:
             return
         self.drop(key)
         if not copy.messages or not self._make_room(size):

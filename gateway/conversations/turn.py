@@ -1,5 +1,6 @@
 """Turns of conversations: their requests, their answers, and the rules for both."""
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -18,6 +19,9 @@ from gateway.observability.stream_tap import StreamTap
 from gateway.schedulers.execution import Entry
 from gateway.schedulers.scheduler import Scheduler
 from gateway.tensor import Buffer, Datatype, Tensor, element_spans
+
+REPLACEMENT = "\ufffd"
+"""The character in place of bytes that are not UTF-8."""
 
 
 class ConversationQueue(Protocol):
@@ -46,6 +50,7 @@ class Turn(StreamTap):
         "_answer",
         "_cut",
         "_queue",
+        "_raw",
         "age",
         "begun",
         "ends",
@@ -67,6 +72,7 @@ class Turn(StreamTap):
         self.age: Age | None = None
         self._accepted: tuple[Entry, Scheduler] | None = None
         self._answer = bytearray()
+        self._raw = b""
         self._cut = False
 
     def begin(self) -> None:
@@ -93,6 +99,8 @@ class Turn(StreamTap):
             tokens = self.record.prompt_tokens + self.record.completion_tokens
             self.history.append(self.messages, answer, tokens)
             self.age = None if self.history.cut else self.history.age
+            if REPLACEMENT in answer:
+                self._raw = bytes(self._answer)
         self._release()
 
     def forget(self) -> None:
@@ -100,6 +108,17 @@ class Turn(StreamTap):
         self.history.take_back_answer(len(self._answer))
         self.history.take_back(self.messages)
         self._release()
+
+    def remembered_size(self, size: int) -> int:
+        """The bytes of the remembered answer for the first `size` bytes of the model's texts.
+
+        They are as many, unless the texts are not UTF-8.
+        """
+        if not self._raw:
+            return size
+        is_whole = size >= len(self._raw)
+        text, _ = codecs.utf_8_decode(self._raw[:size], "replace", is_whole)
+        return len(text.encode())
 
     # Interceptor.
 
@@ -153,6 +172,12 @@ def converses(config: ModelConfig) -> bool:
         and _has_text(config.output, TEXT_OUTPUT)
         and ConversationLimits.read(config).count > 0
     )
+
+
+def is_turn(request: InferRequest) -> bool:
+    """Whether a request has the parts of a turn: a correlation id, and messages."""
+    tag = request.sequence
+    return tag is not None and bool(tag.correlation_id) and request.input(MESSAGES) is not None
 
 
 class TurnRequest(NamedTuple):

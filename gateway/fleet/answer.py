@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gateway.conversations.conversation import Shorten
 from gateway.errors import Code, InferenceError, unexpected
 from gateway.fleet.bulk import BulkConnection
+from gateway.fleet.copies import CopiedTurn
 from gateway.fleet.handshake import FleetKind
 from gateway.fleet.large import Arrival, LargeSender, sendable, time_left
 from gateway.fleet.meter import MeteredPrompt
-from gateway.messages import InferRequest, InferResponse, SequenceTag
+from gateway.messages import InferRequest, InferResponse
 from gateway.observability.trace import Trace
-from gateway.processes.channel import LENGTH, ChannelCall, Frame, read_number
+from gateway.processes.channel import ChannelCall, Frame
 from gateway.processes.error_messages import write_error
 from gateway.processes.inference_calls import InferenceKind
 from gateway.processes.inference_messages import LargeData, read_request, write_response
@@ -28,10 +28,10 @@ log = logging.getLogger("sluice.fleet")
 class RoutedAnswer(ChannelCall):
     """The answer to a request of a router: a stream of the data plane, read without a task.
 
-    `sequence` is that of an accepted request, `shorten` cuts the remembered answer of a turn to the
-    bytes that GONE names. GONE, ABORT and a disconnect cancel the stream. While the router does not
-    acknowledge what was sent, responses remain in the stream, which holds back the model.
-    `final_ends` is that of the router's HELLO.
+    `turn` is that of an accepted request, if it is one. GONE, ABORT and a disconnect cancel the
+    stream; then `passed_on` is the payload, else None. While the router does not acknowledge what
+    was sent, responses remain in the stream, which holds back the model. `final_ends` is that of
+    the router's HELLO.
     """
 
     def __init__(self, bulk: BulkConnection, call: int, *, final_ends: bool = False) -> None:
@@ -48,8 +48,8 @@ class RoutedAnswer(ChannelCall):
         self._is_over = False
         self.received_ns = time.perf_counter_ns()
         self.trace: Trace | None = None
-        self.sequence: SequenceTag | None = None
-        self.shorten: Shorten | None = None
+        self.turn: CopiedTurn | None = None
+        self.passed_on: bytes | None = None
 
     def open(self, ended: Callable[[], None]) -> None:
         """Take part in the call; `ended` is called when it ends."""
@@ -99,11 +99,11 @@ class RoutedAnswer(ChannelCall):
             self._look_soon()
 
     def lose(self) -> None:
-        self._close()
+        self._leave(b"")
 
     def _take(self, frame: Frame) -> None:
         if frame.kind in (InferenceKind.GONE, InferenceKind.ABORT):
-            self._close(frame.payload)
+            self._leave(frame.payload)
         elif frame.kind == FleetKind.TENSOR:
             if self._arrival is None or self._arrival.is_announced:
                 self._bulk.hear(frame)
@@ -172,7 +172,11 @@ class RoutedAnswer(ChannelCall):
         if self._sender is None or not self._sender.has_sent:
             self._close()
 
-    def _close(self, passed_on: bytes = b"") -> None:
+    def _leave(self, passed_on: bytes) -> None:
+        self.passed_on = passed_on
+        self._close()
+
+    def _close(self) -> None:
         if self._is_over:
             return
         self._is_over = True
@@ -182,17 +186,7 @@ class RoutedAnswer(ChannelCall):
         if self._arrival is not None:
             self._arrival.discard()
         self._end_stream()
-        self.cut(passed_on)
         self._ended()
-
-    def cut(self, passed_on: bytes) -> bool:
-        """Cut the remembered answer to what the router has passed on, by the payload of GONE.
-
-        False if nothing has changed.
-        """
-        if self.shorten is None or len(passed_on) != LENGTH.size:
-            return False
-        return self.shorten(read_number(passed_on))
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from time import monotonic
 
-from gateway.conversations.turn import answer_text
+from gateway.conversations.turn import answer_text, is_turn
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import KnownReplica
 from gateway.fleet.handshake import FleetKind
 from gateway.fleet.large import Arrival, LargeSender, sendable
-from gateway.generation import MESSAGES, TEXT_OUTPUT
+from gateway.generation import TEXT_OUTPUT
 from gateway.messages import InferRequest, InferResponse
 from gateway.processes.channel import MOST_BYTES, Frame, number
 from gateway.processes.inference_calls import InferenceKind, RequestingEnd, waited_us
@@ -23,8 +23,9 @@ class ReplicaCall(RequestingEnd):
     `expected_secs` is the time until its first response, `expected_tokens` those of its prompt that
     the engine has in its cache, as expected when it was sent; a part of a response ends the
     waiting: it `has_begun`. `on_texts` gets the payloads of frames of texts, as they come while
-    nothing is unread; it returns False for those that `take` has to take. In a turn of a
-    conversation GONE has the bytes of the answer that were taken: the replica remembers no more.
+    nothing is unread; it returns False for those that `take` has to take. GONE ends every turn of a
+    conversation. Before its end it has the bytes of the answer that were taken: the replica
+    remembers no more.
     """
 
     def __init__(
@@ -40,8 +41,7 @@ class ReplicaCall(RequestingEnd):
         self._sender = _sent(bulk, number, request, routing)
         self._arrivals: list[Arrival[InferResponse]] = []
         self._has_large = self.has_begun = False
-        is_turn = request.sequence is not None and request.input(MESSAGES) is not None
-        self._answer_bytes = 0 if is_turn else None
+        self._answer_bytes = 0 if is_turn(request) else None
         self.on_texts: Callable[[bytes], bool] = _untaken
         super().__init__(bulk.channel, number, f"model '{request.model}': its replica", on_news)
         self._known = known
@@ -93,8 +93,8 @@ class ReplicaCall(RequestingEnd):
             self._sender.drop()
         for each in self._arrivals:
             each.discard()
-        if self._has_large and self.is_over:
-            # The replica waits for it: it may be about to disconnect.
+        if self.is_over and (self._has_large or self._answer_bytes is not None):
+            # The replica waits for it: it may be about to disconnect, or to copy the conversation.
             self._channel.send(FleetKind.GONE, self._call)
         return super().leave()
 

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -12,11 +13,19 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.handshake import FleetKind
-from gateway.fleet.large import Arrival
+from gateway.fleet.large import Arrival, split
 from gateway.fleet.offers import Key
 from gateway.messages import SequenceTag
 from gateway.models.model import Model
-from gateway.processes.channel import LASTING_CALL, Frame, FrameKind, Receiver, number, read_number
+from gateway.processes.channel import (
+    LASTING_CALL,
+    LENGTH,
+    Frame,
+    FrameKind,
+    Receiver,
+    number,
+    read_number,
+)
 from gateway.processes.inference_messages import LARGE_BYTES
 from gateway.tensor import Buffer
 
@@ -29,11 +38,21 @@ _write = msgspec.msgpack.Encoder().encode
 _read = msgspec.msgpack.Decoder(ConversationCopy).decode
 
 
+class _LargeCopy:
+    """A large copy that arrives: its head, and whether a later one of its conversation is here."""
+
+    def __init__(self, head: ConversationCopy, arrival: Arrival[ConversationCopy]) -> None:
+        self.head = head
+        self.arrival = arrival
+        self.is_old = False
+
+
 class CopyChannel(Receiver):
     """One end of the copies of a connection: a call that lasts as long as that.
 
-    `on_copy` gets those that arrive, `on_idle` is called once all that were sent are taken. A copy
-    beyond MOST_BYTES_UNDER_WAY is dropped, and makes the earlier ones void.
+    `on_copy` gets those that arrive, without those that a later one has overtaken, `on_idle` is
+    called once all that were sent are taken. A copy beyond MOST_BYTES_UNDER_WAY is dropped, and
+    makes the earlier ones void.
     """
 
     def __init__(
@@ -45,7 +64,7 @@ class CopyChannel(Receiver):
         self._bulk = bulk
         self._on_copy = on_copy
         self._on_idle = on_idle
-        self._arrivals: deque[Arrival[ConversationCopy]] = deque()
+        self._arriving: deque[_LargeCopy] = deque()
         self._under_way = 0
         self._has_logged = False
         bulk.channel.join(LASTING_CALL, self)
@@ -78,9 +97,9 @@ class CopyChannel(Receiver):
             self._log(error)
 
     def lose(self) -> None:
-        for each in self._arrivals:
-            each.discard()
-        self._arrivals.clear()
+        for each in self._arriving:
+            each.arrival.discard()
+        self._arriving.clear()
         self._under_way = 0
 
     def _take(self, frame: Frame) -> None:
@@ -89,11 +108,15 @@ class CopyChannel(Receiver):
             if not self._under_way:
                 self._on_idle()
         elif frame.kind == FleetKind.COPY:
-            self._pass_on(_read(frame.payload))
+            self._overtake(copy := _read(frame.payload))
+            self._pass_on(copy)
         elif frame.kind == FleetKind.LARGE_COPY:
-            self._arrivals.append(Arrival(self._bulk, frame.payload, _read_large, self._look))
+            self._overtake(head := _read(split(frame.payload)[1]))
+            arrival = Arrival(self._bulk, frame.payload, _read_large, self._look)
+            self._arriving.append(_LargeCopy(head, arrival))
         elif frame.kind == FleetKind.TENSOR:
-            waiting = [each for each in self._arrivals if not each.is_announced]
+            arrivals = [each.arrival for each in self._arriving]
+            waiting = [each for each in arrivals if not each.is_announced]
             if waiting:
                 waiting[0].announce(frame.payload)
             else:
@@ -101,17 +124,24 @@ class CopyChannel(Receiver):
 
     def _look(self) -> None:
         """Pass on the large copies that have arrived, in their order."""
-        while self._arrivals and self._arrivals[0].is_ready:
+        while self._arriving and self._arriving[0].arrival.is_ready:
+            found = self._arriving.popleft()
             try:
-                self._pass_on(self._arrivals.popleft().take())
+                self._pass_on(found.arrival.take(), is_old=found.is_old)
             except (msgspec.DecodeError, ValueError, InferenceError) as error:
                 self._log(error)
 
-    def _pass_on(self, copy: ConversationCopy) -> None:
+    def _overtake(self, copy: ConversationCopy) -> None:
+        """Have the large copies of the conversation that are still arriving dropped."""
+        for each in self._arriving:
+            each.is_old = each.is_old or each.head.identity == copy.identity
+
+    def _pass_on(self, copy: ConversationCopy, *, is_old: bool = False) -> None:
         if copy.messages:
             taken = number(len(copy.messages))
             self._bulk.channel.send(FrameKind.TAKEN, LASTING_CALL, taken)
-        self._on_copy(copy)
+        if not is_old:
+            self._on_copy(copy)
 
     def _log(self, error: Exception) -> None:
         if not self._has_logged:
@@ -129,15 +159,11 @@ class ReplicaCopies:
         self._dataplane = dataplane
         self.dropped = 0
 
-    def of(self, key: Key, sequence: SequenceTag) -> ConversationCopy | None:
-        """The copy of a conversation after a turn; None for other sequences."""
-        model = self._model(key)
-        return None if model is None else self._dataplane.conversations.copy(model, sequence)
-
-    def shortener(self, key: Key, sequence: SequenceTag) -> Shorten | None:
-        """See `Conversations`."""
-        model = self._model(key)
-        return None if model is None else self._dataplane.conversations.shortener(model, sequence)
+    def turn(self, model: Model, sequence: SequenceTag) -> "CopiedTurn":
+        """The turn that a model has just accepted."""
+        key = model.name, int(model.version)
+        shorten = self._dataplane.conversations.shortener(model, sequence)
+        return CopiedTurn(partial(self._of, key, sequence), shorten)
 
     def keep(self, copy: ConversationCopy) -> None:
         """Keep the copy of a conversation at another replica, if its model is hosted."""
@@ -145,11 +171,31 @@ class ReplicaCopies:
         if model is not None:
             self._dataplane.conversations.keep(model, copy)
 
+    def _of(self, key: Key, sequence: SequenceTag) -> ConversationCopy | None:
+        model = self._model(key)
+        return None if model is None else self._dataplane.conversations.copy(model, sequence)
+
     def _model(self, key: Key) -> Model | None:
         try:
             return self._dataplane.model(key[0], str(key[1]))
         except InferenceError:  # it is not hosted
             return None
+
+
+class CopiedTurn:
+    """A turn of a conversation at a replica, which is copied once its router has left it."""
+
+    def __init__(
+        self, copy: Callable[[], ConversationCopy | None], shorten: Shorten | None
+    ) -> None:
+        self._copy = copy
+        self._shorten = shorten
+
+    def settle(self, passed_on: bytes) -> ConversationCopy | None:
+        """The copy after the turn, whose answer is cut by the payload of GONE; None for none."""
+        if self._shorten is not None and len(passed_on) == LENGTH.size:
+            self._shorten(read_number(passed_on))
+        return self._copy()
 
 
 def void(copy: ConversationCopy) -> ConversationCopy:

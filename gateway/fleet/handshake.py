@@ -98,7 +98,8 @@ class Hello(msgspec.Struct):
     `link` is empty, or the nonce of the replica on the connection whose large tensors this one has.
     `port` is that of a router for other routers, 0 for none. If `final_ends`, a response with the
     final flag, but without large tensors, ends a call for this end: it needs no END behind it.
-    `node` and `zone` are those of its `Location`.
+    `node` and `zone` are those of its `Location`. If `settles`, this end sends GONE for every turn
+    of a conversation.
     """
 
     protocol: int
@@ -113,6 +114,7 @@ class Hello(msgspec.Struct):
     final_ends: bool = False
     node: _Place = ""
     zone: _Place = ""
+    settles: bool = False
 
     @property
     def location(self) -> Location:
@@ -176,6 +178,7 @@ class Handshake:
                 final_ends=True,
                 node=own.location.node,
                 zone=own.location.zone,
+                settles=True,
             )
         )
 

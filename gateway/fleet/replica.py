@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gateway.backend import MetricReading
+from gateway.conversations.turn import is_turn
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError, Refusal, RefusedError, unexpected
 from gateway.fleet.accepting import AcceptedLink, AcceptingPort
@@ -17,7 +17,7 @@ from gateway.fleet.announcer import LoadAnnouncer
 from gateway.fleet.answer import RoutedAnswer, version_of
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.choice import Load, ReplicaState
-from gateway.fleet.copies import CopyChannel, ReplicaCopies, void
+from gateway.fleet.copies import CopiedTurn, CopyChannel, ReplicaCopies
 from gateway.fleet.handshake import (
     FleetKind,
     FleetRole,
@@ -30,7 +30,6 @@ from gateway.fleet.large import ArrivalOrder, ArrivalPlace, read_head
 from gateway.fleet.meter import NO_CHANGES, LoadMeter
 from gateway.fleet.metrics import COPIES_DROPPED, NEED, ROUTERS, FleetPage
 from gateway.fleet.offers import Key, Offers, offer, write_load, write_offers, write_prefixes
-from gateway.fleet.placement import sequence_of
 from gateway.fleet.prefixes import KeyChanges
 from gateway.fleet.quarantine import SharedSuspects
 from gateway.fleet.routers import write_table
@@ -50,15 +49,13 @@ from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.fleet")
 
-MOST_TURNS = 256
-"""Ended turns of a router whose answers are still cut if it says that it has not passed them on."""
-
 
 class RouterLink(AcceptedLink):
     """The connection of one router: its handshake, then its requests.
 
     `seen` has the number of the latest call of each model. `answers` are those under way. `bulk` is
-    the connection of their large tensors, `nonce` names this one there.
+    the connection of their large tensors, `nonce` names this one there. Turns that have ended are
+    unsettled until the router has left them.
     """
 
     def __init__(self, port: "FleetPort") -> None:
@@ -70,14 +67,14 @@ class RouterLink(AcceptedLink):
         self.bulk = BulkConnection(self.channel)
         self._copies: CopyChannel | None = None
         self._order = ArrivalOrder()
-        self._turns: OrderedDict[int, tuple[Key, RoutedAnswer]] = OrderedDict()
-        self._final_ends = False
+        self._unsettled: dict[int, CopiedTurn] = {}
+        self._final_ends = self._settles = False
         self._large_of: RouterLink | None = None
 
     @property
     def is_idle(self) -> bool:
         has_sent_copies = self._copies is None or self._copies.is_idle
-        return not self.answers and has_sent_copies
+        return not self.answers and not self._unsettled and has_sent_copies
 
     def announce(self, key: Key, meter: LoadMeter, load: Load, changes: KeyChanges) -> None:
         """Send the load of a model, and its changed prefixes: all, if the router has others."""
@@ -102,10 +99,9 @@ class RouterLink(AcceptedLink):
             self._begin(frame)
         elif frame.kind == FleetKind.SUSPECTS:
             self._hear_suspects(frame.payload)
-        elif frame.kind == InferenceKind.GONE and frame.call in self._turns:
-            key, answer = self._turns.pop(frame.call)
-            if answer.cut(frame.payload):
-                self._send_copy(key, answer, is_changed=True)
+        elif frame.kind == InferenceKind.GONE and frame.call in self._unsettled:
+            self._settle(self._unsettled.pop(frame.call), frame.payload)
+            self.finish_if_idle()
         else:
             self.bulk.hear(frame)
 
@@ -127,6 +123,7 @@ class RouterLink(AcceptedLink):
 
     def begin(self) -> None:
         self._final_ends = self.peer is not None and self.peer.final_ends
+        self._settles = self.peer is not None and self.peer.settles
         self._copies = CopyChannel(self.bulk, self._port.copies.keep, self.finish_if_idle)
         self.channel.send(FleetKind.OFFERS, NO_CALL, self._port.offers())
         self._port.loads.announce_tokens()
@@ -179,11 +176,11 @@ class RouterLink(AcceptedLink):
         try:
             answer.trace = begin_trace(self._port.tracer, request, answer.received_ns)
             stream = self._port.infer(request, answer.trace)
-            if (sequence := sequence_of(request)) is not None:
-                answer.sequence = sequence
-                answer.shorten = self._port.copies.shortener(key, sequence)
+            # Its model may have another version than `key`: that of a rollout, or the conversation.
+            if request.sequence is not None and is_turn(request):
+                answer.turn = self._port.copies.turn(stream.model, request.sequence)
             metered = None
-            if prompt is not None:  # a rollout may have chosen another version
+            if prompt is not None:
                 metered = loads.begin((request.model, int(stream.model.version)), prompt)
             answer.begin(stream, metered)
         except InferenceError as error:
@@ -200,21 +197,16 @@ class RouterLink(AcceptedLink):
             place.leave()
         self._port.loads.arriving.pop(answer, None)
         self._port.loads.change(key)
-        if answer.shorten is not None:
-            self._turns[call] = key, answer
-            if len(self._turns) > MOST_TURNS:
-                self._turns.popitem(last=False)
-        self._send_copy(key, answer)
+        if answer.turn is not None and answer.passed_on is None and self._settles:
+            self._unsettled[call] = answer.turn
+        elif answer.turn is not None:
+            self._settle(answer.turn, answer.passed_on or b"")
         self.finish_if_idle()
 
-    def _send_copy(self, key: Key, answer: RoutedAnswer, *, is_changed: bool = False) -> None:
-        """Send the conversation of a turn that has ended, for another replica."""
-        copy = None if answer.sequence is None else self._port.copies.of(key, answer.sequence)
-        if copy is None or self._copies is None:
-            return
-        if is_changed:  # its age is that of the earlier copy
-            self._copies.send(void(copy))
-        if not self._copies.send(copy):
+    def _settle(self, turn: CopiedTurn, passed_on: bytes) -> None:
+        """Send the conversation of a turn that the router has left, for another replica."""
+        copy = turn.settle(passed_on)
+        if copy is not None and self._copies is not None and not self._copies.send(copy):
             self._port.copies.dropped += 1
 
 

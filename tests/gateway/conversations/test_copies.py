@@ -131,6 +131,26 @@ async def test_an_older_copy_does_not_replace_a_newer_one(
     assert copy_of(there.dataplane).turns == 3
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_a_copy_without_messages_makes_no_newer_one_void(there: There, turns: int) -> None:
+    there.keep(made(turns=2))
+    there.keep(msgspec.structs.replace(made(turns=turns), messages=b""))
+    assert (there.byte_size > 0) is (turns == 1)
+
+
+async def test_a_copy_without_an_age_makes_all_of_its_conversation_void(there: There) -> None:
+    there.keep(made(1))
+    there.keep(made(2))
+    there.keep(ConversationCopy("chat", 1, "", 1))
+    assert there.byte_size == len(MESSAGES)
+
+
+async def test_of_two_copies_of_one_age_the_later_one_is_kept(there: There) -> None:
+    for size in (200, 100):
+        there.keep(made(size=size))
+    assert there.byte_size == 100
+
+
 async def test_a_copy_of_a_conversation_that_began_later_replaces_one_with_more_turns(
     there: There,
 ) -> None:
@@ -178,7 +198,8 @@ async def test_a_conversation_that_cannot_continue_has_no_copy(serve: Serve) -> 
         execution.answer(text_response("2" * 200))
         execution.end()
         await soon(read_all(stream))
-    assert not copy_of(here.dataplane).messages
+    last = copy_of(here.dataplane)
+    assert (last.messages, last.turns) == (b"", 1)
 
 
 async def test_a_copy_is_that_of_its_tenant(there: There) -> None:

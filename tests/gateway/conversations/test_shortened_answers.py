@@ -1,13 +1,19 @@
 """Answers that are cut after their turns, because the client has not got all of them."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from gateway.conversations import history
 from gateway.conversations.conversation import Shorten
+from gateway.conversations.conversations import Conversations
+from gateway.conversations.history import ByteLimits
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
-from gateway.messages import SequenceTag
+from gateway.messages import InferResponse, SequenceTag
+from gateway.tensor import Datatype, Tensor
 from tests.builders import ScriptedInstance, soon, text_response
-from tests.gateway.conversations.chats import Talk, assistant, turn, user
+from tests.gateway.conversations.chats import Talk, assistant, refusal, turn, user
 
 
 def shortener(dataplane: DataPlane, conversation: int = 1) -> Shorten:
@@ -67,6 +73,47 @@ async def test_an_answer_in_the_prompt_of_a_later_turn_stays(
     shorten(1)
     told = await talk.say("three", "drei")
     assert told == [*(user("one"), assistant("eins"), user("two"), assistant("zwei")), told[-1]]
+
+
+async def test_an_answer_that_is_too_long_to_be_remembered_cuts_no_earlier_one(
+    dataplane: DataPlane, instance: ScriptedInstance
+) -> None:
+    dataplane.conversations = Conversations(limits=ByteLimits(each=300, total=1000))
+    await answered(dataplane, instance, "one", "eins")
+    shorten = await answered(dataplane, instance, "two", '"' * 120)  # twice as long in JSON
+    assert not shorten(0)
+    size = dataplane.conversations.byte_size
+    assert size > len('{"role":"assistant","content":"eins"}')
+    assert "cannot continue" in refusal(dataplane, turn("three"))[1]
+
+
+async def test_an_answer_of_a_conversation_that_began_at_the_same_time_is_not_cut(
+    talk: Talk, dataplane: DataPlane, instance: ScriptedInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "time", SimpleNamespace(time_ns=lambda: 5))
+    shorten = await answered(dataplane, instance, "one", "eins")
+    await answered(dataplane, instance, "one", "anew")
+    assert not shorten(1)
+    assert (await talk.say("two", "zwei"))[1] == assistant("anew")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(3, "caf"), (4, "caf"), (5, "caf\ufffd "), (8, "caf\ufffd caf"), (9, None), (99, None)],
+)
+async def test_an_answer_that_is_not_utf8_is_cut_by_the_bytes_of_its_model(
+    talk: Talk, dataplane: DataPlane, instance: ScriptedInstance, size: int, text: str | None
+) -> None:
+    said = Tensor("text_output", Datatype.BYTES, (1,), (b"caf\xe9 caf\xc3",))
+    with dataplane.infer(turn("one", start=True)) as stream:
+        shorten = shortener(dataplane)
+        execution = await instance.begun()
+        execution.answer(InferResponse(outputs=(said,), final=True))
+        execution.end()
+        await soon(stream.batch())
+    assert shorten(size) is (text is not None)
+    expected = "caf\ufffd caf\ufffd" if text is None else text
+    assert (await talk.say("two", "zwei"))[1] == assistant(expected)
 
 
 async def test_a_turn_that_is_not_remembered_cuts_no_earlier_answer(

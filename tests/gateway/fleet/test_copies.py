@@ -77,6 +77,19 @@ async def test_copies_of_any_size_arrive(ends: Ends) -> None:
     assert sorted(ends.kept, key=lambda each: int(each.correlation_id)) == sent
 
 
+@pytest.mark.parametrize("size", [0, 100, LARGE + 1], ids=["void", "small", "large"])
+async def test_a_large_copy_that_a_later_one_of_its_conversation_overtakes_is_dropped(
+    ends: Ends, size: int
+) -> None:
+    later = copied(1, size, turns=2)
+    for each in (copied(1, LARGE), copied(2, LARGE), later):
+        ends.router.send_copy(each)
+    await until(lambda: copied(2, LARGE) in ends.kept and later in ends.kept)
+    await until(lambda: _is_idle(ends.router))
+    assert copied(1, LARGE) not in ends.kept
+    assert len(ends.kept) == 2
+
+
 async def test_a_copy_beyond_the_bytes_under_way_makes_the_earlier_ones_void(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:

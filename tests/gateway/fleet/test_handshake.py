@@ -42,16 +42,17 @@ def test_a_router_and_a_replica_of_one_fleet_agree(secret: bytes) -> None:
     assert replica.peer.role == FleetRole.ROUTER
 
 
-def test_only_a_router_of_this_release_says_that_a_final_response_ends_its_calls() -> None:
+@pytest.mark.parametrize("name", ["final_ends", "settles"])
+def test_only_a_router_of_this_release_says_how_its_calls_end(name: str) -> None:
     found = []
-    for change in (changed(), without("final_ends")):
+    for change in (changed(), without(name)):
         router, replica = end(FleetRole.ROUTER), end(FleetRole.REPLICA)
         of_replica = replica.take(hello(change(router.hello())))
         of_router = router.take(hello(replica.hello()))
         router.take(proof(of_replica))
         replica.take(proof(of_router))
         assert replica.peer is not None
-        found.append(replica.peer.final_ends)
+        found.append(getattr(replica.peer, name))
     assert found == [True, False]
 
 

@@ -223,6 +223,15 @@ class TestPins:
             await placed(fleet, request(1, end=True))
             assert pinned(self.rows(fleet)[found.port]) == [0, 0]
 
+    def test_ended_ones_leave_no_counts(self) -> None:
+        pins, pin = placement.PlacedSequences().open, Any
+        for key in (("", 1), ("", 2)):
+            pins.add(key, pin)  # type: ignore[arg-type]  # any pin
+        pins.pop(("", 1))
+        assert pins.counts == {pin: 1}
+        pins.pop(("", 2))
+        assert list(pins.counts) == []
+
     async def test_those_of_another_process_at_an_address_do_not_count(self, fleet: Fleet) -> None:
         found = await placed(fleet, chatting(1, start=True))
         count = len(found.links)
