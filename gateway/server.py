@@ -202,7 +202,9 @@ class Server:
         if self._stopping.is_set() or not failures or not self.settings.models.exit_on_error:
             return ""
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
-        return f"failed to load all models:\n{reasons}\n(--exit-on-error=false serves the others)"
+        failure = f"failed to load all models:\n{reasons}"
+        is_on_ray = self.settings.models.left_out is not None
+        return failure if is_on_ray else f"{failure}\n(--exit-on-error=false serves the others)"
 
     async def _settled(self) -> None:
         """Wait for the models of the repository, and for the first table of a router."""

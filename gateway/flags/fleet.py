@@ -203,10 +203,10 @@ def _secret(path: Path) -> bytes:
     try:
         found = path.read_bytes().strip()
     except OSError as error:
-        raise _invalid(f"--fleet-secret-file {path} cannot be read: {error.strerror}") from None
+        raise _invalid(f"--fleet-secret-file '{path}' cannot be read: {error.strerror}") from None
     if len(found) < LEAST_SECRET_BYTES:
         raise _invalid(
-            f"--fleet-secret-file {path} has {len(found)} bytes, expected at least "
+            f"--fleet-secret-file '{path}' has {len(found)} bytes, expected at least "
             f"{LEAST_SECRET_BYTES}: openssl rand -hex 32"
         )
     return found

@@ -33,6 +33,7 @@ from gateway.fleet.ray_state import (
     RayState,
     cause,
     controller_name,
+    described,
     groups,
     prefix,
     replica_names,
@@ -174,6 +175,7 @@ class RayCluster(RayState):
         placed = dict(groups(self._fleet.name))
         actors = replica_names(self._fleet.name)
         answers = self._answers(actors)
+        self._causes = {name: each for name, each in self._causes.items() if name in placed}
         found = [
             replace(
                 answers.get(name) or self._unanswered(name, group, name in actors),
@@ -192,7 +194,9 @@ class RayCluster(RayState):
             self._make(name, rules)
         except (RayError, TypeError, ValueError) as error:
             self.remove(name)
-            raise InferenceError(Code.UNAVAILABLE, f"Ray refuses a replica: {error}") from None
+            raise InferenceError(
+                Code.UNAVAILABLE, f"Ray refuses a replica: {cause(error)}"
+            ) from None
 
     def _make(self, name: str, rules: ReplicaRules) -> None:
         bundles = [dict(each) for each in rules.bundles or (rules.resources,)]
@@ -236,7 +240,6 @@ class RayCluster(RayState):
     def remove(self, name: str) -> None:
         """See `Cluster`."""
         self._asked.pop(name, None)
-        self._causes.pop(name, None)
         with suppress(ValueError, RayError):
             ray.kill(ray.get_actor(name, NAMESPACE))
         with suppress(ValueError):
@@ -254,6 +257,7 @@ class RayCluster(RayState):
         found = {}
         for name in asked.keys() - self._asked.keys():
             # A view that another release writes in another way is none.
+            self._causes.pop(name, None)
             try:
                 found[name] = read_view(ray.get(asked[name]))
             except RayError as error:
@@ -344,18 +348,19 @@ def _of_another_release(fleet: str, what: str) -> InferenceError:
     return InferenceError(Code.UNAVAILABLE, f"{text}; end it with `sluice fleet down`")
 
 
-def end_fleet(fleet: str, drain_secs: float) -> int:
+def end_fleet(fleet: str, drain_secs: float, progressed: Callable[[], None] = lambda: None) -> int:
     """End the controller, then every replica when it has ended; returns their number.
 
-    UNAVAILABLE if Ray does not answer, or some are left END_SECS after the limit.
+    Calls `progressed` as Ray answers. UNAVAILABLE if it says why it does not, or some are left
+    END_SECS after the limit.
     """
     with unavailable():
         with suppress(ValueError):
             ray.kill(ray.get_actor(controller_name(fleet), NAMESPACE))
-        return _end_replicas(fleet, time.monotonic() + drain_secs)
+        return _end_replicas(fleet, time.monotonic() + drain_secs, progressed)
 
 
-def _end_replicas(fleet: str, ends_at: float) -> int:
+def _end_replicas(fleet: str, ends_at: float, progressed: Callable[[], None]) -> int:
     cluster = RayCluster(RayFleet(fleet))
     ended: set[str] = set()
     # A replica that the controller was about to make comes later than its end.
@@ -374,6 +379,7 @@ def _end_replicas(fleet: str, ends_at: float) -> int:
             elif each.name not in ended:
                 cluster.drain(each.name)
             ended.add(each.name)
+            progressed()
         time.sleep(POLL_SECS)
     return len(ended)
 
@@ -384,12 +390,6 @@ def _done(asked: list[Any]) -> set[Any]:
         return set()
     done, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECS)
     return set(done)
-
-
-def described(fleet: str, name: str) -> tuple[str, str]:
-    """The model of a replica and its description, which are parts of its name."""
-    model, _, own = name.removeprefix(prefix(fleet)).rpartition(":")
-    return model, own.rpartition("-")[0]
 
 
 def _repositories(fleet: RayFleet) -> tuple[list[str], str]:

@@ -13,7 +13,7 @@ from gateway.fleet.ray_news import HeardNews, RolloutNews
 from gateway.fleet.ray_repository import LeftOut, ModelFiles
 from gateway.fleet.ray_rollout import FleetRollout
 from gateway.fleet.ray_rollouts import FleetRollouts, RolloutStore
-from gateway.fleet.ray_views import NOT_READY, WORKING, ReplicaPhase, ReplicaView
+from gateway.fleet.ray_views import NOT_READY, WORKING, ReplicaPhase, ReplicaView, for_clients
 from gateway.fleet.rolls import Roll, Split, StartPauses, by_use
 from gateway.fleet.scaling import LEAST_NEED, ReplicaCount
 from gateway.models.replicas import ReplicaRules
@@ -180,7 +180,7 @@ class Controller:
             of_model, tended = self.rollouts.of(status.model), self._tended.get(status.model)
             if of_model is not None and tended is not None:
                 working = [r for r in status.replicas if r.phase is not ReplicaPhase.DRAINING]
-                trouble = tended.candidate_pauses.trouble
+                trouble = for_clients(tended.candidate_pauses.trouble)
                 of_model.advance(secs, working, self._reached, status.wanted, trouble)
 
     def _found_files(self, seen: Sequence[ReplicaView]) -> Mapping[str, ModelFiles | str]:
@@ -249,7 +249,7 @@ class Controller:
             replicas=replicas,
             trouble=trouble,
             description=description,
-            refusal=trouble.partition("\n")[0] if cannot_start and not phases & WORKING else "",
+            refusal=for_clients(trouble) if cannot_start and not phases & WORKING else "",
             known=self.heard.known(model, description),
             candidate=tended.candidate,
         )

@@ -18,6 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from gateway.fleet.ray_addresses import RayFleet
 from gateway.fleet.ray_views import ReplicaPhase, ReplicaView
+from gateway.json_lines import cut
 from gateway.processes.module_commands import module_command
 
 log = logging.getLogger("sluice.fleet")
@@ -31,7 +32,10 @@ KEPT_SECS = 60.0
 LAST_LINES = 5
 """Lines of the log that are in the reason of an end without an error of the command."""
 ERROR = "sluice: "
-"""The beginning of that error, which has no paths: it is the reason without the log before it."""
+"""The beginning of that error, which is the reason, without the log before it."""
+ERROR_LINES = 20
+READ_SECS = 0.5
+"""The last lines of a replica that has ended are read within this time."""
 THIS_MACHINE = "127.0.0.1"
 EXIT_TIMEOUT = "--exit-timeout-secs"
 KILL_SECS = 60.0
@@ -96,13 +100,17 @@ class ReplicaProcess:
         self._page = NeedPage(view.model)
         self._ports: dict[str, int] = {}
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._error: list[str] = []
+        self._reading: threading.Thread | None = None
         self._is_draining = False
         limits = RayFleet("", tuple(options)).values(EXIT_TIMEOUT)
         self._most_drain_secs = sum(map(float, limits)) + KILL_SECS
         self._child: subprocess.Popen[str] | None = None
         if not self._refused:
             self._child = self._begin(options, environment)
-            threading.Thread(target=self._read, args=(self._child.stderr,), daemon=True).start()
+            log_of_child = (self._child.stderr,)
+            self._reading = threading.Thread(target=self._read, args=log_of_child, daemon=True)
+            self._reading.start()
 
     def _begin(
         self, options: Sequence[str], environment: Mapping[str, str]
@@ -159,12 +167,11 @@ class ReplicaProcess:
         status = self._child.returncode
         if self._is_draining and not status:
             return ""
-        lines = list(self._lines)
-        said = next((n for n, line in enumerate(lines) if line.startswith(ERROR)), None)
-        if said is None:
-            return "\n".join((f"it ended with status {status}", *lines))
-        error = (line.removeprefix(ERROR).strip() for line in lines[said:])
-        return f"it ended with status {status}: " + " ".join(error)
+        if self._reading is not None:
+            self._reading.join(READ_SECS)
+        if not self._error:
+            return "\n".join((f"it ended with status {status}", *list(self._lines)))
+        return f"it ended with status {status}: " + " ".join(map(str.strip, list(self._error)))
 
     def _read(self, written: TextIO) -> None:
         """Pass its log on to Ray's log of this process."""
@@ -173,7 +180,15 @@ class ReplicaProcess:
             if found := ANNOUNCED.match(line):
                 self._ports[found[1]] = int(found[2])
             elif line.strip():
-                self._lines.append(line.rstrip())
+                self._note(cut(line.rstrip()))
+
+    def _note(self, line: str) -> None:
+        """Keep a line for the reason of an end: the last ones, and the first ones of an error."""
+        self._lines.append(line)
+        if line.startswith(ERROR):
+            self._error = [line.removeprefix(ERROR)]
+        elif self._error and len(self._error) < ERROR_LINES:
+            self._error.append(line)
 
 
 def end_with(pipe: BinaryIO) -> None:

@@ -16,6 +16,7 @@ from ray.util import list_named_actors, placement_group_table
 
 from gateway.errors import Code, InferenceError
 from gateway.fleet.ray_addresses import encode
+from gateway.json_lines import cut
 
 ROLLOUTS = b"sluice-rollouts"
 """The namespace of the records of rollouts."""
@@ -24,6 +25,7 @@ NAMESPACE = "sluice"
 CONNECT_SECS = 30.0
 """Ray's library tries for longer, and logs the reasons."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+TRACEBACK = re.compile(r"^Traceback\b|^\s+File |\bray::", re.MULTILINE)
 
 
 class RayState:
@@ -70,15 +72,15 @@ def connect() -> None:
     if not connected.done():
         raise InferenceError(
             Code.UNAVAILABLE,
-            f"Ray cannot be used: {_place()} has not accepted this process for {CONNECT_SECS:g} s, "
+            f"Ray cannot be used: {place()} has not accepted this process for {CONNECT_SECS:g} s, "
             "expected a head that runs and has its token: compare RAY_ADDRESS with the output of "
             "`ray start`, and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) with that of the head",
         )
     try:
         connected.result()
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        reason = cause(error) if error.__cause__ is None else f"{error}: {cause(error.__cause__)}"
-        raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {reason}") from None
+        reasons = ": ".join(map(cause, filter(None, (error, error.__cause__))))
+        raise InferenceError(Code.UNAVAILABLE, f"Ray cannot be used: {reasons}") from None
 
 
 def _connect(connected: "Future[None]") -> None:
@@ -95,7 +97,8 @@ def _connect(connected: "Future[None]") -> None:
         connected.set_result(None)
 
 
-def _place() -> str:
+def place() -> str:
+    """The head of the cluster, for errors."""
     address = os.environ.get("RAY_ADDRESS")
     return (
         f"the head at {address} (RAY_ADDRESS)" if address else "the head of this machine's cluster"
@@ -103,9 +106,13 @@ def _place() -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The last line of an error of Ray, which is often a coloured traceback."""
-    lines = COLOURS.sub("", str(error)).split("\n")
-    return next((each.strip() for each in reversed(lines) if each.strip()), type(error).__name__)
+    """The text of an error of Ray on one line, cut; the last line of a traceback, coloured or not.
+
+    The name of its class if it has no text.
+    """
+    text = COLOURS.sub("", str(error)).strip()
+    told = text.splitlines()[-1] if TRACEBACK.search(text) else text
+    return cut(" ".join(told.split())) or type(error).__name__
 
 
 def cluster_id() -> str:
@@ -139,6 +146,12 @@ def replica_names(fleet: str) -> list[str]:
     actors = list_named_actors(all_namespaces=True)
     named = [each["name"] for each in actors if each["namespace"] == NAMESPACE]
     return [name for name in named if name.startswith(prefix(fleet))]
+
+
+def described(fleet: str, name: str) -> tuple[str, str]:
+    """The model of a replica and its description, which are parts of its name."""
+    model, _, own = name.removeprefix(prefix(fleet)).rpartition(":")
+    return model, own.rpartition("-")[0]
 
 
 def groups(fleet: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,10 +1,15 @@
 """Replicas of a fleet on Ray, as the controller sees them."""
 
+import re
 from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+
+PATHS = re.compile(r"""(["'`])~?/.*?\1|(?<![\w)])~?/\S*[^\s"'`)\]},;:.]""")
+"""Absolute paths, which may have spaces within quotes; also those of URLs."""
+HIDDEN = "(a path)"
 
 
 class ReplicaPhase(StrEnum):
@@ -28,7 +33,7 @@ NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTIN
 class ReplicaView:
     """A replica as the controller sees it: `need` is its share, `reason` that of its phase.
 
-    Clients may get the first line of the reason; later ones, of its log, may have paths.
+    The reason may have paths, and lines of a log: clients get what `for_clients` leaves.
 
     `description` is that of the model when the replica was made. The workers of its engine may be
     on `further_nodes`, too.
@@ -48,6 +53,11 @@ class ReplicaView:
     def is_on(self, nodes: Set[str]) -> bool:
         """Whether it, or a worker of its engine, is on one of these nodes."""
         return self.node in nodes or not nodes.isdisjoint(self.further_nodes)
+
+
+def for_clients(reason: str) -> str:
+    """The first line of a reason without paths; the log and the status have the whole."""
+    return PATHS.sub(HIDDEN, reason.partition("\n")[0])
 
 
 read_view = msgspec.json.Decoder(ReplicaView).decode

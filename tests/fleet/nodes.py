@@ -92,6 +92,12 @@ class RayNodes:
         """Start another head at its address, with its files."""
         self._cluster.add_node(**self._head)
 
+    @property
+    def gcs(self) -> int:
+        """The process that has the state of the cluster."""
+        found: int = self._cluster.head_node.all_processes["gcs_server"][0].process.pid
+        return found
+
     def kill_gcs(self) -> None:
         """Kill the process that has the state of the cluster."""
         self._cluster.head_node.kill_gcs_server()

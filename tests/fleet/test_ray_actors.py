@@ -38,6 +38,42 @@ def test_the_end_of_an_actor_that_was_asked_has_its_cause(
     assert (found.phase, found.reason) == (ReplicaPhase.ENDED, reason)
 
 
+def test_a_failure_of_an_actor_that_answers_again_is_not_the_cause_of_its_later_loss(
+    fake: FakeRay,
+) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    cluster = RayCluster(RayFleet("f"))
+    fake.add(NAME, ReplicaPhase.READY)
+    fake.lost[NAME] = "The actor is unavailable"
+    cluster.replicas()
+    fake.lost.clear()
+    (found,) = cluster.replicas()
+    assert found.phase is ReplicaPhase.READY
+    del fake.views[NAME]
+    (found,) = cluster.replicas()
+    assert found.reason == "its actor was lost"
+
+
+def test_actors_that_are_listed_once_more_after_their_removal_leave_no_causes(
+    fake: FakeRay,
+) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    cluster = RayCluster(RayFleet("f"))
+    for number in range(3):
+        name = f"{NAME}{number}"
+        fake.add(name, ReplicaPhase.READY)
+        cluster.replicas()
+        cluster.remove(name)
+        fake.views[name] = None
+        fake.lost[name] = "The actor died"
+        assert cluster.replicas() == []
+        del fake.views[name]
+        assert cluster._causes == {}  # noqa: SLF001 - its size is the subject
+    assert cluster._asked == {}  # noqa: SLF001 - likewise
+
+
 def test_an_actor_that_fails_at_its_start_has_been_asked(fake: FakeRay) -> None:
     from gateway.fleet.ray_cluster import RayCluster
 

@@ -19,6 +19,15 @@ ENDS_SECS = 90.0
 """A command gives up after 30 s; its imports take seconds on a busy machine."""
 
 
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+This process on node 10.0.0.5 was started with:
+    Ray: 2.59.0
+    Python: 3.11.7
+"""
+
+
 class HangingRay:
     """Ray, whose connection waits until the end of the test."""
 
@@ -71,8 +80,9 @@ def test_a_connection_without_an_answer_ends_with_what_was_tried_and_the_fix(
     [
         (ValueError("Invalid address format: h"), "Invalid address format: h"),
         (ConnectionError("no cluster"), "no cluster"),
+        (RuntimeError(MISMATCH), " ".join(MISMATCH.split())),
     ],
-    ids=["address", "cluster"],
+    ids=["address", "cluster", "version"],
 )
 def test_a_connection_that_ray_refuses_has_its_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
@@ -93,10 +103,11 @@ def test_a_connection_that_ray_refuses_has_its_reason(
     ("text", "cause"),
     [
         ("\x1b[36mray::C.__init__()\x1b[39m\n  File x\nModuleNotFoundError: no 'm'\n", "no 'm'"),
+        (MISMATCH, "Ray: 2.59.0 Python: 3.11.7"),
         ("timed out", "timed out"),
         ("", "RayError"),
     ],
-    ids=["traceback", "line", "nothing"],
+    ids=["traceback", "lines", "line", "nothing"],
 )
 def test_an_error_of_ray_has_its_cause_on_one_line(text: str, cause: str) -> None:
     from ray.exceptions import RayError
@@ -107,6 +118,15 @@ def test_an_error_of_ray_has_its_cause_on_one_line(text: str, cause: str) -> Non
     assert found.endswith(cause)
     assert "\n" not in found
     assert "\x1b" not in found
+
+
+def test_an_error_of_ray_has_all_its_lines_up_to_a_bound() -> None:
+    from gateway.fleet.ray_state import cause
+
+    assert cause(RuntimeError(MISMATCH)) == " ".join(MISMATCH.split())
+    found = cause(RuntimeError("first\n" + "word\n" * 10_000))
+    assert found.startswith("first word word")
+    assert len(found) < 2_000
 
 
 def test_a_router_gets_the_reason_of_a_cluster_that_does_not_say_its_id(

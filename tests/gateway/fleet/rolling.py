@@ -34,6 +34,7 @@ class RollingCluster(FakeCluster):
         self.plan_refusal = ""
         self.placeless: frozenset[str] = frozenset()
         self.failing: frozenset[str] = frozenset()
+        self.reason = "no such file"
         self.most = 99
         self.slow: frozenset[str] = frozenset()
         self.load_runs = 0
@@ -107,7 +108,7 @@ class RollingCluster(FakeCluster):
         if description in self.placeless:
             self.change(name, phase=ReplicaPhase.PENDING)
         elif description in self.failing:
-            self.change(name, phase=ReplicaPhase.ENDED, reason="no such file")
+            self.change(name, phase=ReplicaPhase.ENDED, reason=self.reason)
         elif description not in self.slow:
             self.change(name, phase=ReplicaPhase.READY)
 

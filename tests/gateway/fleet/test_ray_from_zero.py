@@ -121,6 +121,36 @@ def test_clients_get_the_first_line_of_a_reason_and_not_the_log() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "refusal"),
+    [
+        (
+            "--fleet-secret-file '/srv/my private/secret' cannot be read: No such file",
+            "--fleet-secret-file (a path) cannot be read: No such file",
+        ),
+        (
+            "it ended with status 1: m version 1: [Errno 2] No such file: '/srv/w.bin'; p: x",
+            "it ended with status 1: m version 1: [Errno 2] No such file: (a path); p: x",
+        ),
+        ("no ~/w.bin, file:///srv/w, (/srv/w).", "no (a path), file:(a path), ((a path))."),
+        ('model "/srv/it\'s mine/m" is bad', "model (a path) is bad"),
+        ("no node has 8 GPU with ray.io/accelerator-type=H100 and / or zone=a", ""),
+        ("backend 'none' of 'org/m' is not text/plain", ""),
+    ],
+    ids=["option", "error", "bare", "quotes", "labels", "names"],
+)
+def test_clients_get_no_paths_of_the_nodes_and_the_status_has_them(
+    reason: str, refusal: str
+) -> None:
+    cluster = FakeCluster(a=TWO)
+    cluster.decide()
+    for name in list(cluster.decide()):
+        cluster.change(name, phase=ENDED, reason=reason)
+    cluster.decide()
+    (found,) = cluster.controller.status()
+    assert (found.trouble, found.refusal) == (reason, refusal or reason)
+
+
+@pytest.mark.parametrize(
     ("phase", "refusal"),
     [
         (ReplicaPhase.INFEASIBLE, "no node has 8 GPU"),

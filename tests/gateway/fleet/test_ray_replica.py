@@ -138,11 +138,20 @@ def test_a_replica_ends_if_its_files_are_others_before_it_begins_or_once_it_is_r
             "it ended with status 1: failed to load all models: m version 1: no backend 'x'",
         ),
         (
+            ["E loading", "sluice: failed to load all models:", *map("  {}: bad".format, range(9))],
+            "it ended with status 1: failed to load all models: "
+            + " ".join(map("{}: bad".format, range(9))),
+        ),
+        (
+            ["sluice: said by a model", "I loading", f"sluice: {'x' * 9999}", *["  y"] * 9999],
+            f"it ended with status 1: {'x' * (512 - len('sluice: '))}... " + " ".join("y" * 19),
+        ),
+        (
             ["Traceback:", '  File "/srv/m.py"', "OSError: gone"],
             'it ended with status 1\nTraceback:\n  File "/srv/m.py"\nOSError: gone',
         ),
     ],
-    ids=["error", "log"],
+    ids=["error", "long", "endless", "log"],
 )
 def test_the_reason_of_an_end_is_the_error_of_the_command_or_else_the_log_below_the_status(
     monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
@@ -159,8 +168,25 @@ def test_the_reason_of_an_end_is_the_error_of_the_command_or_else_the_log_below_
     monkeypatch.setattr(ray_replica.subprocess, "Popen", EndedChild)
     view = ReplicaView(name="r", model="m", phase=ReplicaPhase.STARTING)
     replica = ReplicaProcess(view, (), {}, lambda: "")
-    wait_until(lambda: replica.view().reason == reason, "its lines are read")
-    assert replica.view().phase is ReplicaPhase.ENDED
+    found = replica.view()
+    assert (found.phase, found.reason) == (ReplicaPhase.ENDED, reason)
+
+
+def test_the_error_of_a_model_that_does_not_load_has_no_advice_that_ray_refuses(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path, "m", REPEAT.replace("repeat", "none"))
+    own = ("--fleet-address=127.0.0.1", "--fleet-port=0", "--left-out={}")
+    ended = subprocess.run(
+        module_command("gateway", "replica", "m", f"--model-repository={tmp_path}", *own),
+        capture_output=True,
+        text=True,
+        env=module_environment(),
+        timeout=WAIT_SECS,
+    )
+    assert ended.returncode == 1
+    assert "sluice: failed to load all models:\n  m" in ended.stderr
+    assert "exit-on-error" not in ended.stderr
 
 
 HANGING = """

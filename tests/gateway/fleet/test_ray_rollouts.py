@@ -160,6 +160,18 @@ def test_a_candidate_whose_replica_starts_slowly_after_a_loss_stays_unless_none_
     assert cluster.news.state["reason"].startswith("no instance was able for 60 s: no such file")
 
 
+def test_the_reason_of_a_rollout_has_no_paths_and_no_log_of_its_replicas() -> None:
+    cluster = RollingCluster().rolled()
+    cluster.until("step")
+    cluster.failing, cluster.reason = frozenset({NEW}), "no such file: '/srv/w.bin'\nE a line"
+    (name,) = [name for name, each in cluster.views.items() if each.description == NEW]
+    cluster.change(name, phase=ReplicaPhase.ENDED, reason="its actor was lost")
+    cluster.until("rolled_back")
+    reasons = [each.reason for each in cluster.news.history]
+    assert any(each.endswith("no such file: (a path)") for each in reasons)
+    assert not any("/srv" in each or "E a line" in each for each in reasons)
+
+
 def test_a_candidate_that_the_policy_no_longer_selects_is_taken_back() -> None:
     cluster = RollingCluster().rolled()
     cluster.until("step")
