@@ -156,7 +156,7 @@ class Allowance:
                 estimate = row_ms.value * own
                 record.booked = [booked_ms, back_at, estimate, 0.0]
                 if not passed:
-                    passage.passes_on(service)
+                    passage.passes_on(service, record.submitted_ns)
                     service = 0.0
                 passed, service = passed + 1, service + estimate
                 if not record.ended_ns:  # else its end follows

@@ -56,13 +56,16 @@ WAIT_METRICS = {
 def is_watched(deadline: Deadline | None, model: Model) -> bool:
     """Whether the waits of a model are predicted from a request with that deadline on.
 
-    A limit of a client's own matters once half of the requests are in flight that the model
-    executes at once: before, none has to wait.
+    A limit of a client's own matters once WATCHED requests are in flight, and half of what a model
+    executes at once: before, a request waits for fewer, or for executions that have begun. At a
+    model of texts the number is enough: prefills wait for each other.
     """
     if deadline is None or deadline.asked:
         return deadline is not None
-    found = len(model.requests)
-    return found >= WATCHED and 2 * found >= (model.instances.room or 0)
+    if (found := len(model.requests)) < WATCHED or model.generates_text:
+        return found >= WATCHED
+    taken = found if model.config.dynamic_batching is None else model.requests.rows
+    return 2 * taken >= (model.instances.room or 0)
 
 
 class Waits:

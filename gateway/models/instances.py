@@ -80,7 +80,7 @@ class Instances:
 
     @property
     def room(self) -> int | None:
-        """The requests that they execute at once; None if they take any number."""
+        """The requests, or rows of batches, that they execute at once; None for any number."""
         batching, room = self._config.dynamic_batching, 0
         rows = 1 if batching is None else max(1, self._config.max_batch_size)
         for instance in self:

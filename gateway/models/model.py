@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from gateway.cache.cache import ResponseCache, load_key
 from gateway.config import ModelConfig
 from gateway.errors import Code, InferenceError, RetryLater
+from gateway.generation import generates_text
 from gateway.messages import NO_PARAMETERS, Checked, InferRequest
 from gateway.models.cached_request import CachedRequest, ModelCache
 from gateway.models.golden_results import GoldenResult
@@ -100,7 +101,8 @@ class Model:
     are the results of its golden requests; `recorder` makes new ones. `waking` wakes it if it
     sleeps. A model in a rollout has a `chooser`. A `retired` model completes its requests and must
     get no others. A model `of_fleet` is hosted by replicas, which keep its sequences and
-    conversations. `fair` shares it among `tenants`, which may have `allowances`.
+    conversations. `fair` shares it among `tenants`, which may have `allowances`. One that
+    `generates_text` has a contract of texts.
     """
 
     of_fleet: bool = False
@@ -117,7 +119,7 @@ class Model:
         tenants: Tenants | None = None,
     ) -> None:
         self.name, self.config, self.version = config.name, config, str(version)
-        self.decoupled = config.decoupled
+        self.decoupled, self.generates_text = config.decoupled, generates_text(config)
         self.statistics, self.labels = statistics, labels
         self.load_secs = self.loaded_at = 0.0
         self.golden: Sequence[GoldenResult] = ()

@@ -157,8 +157,7 @@ class Record:
         """Record the time and the tokens of a response."""
         statistics, now = self.statistics, time.perf_counter_ns()
         self.progress_ns = now
-        self.phases = response.phases or self.phases
-        self.engine = response.engine or self.engine
+        self.phases, self.engine = response.phases or self.phases, response.engine or self.engine
         trace = self.trace
         if trace is not None and (trace.reads_responses or response.usage or response.engine):
             trace.responded(response, now, first=not self._first_ns)
@@ -210,9 +209,8 @@ class Record:
 
     def taken(self) -> None:
         """Record that the frontend has the first response; time outside the engine is overhead."""
-        engine_ns = self._first_ns - self.started_ns
-        spent_ns = time.perf_counter_ns() - self.received_ns
-        self.statistics.overhead.observe(max(0, spent_ns - engine_ns) / NS_PER_SECOND)
+        now, engine_ns = time.perf_counter_ns(), self._first_ns - self.started_ns
+        self.statistics.overhead.observe(max(0, now - self.received_ns - engine_ns) / NS_PER_SECOND)
 
     def ended(self, error: InferenceError | None) -> None:
         """Count the request as a success or a failure."""
@@ -351,13 +349,13 @@ class Record:
 class RequestsInFlight(dict[Record, ResponseStream]):
     """The requests of one model that have not ended, the oldest first; only `add` adds one.
 
-    `busy_poll`, `of_tenants` count them; it `polls` after them. Without any `on_idle` is called.
+    `busy_poll`, `of_tenants`, `rows` count them; it `polls` after. Without any `on_idle` is called.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.busy_poll: BusyPoll | None = None
-        self.polls = True
+        self.polls, self.rows = True, 0
         self.on_idle: Callable[[], None] | None = None
         self.of_tenants = TenantsInFlight()
         self._idle = asyncio.Event()
@@ -366,6 +364,7 @@ class RequestsInFlight(dict[Record, ResponseStream]):
     def add(self, record: Record, stream: ResponseStream, tenant: str | None = None) -> None:
         """Add an accepted request; it counts for the tenant, wherever it is, until its end."""
         self[record] = stream
+        self.rows += record.batch_size
         if tenant is not None:
             record.tenant = tenant
             self.of_tenants[tenant] = self.of_tenants.get(tenant, 0) + 1
@@ -376,6 +375,7 @@ class RequestsInFlight(dict[Record, ResponseStream]):
     def remove(self, record: Record) -> None:
         """Remove a request that has ended."""
         del self[record]
+        self.rows -= record.batch_size
         if record.tenant is not None:
             self.of_tenants.ended(record.tenant)
         if self.busy_poll is not None:

@@ -188,7 +188,7 @@ class FairScheduler(Scheduler):
         """
         self._charges.revoke()
         active, tenant = self._passages.active, tenant_of(request.caller)
-        now_ns, in_flight = time.monotonic_ns(), self._in_flight.get(tenant, 0)
+        now_ns, in_flight = time.perf_counter_ns(), self._in_flight.get(tenant, 0)
         if in_flight < LEAST_IN_FLIGHT and total < most:
             is_noted = now_ns < active.fresh.get(tenant, 0)
             if is_noted and self._changes == self.tenants.changes:

@@ -51,9 +51,12 @@ class Passages:
         self.active = ActiveTenants()
 
     def allowed(self, tenant: str, most: int, now_ns: int) -> int:
-        """The requests that a tenant may have in flight of `most`, its share at this time."""
+        """The requests that a tenant may have in flight of `most`, its share at this time.
+
+        The time is one of `time.perf_counter_ns`, as of records.
+        """
         share = self.active.share(tenant, self.tenants.weight(tenant), now_ns)
-        return max(LEAST_IN_FLIGHT, int(share * most))
+        return _part(share, most)
 
 
 class Passage:
@@ -99,8 +102,9 @@ class Passage:
             return 0
         others = sum(each.left for each in self._charges.granted if each.left > 0)
         places, of_all = window.room - window.taken, MOST_TIMES * most - len(self._requests)
-        allowed = passages.allowed(self.tenant, most, time.monotonic_ns())
-        own = allowed - self._in_flight.get(self.tenant, 0)
+        weight = passages.tenants.weight(self.tenant)
+        share = passages.active.possible_share(self.tenant, weight, time.perf_counter_ns())
+        own = _part(share, most) - self._in_flight.get(self.tenant, 0)
         return int(min(AT_ONCE, own, places - others, of_all - others))
 
     def grant(self, count: int) -> None:
@@ -131,9 +135,13 @@ class Passage:
 
     # Of what is noted.
 
-    def passes_on(self, service: float) -> None:
-        """Charge its tenant for service; from now on requests of the tenant are the last ones."""
-        shares = self._charges.shares
+    def passes_on(self, service: float, at_ns: int) -> None:
+        """Charge its tenant for service; from now on requests of the tenant are the last ones.
+
+        The tenant had a request at a time of `time.perf_counter_ns`.
+        """
+        passages, shares = self._all, self._charges.shares
+        passages.active.note(self.tenant, passages.tenants.weight(self.tenant), at_ns)
         shares.charge(self.tenant, service)
         shares.pass_on(self.tenant)
 
@@ -181,3 +189,8 @@ class Passage:
     def wasted(self, usage: Usage) -> None:
         """See `TokenReader`."""
         self._charges.wrote(self.tenant, self.label, WASTED, usage.completion_tokens)
+
+
+def _part(share: float, most: int) -> int:
+    """The requests of a tenant with a share of `most`."""
+    return max(LEAST_IN_FLIGHT, int(share * most))

@@ -146,19 +146,32 @@ class ActiveTenants:
         self._sum = 0.0
 
     def share(self, tenant: str, weight: float, now_ns: int) -> float:
-        """The part of the whole that a tenant with a request now may have: 0 to 1."""
-        seen_ns, before = self._seen.get(tenant, (0, 0.0))
-        if weight == before and now_ns < seen_ns + FRESH_NS:
-            return weight / max(self._sum, weight) if weight else 0.0
-        self._seen[tenant] = (now_ns, weight)
-        self._seen.move_to_end(tenant)
-        self.fresh[tenant] = now_ns + FRESH_NS
-        self._sum += weight - before
-        while (oldest := next(iter(self._seen.values())))[0] < now_ns - ACTIVE_NS:
-            gone, _ = self._seen.popitem(last=False)
-            self.fresh.pop(gone, None)
-            self._sum -= oldest[1]
+        """The part of the whole that a tenant with a request now has: 0 to 1."""
+        self.note(tenant, weight, now_ns)
         return weight / max(self._sum, weight) if weight else 0.0
+
+    def possible_share(self, tenant: str, weight: float, now_ns: int) -> float:
+        """The share that a tenant would have with a request now: 0 to 1."""
+        self._drop(now_ns)
+        others = self._sum - self._seen.get(tenant, (0, 0.0))[1]
+        return weight / (max(others, 0.0) + weight) if weight else 0.0
+
+    def note(self, tenant: str, weight: float, at_ns: int) -> None:
+        """Note that a tenant has a request at a time, no earlier than those noted before."""
+        seen_ns, before = self._seen.get(tenant, (0, 0.0))
+        if weight == before and at_ns < seen_ns + FRESH_NS:
+            return
+        self._seen[tenant] = (at_ns, weight)
+        self._seen.move_to_end(tenant)
+        self.fresh[tenant] = at_ns + FRESH_NS
+        self._sum += weight - before
+        self._drop(at_ns)
+
+    def _drop(self, now_ns: int) -> None:
+        while self._seen and next(iter(self._seen.values()))[0] < now_ns - ACTIVE_NS:
+            gone, (_, weight) = self._seen.popitem(last=False)
+            self.fresh.pop(gone, None)
+            self._sum -= weight
 
 
 class Mean:

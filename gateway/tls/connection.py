@@ -60,7 +60,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
     """One connection: the protocol of the socket, and the transport of the protocol above.
 
     After `close` it sends the bytes written before and `close_notify`, and does not wait for that
-    of the client (RFC 8446, 6.1).
+    of the client (RFC 8446, 6.1). After `write_eof` it sends the same, and still reads.
     """
 
     __slots__ = (
@@ -248,14 +248,20 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self._socket.write(self._outgoing.read())
 
     def _end_output(self) -> None:
-        """Send `close_notify`, and close the socket once it has sent all."""
-        self._is_flushing = False
+        """Send `close_notify` behind what waits; close the socket then, if it is to be closed."""
+        self._is_flushing = bool(self._backlog)
+        if self._is_flushing:
+            return
         with suppress(ssl.SSLError):
             self._session.unwrap()
         self._flush()
-        self._socket.close()
+        if self._is_closing:
+            self._socket.close()
 
     # The transport of the protocol.
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "ssl_object":
@@ -275,6 +281,13 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             self._backlog.append(memoryview(data))
             self._pause()
             self._send_backlog()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._is_closing:
+            self._end_output()
 
     def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         for data in list_of_data:
@@ -306,9 +319,7 @@ class TlsConnection(asyncio.Protocol, asyncio.Transport):
             return
         self._is_closing = True
         self._socket.pause_reading()
-        self._is_flushing = bool(self._backlog)
-        if not self._is_flushing:
-            self._end_output()
+        self._end_output()
 
     def abort(self) -> None:
         self._end()

@@ -17,15 +17,15 @@ from gateway.frontends.http.connection_parts import (
     LENGTH,
     UPGRADE,
     ClientDeadline,
-    DroppedRest,
     Flow,
     Owed,
     Pipeline,
     SendTimeout,
-    Signal,
     awaits_body,
-    refusal,
+    end_refused,
+    lacks_body,
     repeated,
+    use_signal,
 )
 from gateway.frontends.http.request_scope import (
     BEGIN_STREAM,
@@ -56,12 +56,10 @@ class BoundedProtocol(HttpToolsProtocol):
     A request line with its headers has at most MAX_HEAD_BYTES, since httptools has no limit. The
     same holds for the chunk extensions and trailers of a body. httptools drops the body of a
     request with `Upgrade`, as Java's client sends it; a server may ignore that header (RFC 9110,
-    7.8), so it is renamed. Malformed requests get a JSON error. A client that reads nothing for
-    `send_timeout_secs` is dropped, even if its response is complete.
-
+    7.8), so it is renamed. Malformed requests get a JSON error behind the earlier responses. A
+    client that reads nothing for `send_timeout_secs` is dropped, even if its response is complete.
     A client that does not send the bytes that it owes within `limits` gets 408, or is dropped
     where no response is possible. No limit runs while a request is being answered.
-
     A request with a short body starts when that has arrived: many clients send it after the head.
 
     A request whose head is that of the last one, byte for byte, and which arrives in one piece or
@@ -85,6 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "_limits",
         "_on_disconnect",
         "_receiving",
+        "_refusal",
         "_send_timeout",
         "_unstarted",
     )
@@ -111,6 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._on_disconnect: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
+        self._refusal: tuple[HTTPStatus, str] | None = None
 
     @property
     def is_receiving(self) -> bool:
@@ -145,17 +145,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._has_known_head:
             return Owed.BODY
         if self._receiving is not None:
-            return Owed.BODY if self._lacks_body(self._receiving) else Owed.NOTHING
+            return Owed.BODY if lacks_body(self._receiving, self._answered) else Owed.NOTHING
         if self.cycle is not None and not self.cycle.response_complete:
             return Owed.NOTHING
         return Owed.HEAD if self._has_begun else Owed.REQUEST
-
-    def _lacks_body(self, cycle: RequestResponseCycle) -> bool:
-        """Whether the request, or the next one of the connection, waits for its body."""
-        if cycle.response_complete:
-            return True
-        is_asked_for = not (self.flow.read_paused or cycle.waiting_for_100_continue)
-        return is_asked_for and cycle is self._answered and not cycle.response_started
 
     def _expire(self, owed: Owed, limit_secs: float) -> None:
         """Refuse a request that has begun; close a connection without one."""
@@ -191,10 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._answered.message_event.set()
         if self._on_disconnect is not None:
             self._on_disconnect()
-        self._release()
-
-    def _release(self) -> None:
-        """Drop what refers to this object: without a cycle its memory is free at once."""
+        # Drop what refers to this object: without a cycle its memory is free at once.
         del self._deadline
         if self._unstarted or self._answered is None or self._answered.response_complete:
             self.cycle = self._answered = self._receiving = self._unstarted = None  # type: ignore[assignment]
@@ -281,10 +271,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin_stream(self) -> None:
         """Replace the event of a request whose body has been read: an event takes 760 bytes."""
-        cycle, signal = self._answering, Signal()
-        if cycle.message_event.is_set():
-            signal.set()
-        cycle.message_event = signal  # type: ignore[assignment]
+        use_signal(self._answering)
 
     async def _send_whole(self, headers: RawHeaders, parts: Parts) -> None:
         """Send a whole response. A function of the request would make a cycle with its scope."""
@@ -326,6 +313,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._answered, app = self.pipeline.pop()
             self._start_asgi_task(self._answered, app)
+        elif self._refusal is not None:
+            end_refused(self, self._answered, *self._refusal)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -339,6 +328,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start(*self._unstarted)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
         if self._has_known_head:
             self._has_known_head = False
             data = self._known_head + data
@@ -365,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
             end = data.find(HEAD_END)
             if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
                 data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
-        while data and not self.transport.is_closing():
+        while data and self._refusal is None and not self.transport.is_closing():
             data = data[self._feed(data) :]
 
     def _feed(self, data: bytes) -> int:
@@ -373,28 +364,32 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._in_head:
             self._framing_bytes += len(data)
             super().data_received(data)
-            if self._framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._framing_bytes > MAX_HEAD_BYTES:
                 found = "trailers or chunk extensions"
                 self._refuse(TOO_LARGE, f"{found} exceed {MAX_HEAD_BYTES} bytes")
             return len(data)
         piece = data[: MAX_HEAD_BYTES - self._head_bytes]
-        if not piece:
+        if piece:
+            self._head_bytes += len(piece)
+            super().data_received(piece)
+        else:
             self._refuse(TOO_LARGE, f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
-            return len(data)
-        self._head_bytes += len(piece)
-        super().data_received(piece)
         return len(piece)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        if self._receiving is not None and self._receiving.response_started:
+        """End the connection with this response, behind those to earlier requests."""
+        received, answered = self._receiving, self._answered
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        if received is not None and received.response_started:
             self.transport.abort()  # more bytes would be part of that response
             return
-        self.transport.write(refusal(status, message))
-        if status is TOO_LARGE and (self.cycle is None or self.cycle.response_complete):
-            self._deadline.cancel()
-            DroppedRest(self.transport, self)
-        else:
-            self.transport.close()
+        self._deadline.cancel()
+        self._refusal = status, message
+        if answered is None or answered is received or answered.response_complete:
+            end_refused(self, answered, status, message)
+        elif received is not None:
+            del self.pipeline[0]  # its place is that of the refusal

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.client_limits import pace_due
 from gateway.frontends.http.errors import JSON, LINGER_SECS, error_body
@@ -28,6 +28,8 @@ HEAD_END = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 HELD_SECS = 1.0
 """A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
+LINGER_BYTES = 64 << 20
+"""The most bytes that are dropped behind a last response."""
 
 
 class Signal:
@@ -66,6 +68,14 @@ class Signal:
                 self._waiters.remove(waiter)
 
 
+def use_signal(cycle: RequestResponseCycle) -> None:
+    """Replace the event of a request by a signal in the same state."""
+    signal = Signal()
+    if cycle.message_event.is_set():
+        signal.set()
+    cycle.message_event = signal  # type: ignore[assignment]
+
+
 class Flow(FlowControl):
     """Flow control with a small event, which is only awaited while writing is paused."""
 
@@ -100,6 +110,14 @@ def awaits_body(cycle: RequestResponseCycle) -> bool:
     return length is not None and content_length(length) <= HIGH_WATER_LIMIT
 
 
+def lacks_body(cycle: RequestResponseCycle, answered: RequestResponseCycle | None) -> bool:
+    """Whether a request, or the next one of its connection, waits for its body."""
+    if cycle.response_complete:
+        return True
+    is_asked_for = not (cycle.flow.read_paused or cycle.waiting_for_100_continue)
+    return is_asked_for and cycle is answered and not cycle.response_started
+
+
 def has_late_body(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the body of a request with this head is not awaited: a long one, or a stream."""
     is_stream = b"transfer-encoding" in headers or b"expect" in headers
@@ -119,20 +137,42 @@ def refusal(status: HTTPStatus, message: str) -> bytes:
 class DroppedRest(asyncio.Protocol):
     """Drops what a client still sends behind the last response of its connection.
 
-    The connection closes with the client's end of it, or after LINGER_SECS: a reset by unread bytes
-    could take the response away (RFC 9112, 9.6). `before` is its protocol until now.
+    The connection closes with the client's end of it, after LINGER_SECS, or after LINGER_BYTES: a
+    reset by unread bytes could take the response away (RFC 9112, 9.6). `before` is its protocol
+    until now.
     """
 
     def __init__(self, transport: asyncio.Transport, before: asyncio.Protocol) -> None:
-        self._before = before
+        self._before, self._transport, self._left = before, transport, LINGER_BYTES
         self._timer = asyncio.get_running_loop().call_later(LINGER_SECS, transport.close)
         if transport.can_write_eof():
             transport.write_eof()
         transport.set_protocol(self)
 
+    def data_received(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            self._transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         self._before.connection_lost(exc)
+
+
+def end_refused(
+    protocol: HttpToolsProtocol,
+    answered: RequestResponseCycle | None,
+    status: HTTPStatus,
+    message: str,
+) -> None:
+    """End a connection with its last response; at once if a request awaits its answer."""
+    transport = protocol.transport
+    transport.write(refusal(status, message))
+    is_awaited = answered is not None and not answered.response_complete
+    if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE and not is_awaited:
+        DroppedRest(transport, protocol)
+    else:
+        transport.close()
 
 
 def repeated(

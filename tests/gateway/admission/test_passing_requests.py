@@ -1,5 +1,6 @@
 """Requests of an allowance: new weights, the first tokens of their model, and deadlines."""
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from gateway.admission.prediction import LEARNT_ENDS
 from gateway.errors import Refusal, RefusalReason
 from gateway.messages import Deadline, Usage
 from gateway.policy.tenants import OTHER, TenantRules
+from gateway.schedulers import shares
 from tests.builders import read_all, settle, soon
 from tests.conftest import Serve
 from tests.gateway.admission.deadline_planes import first, values
@@ -142,3 +144,31 @@ def allowance_of(plane: Plane, tenant: str) -> Allowance:
 def late(plane: Plane) -> float:
     """The admitted requests that missed their deadline."""
     return values(plane.dataplane)["admitted_late_total"]
+
+
+@pytest.mark.parametrize(("passing", "share"), [(False, 100), (True, 50)])
+async def test_a_tenant_whose_every_request_is_refused_by_its_deadline_takes_no_share(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, *, passing: bool, share: int
+) -> None:
+    """As without allowances; one request that passes takes its share."""
+    monkeypatch.setattr(shares, "ACTIVE_NS", NS_PER_SECOND)
+    monkeypatch.setattr(shares, "FRESH_NS", 1)
+    twins = Twins(serve, [None], {name: TenantRules(max_in_flight=4000) for name in "ab"})
+    await settle()
+    for each in twins.planes:
+        each.models[0].most_in_flight = 100
+        await infer(each, "first", 0, "a")
+        await infer(each, "second", 0, "a")
+    await asyncio.sleep(1.1)
+    for each in twins.planes:
+        for number in range(200):
+            each.infer(f"late {number}", 0, "a", deadline=first(1))
+        if passing:
+            await infer(each, "third", 0, "a")
+        before = len(each.refused)
+        for number in range(120):
+            each.infer(f"{number}", 0, "b")
+        assert (before, len(each.refused) - before) == (200, 120 - share)
+        for name in each.executing:
+            each.answer(name, answer_of(100))
+        await settle()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config import DynamicBatching
 from gateway.errors import InferenceError, Refusal, RefusalReason, RetryLater
 from gateway.messages import WATCHED, Deadline, InferRequest
 from gateway.models.model import Model
@@ -22,6 +23,7 @@ from tests.builders import (
 )
 from tests.conftest import Serve
 from tests.gateway.admission.deadline_planes import SECOND, first, plane, tokens, values, whole
+from tests.gateway.admission.twin_planes import NUMBERS, request
 
 SOON_NS = SECOND // 50
 LATER_NS = SECOND // 2
@@ -197,15 +199,48 @@ async def test_a_model_has_a_wait_for_requests_that_name_none(serve: Serve) -> N
         assert await soon(read_all(stream)) == ["two"]
 
 
-@pytest.mark.parametrize(("room", "free"), [(None, WATCHED), (10, WATCHED), (40, 20)])
+@pytest.mark.parametrize(
+    ("room", "places", "batch", "rows", "free"),
+    [
+        (None, None, 0, 1, WATCHED),
+        (10, None, 0, 1, WATCHED),
+        (40, None, 0, 1, 20),
+        (40, None, 0, 8, 20),
+        (None, 40, 0, 1, 20),
+        (1, None, 64, 1, 32),
+        (2, None, 32, 1, 32),
+        (1, None, 64, 2, 16),
+        (1, None, 64, 64, WATCHED),
+    ],
+)
 async def test_limits_that_clients_have_of_their_own_matter_with_half_of_the_room_in_flight(
-    serve: Serve, room: int | None, free: int
+    serve: Serve, room: int | None, places: int | None, batch: int, rows: int, free: int
 ) -> None:
+    """With a dynamic batcher, room and requests are counted in rows."""
     instance = ScriptedInstance(concurrency=room)
-    dataplane = plane(serve(instance))
+    instance.places = places
+    batching = DynamicBatching() if batch else None
+    config = replace(NUMBERS, name="m0", max_batch_size=batch or 8, dynamic_batching=batching)
+    model = serve(instance, config=config)
+    dataplane = plane(model)
     own = Deadline(first_ns=time.perf_counter_ns() + 600 * SECOND)
     with ExitStack() as streams:
-        for _ in range(free):
+        for number in range(free):
+            asked = request(f"{number}", 0, "", rows, deadline=own)
+            streams.enter_context(dataplane.infer(asked))
+            assert dataplane.admission is None
+        streams.enter_context(dataplane.infer(request("last", 0, "", rows, deadline=own)))
+        assert dataplane.admission is not None
+    assert (len(model.requests), model.requests.rows) == (0, 0)
+
+
+async def test_limits_that_clients_have_of_their_own_matter_at_a_model_of_texts_with_less_in_flight(
+    serve: Serve,
+) -> None:
+    dataplane = plane(serve(ScriptedInstance(concurrency=40)))
+    own = Deadline(first_ns=time.perf_counter_ns() + 600 * SECOND)
+    with ExitStack() as streams:
+        for _ in range(WATCHED):
             streams.enter_context(dataplane.infer(text_request(deadline=own)))
             assert dataplane.admission is None
         streams.enter_context(dataplane.infer(text_request(deadline=own)))

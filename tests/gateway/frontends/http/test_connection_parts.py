@@ -109,6 +109,18 @@ async def test_the_rest_behind_a_last_response_is_dropped_for_a_time(
     assert before.ends == 1
 
 
+async def test_no_more_than_a_number_of_bytes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.frontends.http.connection_parts.LINGER_BYTES", 10)
+    transport, before = LingeringTransport(has_eof=True), Lost()
+    dropped = DroppedRest(cast(asyncio.Transport, transport), before)
+    dropped.data_received(b"12345")
+    dropped.data_received(b"67890")
+    assert "close" not in transport.calls
+    dropped.data_received(b"1")
+    assert transport.calls[-1] == "close"
+    dropped.connection_lost(None)
+
+
 async def test_a_client_that_closes_its_end_leaves_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
