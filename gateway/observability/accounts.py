@@ -1,6 +1,6 @@
 """Accounts of tenants: what their requests cost, and how many there are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gateway.errors import InferenceError
@@ -21,8 +21,11 @@ class TokenReader(Protocol):
     """Gets the service of a request behind a fair queue, which a `Record` names, as it is made."""
 
     @property
-    def passes(self) -> bool:
-        """Whether it reads the execution of a record that has ended there, without a call."""
+    def noted(self) -> Sequence[Any]:
+        """The records that it reads later, in the order of their begins and ends.
+
+        If the last ones are those of an execution, it reads that there, without a call.
+        """
 
     def counted(self, record: Any, usage: Usage | None) -> None:
         """The record has counted further tokens; `usage` is that of the response, if it has one."""

@@ -13,7 +13,7 @@ from gateway.observability.receipt_parts import NO_HOLD, NOT_KNOWN, Hold, note_b
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics, within
 from gateway.schedulers.sequence_call import NO_SEQUENCES, SequenceCall
-from gateway.schedulers.service import Service
+from gateway.schedulers.service import Service, charge_each
 from gateway.stream import ResponseStream
 
 log = logging.getLogger("sluice.execution")
@@ -269,8 +269,7 @@ class Execution:
         Those of responses that went to the sink are in the record.
         """
         phases: Phases | None = None
-        execute = self._call.execute or self.instance.execute
-        answers = execute(requests)
+        answers = (self._call.execute or self.instance.execute)(requests)
         try:
             async for index, answer in answers:
                 if isinstance(answer, Note):
@@ -368,16 +367,17 @@ class Execution:
                 entry.stream.end()
         counts = self._counts and not self._statistics.composed
         if counts and (self._batch_size or not self.unsent):
-            elapsed_ns = time.perf_counter_ns() - self._began_ns
-            rows, spent = self._batch_size + self._call.padding_rows, within(phases, elapsed_ns)
+            spent = within(phases, time.perf_counter_ns() - self._began_ns)
+            rows = self._batch_size + self._call.padding_rows
             self._statistics.executed(rows, spent)
             for entry in self._open.values():
                 if (reader := (record := entry.record).reader) is None:
                     continue
-                if reader.passes and record.ended_ns and record.execution is None:
+                if (noted := reader.noted) and noted[-1] is record and record.ended_ns:
                     record.execution = spent, rows
                 else:
-                    reader.executed(record, spent, rows)
+                    charge_each([each.record for each in self._open.values()], spent, rows)
+                    break
 
     def _on_disconnect(self) -> None:
         self._disconnects = True

@@ -75,11 +75,11 @@ class Passage:
         "_requests",
         "label",
         "left",
+        "noted",
         "row_ms",
         "tenant",
         "window",
     )
-    passes = True
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class Passage:
     ) -> None:
         self._all, self._charges, self.window = passages, passages.charges, passages.window
         self._in_flight, self._requests = in_flight, requests
+        self.noted = passages.charges.ledger.events
         self.row_ms = passages.charges.costs.row_ms
         self.tenant, self.label = tenant, passages.tenants.label(tenant)
         self._kind = self.label, COMPUTE

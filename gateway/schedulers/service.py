@@ -1,5 +1,6 @@
 """The service of single requests in a fair queue."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.messages import Phases, Usage
@@ -64,7 +65,7 @@ class Service:
         "size_bytes",
         "tenant",
     )
-    passes = False
+    noted = ()
 
     def __init__(
         self, owner: PlaceOwner, reader: ServiceReader, record: Record, tenant: str, label: str
@@ -118,3 +119,20 @@ class Service:
     def wasted(self, usage: Usage) -> None:
         """See `TokenReader`: they took their time."""
         self._reader.made(self, WASTED, usage.completion_tokens)
+
+
+def charge_each(records: Sequence[Record], spent: Phases, rows: int) -> None:
+    """Have the readers of an execution's records charge each that has no `execution` yet.
+
+    It is charged at its end if nothing but ends of these records is noted from there on, else now:
+    what has begun in between comes first.
+    """
+    nth = 1
+    for record in reversed(records):
+        if (reader := record.reader) is None or record.execution is not None:
+            continue
+        noted = reader.noted
+        if len(noted) >= nth and noted[-nth] is record and record.ended_ns:
+            record.execution, nth = (spent, rows), nth + 1
+        else:
+            reader.executed(record, spent, rows)

@@ -34,11 +34,18 @@ KINDS = {
     "answer": 9,
     "fail": 1,
     "cancel": 1,
+    "early": 2,
+    "late": 1,
     "tokens": 0.1,
     "wait": 1,
     "rules": 0.2,
 }
-"""The other steps than the begin of a request, with their weights."""
+"""The other steps than the begin of a request, with their weights.
+
+By those that are early a request ends before its execution, by its answer; or it is late for its
+deadline.
+"""
+LATE = Refusal(RefusalReason.DEADLINE_EXCEEDED, "deadline exceeded", RetryAdvice(retries=True))
 FLOOD = 60
 """Steps in which more requests begin than end, and then as many in which more end."""
 
@@ -90,6 +97,10 @@ def step_of(draw: Random, kind: str, name: str, twins: Twins) -> None:
     else:
         chosen = draw.choice(executing)
         answer = answer_of(draw.choice((10, 400, 3000)), tokens=5 if kind == "tokens" else 0)
+        if kind in ("early", "late"):
+            error = LATE if kind == "late" else None
+            twins.both(lambda plane: plane.end_early(chosen, answer, error))
+            return
         if kind in ("fail", "cancel"):
             twins.both(lambda plane: plane.streams[chosen].put(replace(answer, final=False)))
         if kind == "cancel":
@@ -179,6 +190,32 @@ async def test_a_request_behind_a_long_execution_finds_the_bucket_empty(serve: S
         await settle()
     plane.infer("next", 0, "a")
     assert [each for each in plane.refused if "milliseconds of compute time" in each]
+
+
+@pytest.mark.parametrize("error", [LATE, None])
+async def test_a_tenant_is_not_lifted_by_an_execution_of_another_that_ends_later(
+    serve: Serve, error: Refusal | None
+) -> None:
+    """It begins between the end of the other one's request and that of the execution."""
+    rules = {each: TenantRules(requests_per_minute=1e9) for each in "ab"}
+    twins, long = Twins(serve, [300], rules), answer_of(20_000_000)
+    await settle()
+    for name in ("a1", "b1", "a2", "b2"):
+        for plane in twins.planes:
+            await infer(plane, name, 0, name[0], phases_ns=1000)
+    twins.compare()
+    twins.both(lambda plane: plane.infer("a3", 0, "a"))
+    await settle()
+    await asyncio.sleep(0.03)
+    twins.both(lambda plane: plane.end_early("a3", long, error))
+    await settle()
+    twins.both(lambda plane: plane.infer("b3", 0, "b"))
+    for plane in twins.planes:
+        for instance in plane.instances:
+            instance.begun.pop("a3").over(None)
+    twins.both(lambda plane: plane.answer("b3", answer_of(1000)))
+    await settle()
+    twins.compare()
 
 
 async def test_an_allowance_ends_after_a_second(serve: Serve) -> None:
@@ -289,3 +326,21 @@ async def test_what_is_noted_is_bounded_and_read_with_the_metrics(serve: Serve) 
     assert 100 < most < 4 * AT_ONCE
     assert plane.state()["a in flight"] == 0
     assert not plane.tenants.ledger.events
+
+
+async def test_what_is_noted_of_many_tenants_in_turn_is_bounded_too(serve: Serve) -> None:
+    """No accounts take longer than those of as many events: all begin first, then all end."""
+    rules = {f"t{number}": TenantRules(requests_per_minute=1e9) for number in range(20)}
+    plane, most = Plane(serve, [None], rules), 0
+    await settle()
+    for tenant in rules:
+        await infer(plane, tenant, 0, tenant)
+    names = [f"r{number}" for number in range(800)]
+    for number, name in enumerate(names):
+        plane.infer(name, 0, f"t{number % 20}")
+        most = max(most, len(plane.tenants.ledger.events))
+    for name in names:
+        plane.answer(name, answer_of(100))
+        most = max(most, len(plane.tenants.ledger.events))
+    await settle()
+    assert MOST_EVENTS / 2 < most <= MOST_EVENTS + 1

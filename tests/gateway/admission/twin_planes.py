@@ -1,7 +1,7 @@
 """Two data planes that get the same requests: one has allowances, one looks at each limit."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,13 @@ from gateway.config.data_type import DataType
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import Deadline, InferRequest, InferResponse, Phases, Usage
+from gateway.models.model import Model
 from gateway.models.taps import Allowed
 from gateway.policy.caller import Caller
 from gateway.policy.tenants import TenantRules, Tenants
 from gateway.schedulers.charges import WAIT
+from gateway.schedulers.fair import FairScheduler
+from gateway.schedulers.shares import UNITS
 from gateway.stream import ResponseStream
 from gateway.tensor import Datatype, array_tensor
 from tests.builders import LoadedModels, settle
@@ -58,25 +61,30 @@ class NoAllowances(dict[str, Allowed]):
 
 
 class Held:
-    """An execution that ends when it is answered, or at once when it is abandoned."""
+    """An execution that ends when it is answered; when it is abandoned at once, if it can."""
 
-    def __init__(self, begun: dict[str, Reader], name: str) -> None:
-        self._begun, self._name = begun, name
+    def __init__(self, instance: "HeldInstance", name: str) -> None:
+        self._instance, self._name = instance, name
 
     def abandon(self) -> None:
-        reader = self._begun.pop(self._name, None)
+        held = self._instance
+        reader = None if self._name in held.lasting else held.begun.pop(self._name, None)
         if reader is not None:
             reader.over(None)
 
 
 class HeldInstance(Instance):
-    """Executes requests until the test answers them; `begun` has their readers by their ids."""
+    """Executes requests until the test answers them; `begun` has their readers by their ids.
+
+    Executions of those that are `lasting` do not end before.
+    """
 
     def __init__(self, concurrency: int | None) -> None:
         self.concurrency = concurrency
         self.alive, self.death = True, None
         self.begun: dict[str, Reader] = {}
         self.order: list[str] = []
+        self.lasting: set[str] = set()
         self.singles = self
 
     def accepts(self, request: InferRequest) -> bool:
@@ -85,7 +93,7 @@ class HeldInstance(Instance):
     def begin(self, request: InferRequest, reader: Reader) -> Begun:
         self.begun[request.id] = reader
         self.order.append(request.id)
-        return Held(self.begun, request.id)
+        return Held(self, request.id)
 
     async def execute(self, requests: Sequence[InferRequest]) -> AsyncGenerator[Answer, None]:
         raise AssertionError("all requests are single ones")
@@ -134,6 +142,16 @@ class Plane:
                 reader.take(answer)
                 reader.over(None)
 
+    def end_early(self, name: str, answer: InferResponse, error: InferenceError | None) -> None:
+        """End a request by its answer, or after it by an error, long before its execution."""
+        for instance in self.instances:
+            instance.lasting.add(name)
+            if error is None and name in instance.begun:
+                instance.begun[name].take(answer)
+        if error is not None:
+            self.streams[name].put(replace(answer, final=False))
+            self.streams[name].abandon(error)
+
     @property
     def executing(self) -> Sequence[str]:
         """The requests that are executed, the oldest first."""
@@ -149,6 +167,7 @@ class Plane:
                     if each.name.startswith(WAIT) and not each.name.endswith("_count"):
                         continue
                     found[f"{number} {each.name} {each.labels}"] = each.value
+            found |= {f"{number} counter of {key}": value for key, value in counters(model)}
         for row in self.admission.describe(self.models):
             for kind, bucket in row["buckets"].items():
                 found |= {f"{row['tenant']} {kind} {name}": bucket[name] for name in bucket}
@@ -160,6 +179,14 @@ class Plane:
             headers = self.admission.limit_headers(Caller(tenant=tenant))
             found |= {f"{tenant} {name}": value for name, value in headers.items()}
         return found
+
+
+def counters(model: Model) -> Iterator[tuple[str, float]]:
+    """The service of each tenant by its weight, by which the next one is chosen."""
+    if isinstance(model.fair, FairScheduler):
+        shares = model.fair._shares  # noqa: SLF001 - no other reader has them
+        for group in (shares._weighted, shares._unweighted):  # noqa: SLF001 - likewise
+            yield from ((tenant, each / UNITS) for tenant, each in group.counters.items())
 
 
 def request(name: str, model: int, tenant: str, rows: int = 1, **fields: Any) -> InferRequest:

@@ -4,10 +4,12 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
-from gateway.messages import Usage
+import pytest
+
+from gateway.messages import Phases, Usage
 from gateway.observability.request_record import Record
 from gateway.observability.statistics import ModelStatistics
-from gateway.schedulers.service import OUTPUT, Service
+from gateway.schedulers.service import OUTPUT, Service, charge_each
 from tests.builders import text_response
 
 
@@ -58,3 +60,32 @@ def test_the_service_of_an_ended_request_holds_no_scheduler() -> None:
     alive = weakref.ref(owner)
     del owner
     assert alive() is None
+
+
+class Passing:
+    """Has what is noted, and keeps the records that are charged by a call."""
+
+    def __init__(self) -> None:
+        self.noted: list[Record] = []
+        self.charged: list[Record] = []
+
+    def executed(self, record: Record, phases: Phases, rows: int) -> None:
+        self.noted.clear()  # as a settled ledger
+        self.charged.append(record)
+
+
+@pytest.mark.parametrize(
+    ("noted", "charged"), [("xabc", ""), ("abcx", "cba"), ("abxc", "ba"), ("bc", "a"), ("", "cba")]
+)
+def test_records_of_a_batch_are_charged_by_a_call_if_others_are_noted_behind_their_ends(
+    noted: str, charged: str
+) -> None:
+    reader: Any = Passing()
+    records = {name: Record(ModelStatistics(), 1, 0, lambda _: None) for name in "abcx"}
+    for each in records.values():
+        each.reader, each.ended_ns = reader, 1
+    reader.noted.extend(records[name] for name in noted)
+    charge_each([records[name] for name in "abc"], Phases(), 3)
+    assert reader.charged == [records[name] for name in charged]
+    behind = {name for name in "abc" if records[name].execution is not None}
+    assert behind == {*"abc"} - {*charged}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.frontends.http.listener import HttpListener, listening_at
 from gateway.frontends.http.request_scope import CERTIFICATE, HEADER_NAMES, WATCH
@@ -56,10 +56,12 @@ def certificates_of(own: Certificate, root: Path | str = "") -> Certificates:
 class Served:
     """A listener, its application, and the task that serves."""
 
-    def __init__(self, certificates: Certificates | None, **options: Any) -> None:
+    def __init__(
+        self, certificates: Certificates | None, app: ASGIApp | None = None, **options: Any
+    ) -> None:
         self.app = App()
-        listening = listening_at("127.0.0.1", 0)
-        self.listener = HttpListener(self.app, listening, certificates=certificates, **options)
+        listening, app = listening_at("127.0.0.1", 0), app or self.app
+        self.listener = HttpListener(app, listening, certificates=certificates, **options)
         self.serving = asyncio.create_task(self.listener.serve())
 
     def end(self, grace_secs: float) -> None:
@@ -68,8 +70,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(certificates: Certificates | None, **options: Any) -> AsyncIterator[Served]:
-    found = Served(certificates, **options)
+async def served(
+    certificates: Certificates | None, app: ASGIApp | None = None, **options: Any
+) -> AsyncIterator[Served]:
+    found = Served(certificates, app, **options)
     await settle()
     yield found
     found.end(0)

@@ -1,15 +1,19 @@
 """Inferences with the head of the last request: their caller is that of the last one."""
 
+import asyncio
 from collections.abc import Callable
 from time import time
 from typing import Any
 
 from gateway.policy.caller import Caller
 from gateway.policy.credentials import Credentials
-from gateway.policy.keys import Role
+from gateway.policy.keys import ListedCertificate, Role
+from tests.certificates import Authority, Certificate
 from tests.conftest import Serve
 from tests.gateway.frontends.http.test_infer import BODY, ECHO, PATH, echo
-from tests.gateway.frontends.http.test_infer_without_task import answer_of, served
+from tests.gateway.frontends.http.test_infer_without_task import answer_of, app_of, served
+from tests.gateway.frontends.http.test_listener_tls import certificates_of, session
+from tests.gateway.frontends.http.test_listener_tls import served as served_over_tls
 from tests.raw import post
 
 REQUEST = post(PATH, BODY, "x-api-key: any")
@@ -21,10 +25,15 @@ class OneKey:
 
     def __init__(self) -> None:
         self.caller: Caller | None = Caller(roles=INFER)
+        self.listed: ListedCertificate | None = None
 
     def find(self, given: bytes, now: float) -> Caller | None:
         """See `CredentialSource`."""
         return self.caller
+
+    def find_certificate(self, name: str) -> ListedCertificate | None:
+        """See `KeySource`."""
+        return self.listed
 
     def replace(self, caller: Caller | None) -> None:
         """Give the key another caller, or none."""
@@ -35,14 +44,19 @@ class OneKey:
 
 async def statuses(serve: Serve, key: Any, *changes: Callable[[], object]) -> list[bytes]:
     """The status of two equal requests on a connection, and of two more after each change."""
-    found = []
     async with served(serve(echo(), config=ECHO), credentials=Credentials(key)) as server:
-        reader, writer = await server.connect()
-        for change in (lambda: None, *changes):
-            change()
-            for _ in range(2):
-                writer.write(REQUEST)
-                found.append((await answer_of(reader)).split()[1])
+        return await statuses_on(await server.connect(), *changes)
+
+
+async def statuses_on(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], *changes: Callable[[], object]
+) -> list[bytes]:
+    found, (reader, writer) = [], connection
+    for change in (lambda: None, *changes):
+        change()
+        for _ in range(2):
+            writer.write(REQUEST)
+            found.append((await answer_of(reader)).split()[1])
     return found
 
 
@@ -70,3 +84,17 @@ async def test_each_is_refused_from_the_second_on_at_which_its_key_expires(serve
         key.caller = None
 
     assert await statuses(serve, key, expire) == [b"200", b"200", b"401", b"401"]
+
+
+async def test_each_is_refused_once_the_certificate_of_its_client_is_listed_for_another_tenant(
+    serve: Serve, authority: Authority, own: Certificate
+) -> None:
+    """The caller of its key is still valid, and never expires."""
+    key: Any = OneKey()
+    app = app_of(serve(echo(), config=ECHO), credentials=Credentials(key))
+    client = authority.client(authority.issue("mine", "URI:spiffe://prod/a"))
+    entry = ListedCertificate("URI:spiffe://prod/a", "b")
+    certificates = certificates_of(own, authority.root)
+    async with served_over_tls(certificates, app) as server, session(server, client) as connection:
+        found = await statuses_on(connection, lambda: setattr(key, "listed", entry))
+    assert found == [b"200", b"200", b"400", b"400"]
