@@ -9,7 +9,7 @@ from gateway.observability.accounts import TenantsInFlight
 from gateway.observability.request_record import Record
 from gateway.policy.tenants import MOST_TIMES, Tenants
 from gateway.schedulers.charges import COMPUTE, Charges
-from gateway.schedulers.service import NS_PER_MS, WASTED, PlaceOwner, Service
+from gateway.schedulers.service import WASTED, PlaceOwner, Service, part_ms
 from gateway.schedulers.shares import ActiveTenants
 from gateway.stream import ResponseStream
 
@@ -169,8 +169,7 @@ class Passage:
     def executed(self, record: Record, phases: Phases, rows: int) -> None:
         """See `TokenReader`."""
         own = record.batch_size or 1
-        spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
-        ms = spent_ns / NS_PER_MS * own / (rows if rows > own else own)
+        ms = part_ms(phases, own, rows)
         self._charges.ledger.settle()
         self.charge(self._charges.costs.computed(ms, own) - record.booked[2], ms)
         record.booked[2] = 0.0

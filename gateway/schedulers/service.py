@@ -90,10 +90,7 @@ class Service:
     def executed(self, record: Record, phases: Phases, rows: int) -> None:
         """An execution with that many rows has ended."""
         if not self.has_tokens:
-            spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
-            own = self.rows
-            ms = spent_ns / NS_PER_MS * own / (rows if rows > own else own)
-            self._reader.computed(self, ms)
+            self._reader.computed(self, part_ms(phases, self.rows, rows))
 
     def ended(self) -> None:
         """Its stream has ended: its share of the model is free."""
@@ -119,6 +116,12 @@ class Service:
     def wasted(self, usage: Usage) -> None:
         """See `TokenReader`: they took their time."""
         self._reader.made(self, WASTED, usage.completion_tokens)
+
+
+def part_ms(phases: Phases, own: int, rows: int) -> float:
+    """The milliseconds of a request with its own rows in an execution of all rows."""
+    spent_ns = phases.input_ns + phases.infer_ns + phases.output_ns
+    return spent_ns / NS_PER_MS * own / (rows if rows > own else own)
 
 
 def charge_each(records: Sequence[Record], spent: Phases, rows: int) -> None:

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.scripted import installed
-from tests.serving import ROOT, wait_until
+from tests.serving import ROOT, WAIT_SECS, Serving, wait_until
 
 OBJECTS_BYTES = 80 << 20
 LOST_SECS = 90.0
 """Ray notices a lost node within two seconds with the settings below; new processes take longer."""
 COMMAND_SECS = 60.0
+ONE_ON_A_NODE = {"replicas": 2, "replica_resources": '{"CPU": 0.6}'}
+"""Parameters of a model of which a node with one CPU has room for one replica."""
 
 
 def environment(folder: Path) -> Mapping[str, str]:
@@ -225,3 +229,20 @@ def parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+def in_flight(http: httpx.Client) -> dict[int, int]:
+    """The requests at each ready replica, by its port."""
+    return {
+        int(each["address"].rpartition(":")[2]): each["models"][0]["in_flight"]
+        for each in http.get("/v2/fleet").json()["replicas"]
+        if each["state"] == "READY" and each["models"]
+    }
+
+
+@contextmanager
+def client_of_two(router: Serving) -> Iterator[httpx.Client]:
+    """A client of a router, once that is connected to two replicas."""
+    with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
+        wait_until(lambda: len(in_flight(found)) == 2, "both replicas are ready", LOST_SECS)
+        yield found

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from tests.conformance.models import with_parameters
-from tests.fleet.nodes import LOST_SECS, Fleet, RayNodes
-from tests.fleet.test_ray_losses import ONE_ON_A_NODE, in_flight
+from tests.fleet.nodes import LOST_SECS, ONE_ON_A_NODE, Fleet, RayNodes, client_of_two, in_flight
 from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
 from tests.stories import CONTINUING, DELAY_US, FEW_TOKENS, Story, check_whole
 from tests.telling import TELLING
@@ -51,8 +50,7 @@ def router(
 
 @pytest.fixture
 def http(router: Serving) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
-        wait_until(lambda: len(in_flight(found)) == 2, "both replicas are ready", LOST_SECS)
+    with client_of_two(router) as found:
         yield found
 
 

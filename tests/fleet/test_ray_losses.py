@@ -7,14 +7,21 @@ import psutil
 import pytest
 
 from tests.conformance.models import with_parameters
-from tests.fleet.nodes import LOST_SECS, Fleet, RayNodes, kill, parent
-from tests.serving import WAIT_SECS, Serving, running, wait_until, write_model
+from tests.fleet.nodes import (
+    LOST_SECS,
+    ONE_ON_A_NODE,
+    Fleet,
+    RayNodes,
+    client_of_two,
+    in_flight,
+    kill,
+    parent,
+)
+from tests.serving import Serving, running, wait_until, write_model
 from tests.stories import CONTINUING, FEW_TOKENS, STREAMS, check_whole, tell
 from tests.telling import TELLING
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-ONE_ON_A_NODE = {"replicas": 2, "replica_resources": '{"CPU": 0.6}'}
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +47,8 @@ def router(
 @pytest.fixture
 def http(router: Serving) -> Iterator[httpx.Client]:
     """A client of the router, once that is connected to both replicas."""
-    with httpx.Client(base_url=router.http, timeout=WAIT_SECS) as found:
-        wait_until(lambda: len(in_flight(found)) == 2, "both replicas are ready", LOST_SECS)
+    with client_of_two(router) as found:
         yield found
-
-
-def in_flight(http: httpx.Client) -> dict[int, int]:
-    """The requests at each ready replica, by its port."""
-    return {
-        int(each["address"].rpartition(":")[2]): each["models"][0]["in_flight"]
-        for each in http.get("/v2/fleet").json()["replicas"]
-        if each["state"] == "READY" and each["models"]
-    }
 
 
 def busier(http: httpx.Client, fleet: Fleet) -> int:

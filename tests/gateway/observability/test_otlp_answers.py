@@ -106,6 +106,16 @@ def keep_one(exporter: SpanExporter) -> None:
     trace.refused()
 
 
+@contextmanager
+def asked(exporter: SpanExporter, listener: socket.socket) -> Iterator[socket.socket]:
+    """The connection of an exporter that waits for the answer to its first span."""
+    keep_one(exporter)
+    with listener.accept()[0] as connection:
+        connection.settimeout(10)
+        assert read_request(connection)
+        yield connection
+
+
 def dropped(exporter: SpanExporter) -> dict[str, int]:
     return {reason: count for reason, count in exporter.drops.items() if count}
 
@@ -225,10 +235,7 @@ def test_a_collector_that_answers_behind_the_stop_gets_no_span_twice(
     monkeypatch.setattr(otlp, "CLOSE_SECS", 0.2)
     with listening() as (listener, url):
         exporter = started(url)
-        keep_one(exporter)
-        with listener.accept()[0] as connection:
-            connection.settimeout(10)
-            assert read_request(connection)
+        with asked(exporter, listener) as connection:
             keep_one(exporter)
             exporter.close()
             connection.sendall(WHOLE)
@@ -246,10 +253,7 @@ def test_a_collector_that_answers_behind_the_stop_gets_no_span_twice(
 def test_a_closed_exporter_has_no_connection() -> None:
     with listening() as (listener, url):
         exporter = started(url)
-        keep_one(exporter)
-        with listener.accept()[0] as connection:
-            connection.settimeout(10)
-            assert read_request(connection)
+        with asked(exporter, listener) as connection:
             connection.sendall(WHOLE)
             exporter.close()
             assert connection.recv(1) == b""
