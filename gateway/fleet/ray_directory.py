@@ -22,11 +22,17 @@ from gateway.observability.log import line_handler
 log = logging.getLogger("sluice.fleet")
 
 PAUSE_SECS = 1.0
+UNANSWERED_SECS = 20.0
+"""A controller that does not answer for this time while the head does is asked by a new process.
+
+Ray's library may miss the notice of a head that was restarted, too, and then calls the process of
+an actor that has ended again and again.
+"""
 ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
 
 
 def main() -> None:
-    """Write a table for each decision of the controller, until the router has ended."""
+    """Write a table for each decision of the controller, until Ray's library is of no more use."""
     logging.basicConfig(level=logging.WARNING, handlers=[line_handler()])
     question = read_question(sys.stdin.buffer.readline())
     # Only tables are written to the router: Ray's own texts go to the standard error.
@@ -53,6 +59,7 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
     fleet = question.fleet.name
     threading.Thread(target=_report, args=(fleet, lines), daemon=True).start()
     written: dict[str, str] = {}
+    failing_since: float | None = None
     while True:
         try:
             models = ray_cluster.next_status(fleet)
@@ -60,12 +67,18 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
             new = [name for name, digest in known.items() if written.get(name) != digest]
             yield table(models, cluster, ray_cluster.offers(fleet, new) if new else {})
             written.update(known)
+            failing_since = None
         except InferenceError as error:
-            was_restarted = ray_state.was_restarted(cluster)
-            is_ended = error.code is Code.NOT_FOUND and not was_restarted
+            found, is_missing = ray_state.found_cluster(), error.code is Code.NOT_FOUND
+            was_restarted = found not in ("", cluster)
+            is_ended = is_missing and not was_restarted
             yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
             if was_restarted:
                 return  # Ray's library in this process stays with the old one.
+            now = time.monotonic()
+            failing_since = None if not found or is_missing else failing_since or now
+            if failing_since is not None and now - failing_since >= UNANSWERED_SECS:
+                return
             time.sleep(PAUSE_SECS)
 
 

@@ -124,11 +124,11 @@ def cluster_id() -> str:
         return str(gcs().cluster_id.hex())
 
 
-def was_restarted(cluster: str) -> bool:
-    """Whether there is another cluster at the address of this one; false if that is not known."""
+def found_cluster() -> str:
+    """The id of the cluster at the address of this one, "" if it does not answer."""
     with suppress(InferenceError):
-        return cluster_id() != cluster
-    return False
+        return cluster_id()
+    return ""
 
 
 def controller_name(fleet: str) -> str:

@@ -3,6 +3,8 @@
 import io
 import os
 import queue
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,34 +67,79 @@ def test_routers_get_the_addresses_of_replicas_of_earlier_descriptions() -> None
     assert found.models == {"m": ModelNews(description="new")}
 
 
-@pytest.mark.parametrize(("is_restarted", "ends"), [(True, False), (False, True)])
+class Asked:
+    """The questions of a child process, each of which takes a second, and the time of all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from gateway.fleet import ray_cluster, ray_directory, ray_state
+
+        self.now, self.cluster = 100.0, "one"
+        self.error: InferenceError | None = None
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
+        no_thread = SimpleNamespace(Thread=lambda **own: SimpleNamespace(start=int))
+        for module, name, answer in (
+            (ray_directory, "time", clock),
+            (ray_directory, "threading", no_thread),
+            (ray_state, "connect", lambda: None),
+            (ray_state, "cluster_id", lambda: "one"),
+            (ray_state, "found_cluster", lambda: self.cluster),
+            (ray_cluster, "make_controller", lambda fleet: None),
+            (ray_cluster, "next_status", self._next_status),
+        ):
+            monkeypatch.setattr(module, name, answer)
+        self.tables = ray_directory._tables(RayQuestion(RayFleet("f")))  # noqa: SLF001
+
+    def _sleep(self, secs: float) -> None:
+        self.now += secs
+
+    def _next_status(self, fleet: str) -> tuple[ModelStatus, ...]:
+        if self.error is not None:
+            raise self.error
+        return ()
+
+    def secs_to_the_end(self, most: int) -> float | None:
+        """The time after which the child process ends, None if there are as many tables before."""
+        began_at = self.now
+        tables = list(islice(self.tables, most))
+        assert all(self.error is None or each.reason for each in tables)
+        return self.now - began_at if len(tables) < most else None
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+MISSING = InferenceError(Code.NOT_FOUND, "no controller")
+UNAVAILABLE = InferenceError(Code.UNAVAILABLE, "connection refused")
+
+
+@pytest.mark.parametrize(("cluster", "ends"), [("two", False), ("one", True), ("", True)])
 def test_a_fleet_without_a_controller_has_ended_unless_its_cluster_was_restarted(
-    monkeypatch: pytest.MonkeyPatch, is_restarted: bool, ends: bool
+    asked: Asked, cluster: str, ends: bool
 ) -> None:
-    from gateway.fleet import ray_cluster, ray_directory, ray_state
-
-    def missing(fleet: str) -> None:
-        raise InferenceError(Code.NOT_FOUND, "no controller")
-
-    class NoThread:
-        def __init__(self, **options: object) -> None:
-            """A thread that a test does without."""
-
-        def start(self) -> None:
-            """Do nothing."""
-
-    monkeypatch.setattr(ray_directory.threading, "Thread", NoThread)
-    for module, name, answer in (
-        (ray_state, "connect", lambda: None),
-        (ray_state, "cluster_id", lambda: "one"),
-        (ray_cluster, "make_controller", lambda fleet: None),
-        (ray_cluster, "next_status", missing),
-        (ray_state, "was_restarted", lambda cluster: is_restarted),
-    ):
-        monkeypatch.setattr(module, name, answer)
-    tables = ray_directory._tables(RayQuestion(RayFleet("f")))  # noqa: SLF001
+    asked.error, asked.cluster = MISSING, cluster
     expected = RayTable(reason="no controller", cluster="one", is_ended=ends)
-    assert next(tables) == expected
+    assert next(asked.tables) == expected
+
+
+def test_a_child_process_that_does_not_reach_the_controller_of_a_head_that_answers_ends(
+    asked: Asked,
+) -> None:
+    next(asked.tables)
+    asked.error, asked.cluster = UNAVAILABLE, ""
+    assert asked.secs_to_the_end(100) is None
+    asked.cluster = "one"
+    assert asked.secs_to_the_end(15) is None
+    asked.error = None
+    next(asked.tables)
+    asked.error = UNAVAILABLE
+    assert asked.secs_to_the_end(100) == 20
+
+
+def test_a_child_process_waits_for_a_controller_that_was_ended(asked: Asked) -> None:
+    asked.error = MISSING
+    assert asked.secs_to_the_end(100) is None
 
 
 STATUS = {"model": "m", "wanted": 1, "need": 0.5, "replicas": [{"name": "r", "model": "m"}]}
