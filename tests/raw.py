@@ -59,19 +59,8 @@ class Connection:
             return
 
     def wait_taken(self) -> None:
-        """Wait until the server has accepted the connection, and read all that was sent."""
-        (host, own), (_, other) = self.socket.getsockname(), self.socket.getpeername()
-        address = socket.inet_aton(host)[::-1].hex().upper()
-        ends = [f"{address}:{port:04X}" for port in (other, own)]
-
-        def is_taken() -> bool:
-            rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines())
-            (found,) = [row for row in rows if row[1:3] == ends]
-            _, unread = found[4].split(":")
-            inode = found[9]  # 0 before it is accepted
-            return inode != "0" and int(unread, 16) == 0
-
-        wait_until(is_taken, "the server has read it")
+        """As the function, for this connection."""
+        wait_taken(self.socket)
 
     def ask(self, path: str, body: Any, *headers: str) -> None:
         """Send a POST with a JSON body."""
@@ -133,6 +122,22 @@ class Connection:
         """Leave."""
         self._file.close()
         self.socket.close()
+
+
+def wait_taken(connection: socket.socket) -> None:
+    """Wait until the server has accepted the connection, and read all that was sent."""
+    (host, own), (_, other) = connection.getsockname(), connection.getpeername()
+    address = socket.inet_aton(host)[::-1].hex().upper()
+    ends = [f"{address}:{port:04X}" for port in (other, own)]
+
+    def is_taken() -> bool:
+        rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines())
+        (found,) = [row for row in rows if row[1:3] == ends]
+        _, unread = found[4].split(":")
+        inode = found[9]  # 0 before it is accepted
+        return inode != "0" and int(unread, 16) == 0
+
+    wait_until(is_taken, "the server has read it")
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:

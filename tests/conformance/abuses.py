@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hpack import Encoder
 from tritonclient.grpc import service_pb2
@@ -112,6 +113,16 @@ def indexed_headers(times: int) -> bytes:
 def coded_header(size: int) -> bytes:
     """A request with a header of `size` characters, of five bits each in Huffman's code."""
     return BEGIN + _block(HEAD + Encoder().encode([("tracestate", "0" * size)]), 0)
+
+
+def coded_header_behind_data(size: int) -> Iterator[bytes]:
+    """The same on stream 3, in reads of which one has the end of a message and most of it."""
+    coded = HEAD + Encoder().encode([("tracestate", "0" * size)])
+    data = frame(DATA, 0, 1, struct.pack(">BL", 0, 1 << 20) + bytes(40_000))
+    sent = BEGIN + OPEN + data + frame(HEADERS, END_HEADERS, 3, coded)
+    ends = [len(BEGIN + OPEN), *(len(BEGIN + OPEN) + each for each in (16384, 32768, 98304))]
+    for begin, end in pairwise((0, *ends, len(sent))):
+        yield sent[begin:end]
 
 
 def large_trailers(size: int) -> bytes:

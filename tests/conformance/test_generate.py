@@ -534,6 +534,22 @@ def test_a_client_that_would_upgrade_is_served_in_http_1_1(server: Serving) -> N
         assert connection.answer().body == REPEATED
 
 
+@pytest.mark.parametrize("cut", range(12))
+def test_a_header_upgrade_in_two_reads_does_not_take_the_body(server: Serving, cut: int) -> None:
+    """The first read ends with `cut` bytes of the end of a line and the name."""
+    data = post(
+        "/v2/models/repeat/generate",
+        json.dumps(repeat(1)).encode(),
+        *("Content-Type: application/json", "Connection: Upgrade", "Upgrade: h2c"),
+    )
+    at = data.index(b"\r\nUpgrade:") + cut
+    with Connection(server.ports["http"]) as connection:
+        connection.send(data[:at])
+        connection.wait_taken()
+        connection.send(data[at:])
+        assert connection.answer().body == REPEATED
+
+
 def events_of(body: bytes) -> list[Any]:
     """The data of each event; comments are left out."""
     blocks = body.decode().split("\n\n")

@@ -13,11 +13,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
+from hyperframe.frame import SettingsFrame
 
 from tests.conformance import abuses
 from tests.conformance.abuses import BEGIN, OPEN, flood, frame, once, opened
 from tests.conformance.neighbour import Neighbour, neighbour
 from tests.http2 import PREFACE, Connection, message, request
+from tests.raw import wait_taken
 from tests.serving import Serving, wait_until
 
 FLAGS = ("--grpc-transport=hyper",)
@@ -164,6 +166,21 @@ def test_headers_beyond_the_limit_fail_their_rpc_only(port: int, data: bytes) ->
         assert found.client_status == "RESOURCE_EXHAUSTED"
         assert found.grpc_message == "the metadata are larger than the limit of 32768 bytes"
         assert connection.answer(3).grpc_status not in (None, found.grpc_status)
+
+
+def test_headers_that_begin_in_the_read_of_a_message_have_the_same_limit(port: int) -> None:
+    with Connection(port) as connection:
+        for data in abuses.coded_header_behind_data(110_000):
+            connection.send(data)
+            wait_taken(connection.socket)
+        assert connection.answer(3).client_status == "RESOURCE_EXHAUSTED"
+
+
+def test_clients_learn_the_limit_of_headers(port: int) -> None:
+    """Those that heed it send no more: more than seven frames would end the connection."""
+    with Connection(port).begin() as connection:
+        settings = next(each for each in connection.frames() if isinstance(each, SettingsFrame))
+        assert settings.settings[SettingsFrame.MAX_HEADER_LIST_SIZE] == 64 << 10
 
 
 @pytest.mark.parametrize("data", [abuses.indexed_headers(14), abuses.coded_header(32_000)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.frontends.http.connection_parts import LINGER_BYTES
 from gateway.frontends.http.errors import LINGER_SECS
 from tests.certificates import Authority, Certificate
 from tests.conformance.models import REPEAT
@@ -17,9 +18,14 @@ from tests.raw import Connection, get, post
 from tests.serving import WAIT_SECS, Serving, serving, write_model
 
 HEAD_LIMIT = 64 << 10
+LONG_HEAD = f"request line and headers exceed {HEAD_LIMIT} bytes"
 HEAD_SECS = 0.5
 STREAM = "/v2/models/repeat/generate_stream"
 BODY = b'{"text_input": "x", "n": 4, "delay_us": 150000}'
+LONG_BODY = b'{"text_input": "x", "n": 30, "delay_us": 100000}'
+HELD_SECS = 0.5
+BUFFERS = 16 << 20
+"""More than the kernel's buffers of a connection have."""
 TEXTS = b'"text_output":"x"'
 BAD = [
     (b"GET / HTTP/1.1\r\nA: ".ljust(200_000, b"a") + b"\r\n\r\n", 431),
@@ -103,6 +109,45 @@ def test_what_follows_a_refused_head_is_dropped_beyond_the_limit_of_a_head(
     assert "request head timed out" not in server.text
 
 
+@pytest.mark.parametrize("cut", [0, 10, 60_000])
+def test_a_head_that_begins_within_a_read_has_the_same_limit(server: Serving, cut: int) -> None:
+    """It comes with the end of an earlier request; the last `cut` bytes come apart."""
+    ask, end = get("/v2/health/live"), b"\r\n\r\n"
+    for size, status in ((HEAD_LIMIT + 4000, 431), (HEAD_LIMIT - 100, 200)):
+        head = ask.removesuffix(end) + b"\r\nA: "
+        data = ask + head.ljust(size - len(end), b"a") + end
+        with Connection(server.ports["http"]) as connection:
+            connection.send(data[: len(data) - cut])
+            connection.wait_taken()
+            connection.send(data[len(data) - cut :])
+            assert connection.answer().status == 200
+            answer = connection.answer()
+            assert answer.status == status
+            assert status == 200 or answer.json["error"] == LONG_HEAD
+
+
+def test_what_follows_a_refusal_that_waits_has_a_limit(server: Serving) -> None:
+    """The client has to wait with the rest then; the answer under way is whole."""
+    with Connection(server.ports["http"]) as connection:
+        connection.send(post(STREAM, LONG_BODY))
+        assert connection.head().status == 200
+        connection.send(b"no request at all\r\n\r\n")
+        assert LINGER_BYTES < bytes_until_held(connection.socket) < LINGER_BYTES + BUFFERS
+        assert connection.rest().count(TEXTS) == 30
+        assert connection.answer().status == 400
+
+
+def bytes_until_held(connection: socket.socket) -> int:
+    """The bytes that a server takes before it takes none for HELD_SECS, or 1 GiB."""
+    sent = 0
+    connection.settimeout(HELD_SECS)
+    with suppress(TimeoutError):
+        while sent < 1 << 30:
+            sent += connection.send(bytes(1 << 20))
+    connection.settimeout(WAIT_SECS)
+    return sent
+
+
 def test_a_request_with_too_long_trailers_ends_with_its_refusal(server: Serving) -> None:
     """Its connection is closed at once: no answer to it is due."""
     head = f"POST {STREAM} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -129,7 +174,7 @@ def test_a_head_beyond_the_limit_gets_its_answer_over_tls(
             answer += data
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 431 ")
-    assert json.loads(body)["error"] == f"request line and headers exceed {HEAD_LIMIT} bytes"
+    assert json.loads(body)["error"] == LONG_HEAD
 
 
 def test_a_client_over_tls_that_sends_on_has_a_limit(secure: Serving, authority: Authority) -> None:

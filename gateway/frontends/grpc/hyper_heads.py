@@ -1,8 +1,9 @@
 """Heads of RPCs that are too large: hyper keeps no headers above a size, and does not say so."""
 
+import struct
 from typing import Any
 
-from httpunk.h2.server import ServerRequest
+from httpunk.h2.server import ServerConnection, ServerRequest
 
 KEPT_BYTES = 256 << 10
 """Size of a head up to which hyper keeps all of its headers; four times of it end a connection."""
@@ -27,6 +28,11 @@ itself; others have less than two bytes in each received one: five bits are one 
 """
 
 
+HEAD_SETTING = struct.Struct(">HL")
+HEAD_NUMBER = 6
+"""The setting SETTINGS_MAX_HEADER_LIST_SIZE (RFC 9113, 6.5.2)."""
+
+
 class LargeRequest(ServerRequest):
     """A request whose head is too large: hyper may have dropped some of it."""
 
@@ -36,3 +42,34 @@ def is_large(frame: Any) -> bool:
     size = sum(len(name) + len(value) + FIELD_BYTES for name, value in frame.headers.raw_items())
     pseudo = (frame.method, frame.scheme, frame.authority, frame.path)
     return size + sum(len(each or "") + FIELD_BYTES for each in pseudo) > MOST_BYTES
+
+
+class AnnouncedHeads(ServerConnection):
+    """A connection that announces MOST_BYTES, and keeps KEPT_BYTES of a head.
+
+    A client that heeds the limit, such as gRPC's for Go, fails an RPC with a larger head itself. In
+    frames of 16 KiB, as it sends them, the head could end the connection with all of its RPCs.
+    """
+
+    _transport: Any
+
+    async def start(self) -> None:
+        """Override of httpunk: send the settings, then start to read and to write."""
+        stream = self._transport
+        self._transport = _Announcing(stream)
+        try:
+            await super().start()  # type: ignore[no-untyped-call]
+        finally:
+            self._transport = stream
+
+
+class _Announcing:
+    """Sends the settings to a stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: memoryview) -> None:
+        """Send them with the other limit."""
+        kept, most = (HEAD_SETTING.pack(HEAD_NUMBER, size) for size in (KEPT_BYTES, MOST_BYTES))
+        await self._stream.send_all(bytes(data).replace(kept, most, 1))

@@ -92,7 +92,7 @@ def _acknowledgement() -> Any:
     return codec.receive(bytes((0, 0, 0, 4, 1, 0, 0, 0, 0)))[0]
 
 
-class BoundedConnection(GradualEnds):
+class BoundedConnection(GradualEnds, hyper_heads.AnnouncedHeads):
     """One connection whose unread data count towards the budget.
 
     The limits apply from the start, also if the client never acknowledges them.
@@ -107,7 +107,7 @@ class BoundedConnection(GradualEnds):
     _begun: list[Any]
     _is_closed = False
     _acknowledged = False
-    _unfinished = _oversized = _received = 0
+    _unfinished = _oversized = _received = _before = 0
 
     def _on_request(self, st: Any, frame: Any, eof: bool) -> None:
         """Override of httpunk: a request has started.
@@ -136,12 +136,11 @@ class BoundedConnection(GradualEnds):
     def bound(self, budget: BufferBudget, serve: Callable[[Any], None]) -> None:
         """Count unread data towards `budget`, and pass requests to `serve`; call before reading."""
         self._share = BufferShare(budget)
-        self._serve_request = serve
-        self._begun = []
+        self._serve_request, self._begun = serve, []
 
     async def start(self) -> None:
         """Override of httpunk: start to read and to write."""
-        await super().start()  # type: ignore[no-untyped-call]
+        await super().start()
         super().recv_settings(_acknowledgement())
 
     def recv_settings(self, frame: Any) -> tuple[bool, list[object], int]:
@@ -164,7 +163,8 @@ class BoundedConnection(GradualEnds):
         first: Any = frames[0]
         large = self._unfinished >= hyper_heads.METADATA_BYTES and hasattr(first, "end_headers")
         self._oversized = first.stream_id if large else 0
-        self._received, self._unfinished = self._unfinished + len(data), 0
+        self._received = self._before + self._unfinished + len(data)  # a head may begin in each
+        self._before, self._unfinished = len(data), 0
         self.turn_bytes = min(TURN_BYTES, TURN_FRAMES * (1 + len(data) // len(frames)))
         return frames
 

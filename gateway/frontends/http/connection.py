@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -15,6 +16,7 @@ from gateway.event_loop import WRITES
 from gateway.frontends.http.connection_parts import (
     HEAD_END,
     LENGTH,
+    LINGER_BYTES,
     UPGRADE,
     ClientDeadline,
     Flow,
@@ -24,6 +26,7 @@ from gateway.frontends.http.connection_parts import (
     awaits_body,
     end_refused,
     lacks_body,
+    renamed_upgrade,
     repeated,
     use_signal,
 )
@@ -47,20 +50,19 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 16
 """Pipelined requests of a connection; beyond this number reading pauses."""
 
+HEAD, LONG = "request line and headers", f"exceed {MAX_HEAD_BYTES} bytes"
 TOO_LARGE, LATE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with bounds.
 
-    A request line with its headers has at most MAX_HEAD_BYTES, since httptools has no limit. The
-    same holds for the chunk extensions and trailers of a body. httptools drops the body of a
-    request with `Upgrade`, as Java's client sends it; a server may ignore that header (RFC 9110,
-    7.8), so it is renamed. Malformed requests get a JSON error behind the earlier responses. A
-    client that reads nothing for `send_timeout_secs` is dropped, even if its response is complete.
-    A client that does not send the bytes that it owes within `limits` gets 408, or is dropped
-    where no response is possible. No limit runs while a request is being answered.
-    A request with a short body starts when that has arrived: many clients send it after the head.
+    A request line with its headers has at most MAX_HEAD_BYTES, and so have the chunk extensions
+    and trailers of a body. A head that begins within a read is measured once it is whole.
+    Malformed requests get a JSON error behind the earlier responses. A client that reads nothing
+    for `send_timeout_secs` is dropped, even if its response is complete; one that does not send
+    the bytes that it owes within `limits` gets 408, or is dropped where no response is possible.
+    No limit runs while a request is answered. One with a short body starts when that has arrived.
 
     A request whose head is that of the last one, byte for byte, and which arrives in one piece or
     as head and body, is begun without the parser, with the same scope: clients repeat heads.
@@ -77,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "_has_begun",
         "_has_known_head",
         "_head_bytes",
+        "_head_tail",
         "_in_head",
         "_known_bytes",
         "_known_head",
@@ -98,15 +101,13 @@ class BoundedProtocol(HttpToolsProtocol):
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self._begin = begin
         self._unstarted: tuple[RequestResponseCycle, Any] | None = None
-        self._begun = self._has_known_head = False
-        self._known_head, self._known_bytes = b"", -1
+        self._begun = self._has_begun = self._has_known_head = False
+        self._known_head, self._known_bytes, self._head_tail = b"", -1, b""
         self.pipeline = Pipeline()  # type: ignore[assignment]
-        self._send_timeout = SendTimeout(send_timeout_secs)
+        self._begin, self._send_timeout = begin, SendTimeout(send_timeout_secs)
         self._limits, self._connections = limits, connections
-        self._in_head, self._has_begun = True, False
-        self._head_bytes = self._framing_bytes = 0
+        self._in_head, self._head_bytes, self._framing_bytes = True, 0, 0
         self._on_disconnect: Callable[[], object] | None = None
         self._answered: RequestResponseCycle | None = None
         self._receiving: RequestResponseCycle | None = None
@@ -159,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
         elif owed is Owed.HEAD:
             log.debug("request head timed out", extra={"secs": limit_secs})
-            self._refuse(LATE, f"request line and headers took longer than {limit_secs:g} s")
+            self._refuse(LATE, f"{HEAD} took longer than {limit_secs:g} s")
         else:
             log.warning("request body timed out", extra={"secs": limit_secs})
             self._refuse(LATE, late_text("request body", limit_secs))
@@ -177,8 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline.cancel()
         self._connections.ended(self.transport)
         super().connection_lost(exc)
-        # uvicorn notifies only the latest request, which is not the answered one if requests are
-        # pipelined.
+        # uvicorn notifies only the latest request, not the answered one if requests are pipelined.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -205,6 +205,9 @@ class BoundedProtocol(HttpToolsProtocol):
         }
 
     def on_headers_complete(self) -> None:
+        if sum(map(len, chain.from_iterable(self.headers)), len(self.url)) > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE, f"{HEAD} {LONG}")
+            raise ValueError(LONG)  # it ends the parser
         self._in_head, self._head_bytes = False, 0
         super().on_headers_complete()
         self.headers = []  # trailers are not merged into the headers (RFC 9110, 6.5.1)
@@ -329,6 +332,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
+            self._framing_bytes += len(data)
+            if self._framing_bytes > LINGER_BYTES:
+                self.flow.pause_reading()  # until the answers before the refusal are sent
             return
         if self._has_known_head:
             self._has_known_head = False
@@ -354,8 +360,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Pass the parser what it may have; refuse the rest."""
         if self._in_head:
             end = data.find(HEAD_END)
-            if UPGRADE.search(data, 0, end if end >= 0 else len(data)):
-                data = UPGRADE.sub(b"\r\nx-upgrade:", data, 1)
+            if end < 0 or self._head_tail or UPGRADE.search(data, 0, end):
+                data, self._head_tail = renamed_upgrade(self._head_tail, data)
         while data and self._refusal is None and not self.transport.is_closing():
             data = data[self._feed(data) :]
 
@@ -365,15 +371,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._framing_bytes += len(data)
             super().data_received(data)
             if self._framing_bytes > MAX_HEAD_BYTES:
-                found = "trailers or chunk extensions"
-                self._refuse(TOO_LARGE, f"{found} exceed {MAX_HEAD_BYTES} bytes")
+                self._refuse(TOO_LARGE, f"trailers or chunk extensions {LONG}")
             return len(data)
         piece = data[: MAX_HEAD_BYTES - self._head_bytes]
         if piece:
             self._head_bytes += len(piece)
             super().data_received(piece)
         else:
-            self._refuse(TOO_LARGE, f"request line and headers exceed {MAX_HEAD_BYTES} bytes")
+            self._refuse(TOO_LARGE, f"{HEAD} {LONG}")
         return len(piece)
 
     def send_400_response(self, msg: str) -> None:

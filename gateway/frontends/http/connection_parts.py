@@ -26,6 +26,7 @@ log = logging.getLogger("sluice.http")
 LENGTH = b"content-length"
 HEAD_END = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+UPGRADE_BYTES = len(b"\r\nupgrade:")
 HELD_SECS = 1.0
 """A timer this many seconds late was delayed by a blocked loop, as were the client's bytes."""
 LINGER_BYTES = 64 << 20
@@ -95,6 +96,22 @@ class Pipeline(list[Any]):
     def appendleft(self, item: Any) -> None:
         """Add a request behind all others."""
         self.insert(0, item)
+
+
+def renamed_upgrade(tail: bytes, data: bytes) -> tuple[bytes, bytes]:
+    """Bytes of a head with another name for `Upgrade`, and the tail of the head.
+
+    httptools drops the body of a request with that header, as Java's client sends it; a server may
+    ignore it (RFC 9110, 7.8). The tail is for the next bytes of the same head, which may have the
+    rest of the name; b"" behind the end of the head.
+    """
+    joined = tail + data
+    end = joined.find(HEAD_END)
+    found = UPGRADE.search(joined, 0, end if end >= 0 else len(joined))
+    if found:
+        colon = found.end() - 1 - len(tail)
+        data = data[:colon] + b"-x" + data[colon:]
+    return data, joined[1 - UPGRADE_BYTES :] if end < 0 else b""
 
 
 def content_length(value: bytes) -> int:
