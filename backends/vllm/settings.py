@@ -1,6 +1,5 @@
 """Settings of a model: `model.json`, parameters of its config, and its LoRA adapters."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -9,6 +8,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from backends.python.worker.sluice_worker.errors import HOST_PATH
 from backends.vllm.sleeper import LEVELS
 from gateway.backend import ModelContext
 from gateway.config import InstanceKind, ModelConfig
@@ -245,9 +245,6 @@ def hide_folders(message: str, folders: Mapping[str, str]) -> str:
     for folder, shown in sorted(folders.items(), key=lambda pair: -len(pair[0])):
         message = message.replace(folder, shown)
     return HOST_PATH.sub("<path>", message)
-
-
-HOST_PATH = re.compile(r"(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
 
 def _read(folder: Path, model: str) -> dict[str, Any]:

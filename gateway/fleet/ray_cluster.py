@@ -39,7 +39,7 @@ from gateway.fleet.ray_state import (
     replica_names,
     unavailable,
 )
-from gateway.fleet.ray_views import ReplicaPhase, ReplicaView, read_view
+from gateway.fleet.ray_views import NOT_READY, ReplicaPhase, ReplicaView, read_view
 from gateway.models.model_folder import Versions
 from gateway.models.replicas import CPU, GPU, ReplicaRules
 from gateway.observability.log import line_handler
@@ -168,7 +168,7 @@ class RayCluster(RayState):
         self._fleet = fleet
         self._asked: dict[str, Any] = {}
         self._causes: dict[str, str] = {}
-        self._were_starting: set[str] = set()
+        self._were_not_ready: set[str] = set()
 
     def replicas(self) -> Sequence[ReplicaView]:
         """See `Cluster`."""
@@ -183,7 +183,7 @@ class RayCluster(RayState):
             )
             for name, group in placed.items()
         ]
-        self._were_starting = {each.name for each in found if each.phase is ReplicaPhase.STARTING}
+        self._were_not_ready = {each.name for each in found if each.phase in NOT_READY}
         return found
 
     def make(self, model: str, rules: ReplicaRules) -> None:
@@ -231,6 +231,7 @@ class RayCluster(RayState):
         )
         # The answer of an actor that fails at its start has the reason.
         self._asked[name] = actor.view.remote()
+        self._were_not_ready.add(name)
 
     def drain(self, name: str) -> None:
         """See `Cluster`."""
@@ -276,7 +277,7 @@ class RayCluster(RayState):
             reason = ": ".join(("its actor was lost", *filter(None, [self._causes.get(name)])))
             return replace(view, phase=ReplicaPhase.ENDED, reason=reason)
         if node:
-            is_starting = name in self._were_starting
+            is_starting = name in self._were_not_ready
             return replace(view, phase=ReplicaPhase.STARTING) if is_starting else view
         is_infeasible = group["stats"]["scheduling_state"] == "INFEASIBLE"
         phase = ReplicaPhase.INFEASIBLE if is_infeasible else ReplicaPhase.PENDING

@@ -36,7 +36,7 @@ class Watchdog:
     """The end of this process, with an error, if Ray does not answer what a block waits for.
 
     Calls of Ray's library on a head that hangs have no limit, cannot be interrupted, and are also
-    in its hook at the exit: the exit status is then that of the block.
+    in its hook at the exit: the exit status is then that of the block, which shows its result.
     """
 
     def __init__(self, what: str) -> None:
@@ -51,14 +51,19 @@ class Watchdog:
 
     def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self._status = 0 if kind is None else INTERRUPTED if interrupted else FAILED
-        self._move(math.inf)
+        with self._changed:
+            self._status = 0 if kind is None else INTERRUPTED if interrupted else FAILED
+            self.answer()
         # The hooks run in the opposite order: that of Ray, which is imported, comes later.
         atexit.register(self._leave)
 
     def progress(self) -> None:
         """Count the time anew: Ray has answered."""
         self._move(PROGRESS_SECS)
+
+    def answer(self) -> None:
+        """Stop the time: Ray has answered all, and the rest of the block does not wait for it."""
+        self._move(math.inf)
 
     def _leave(self) -> None:
         with suppress(OSError):
@@ -74,14 +79,15 @@ class Watchdog:
         with self._changed:
             while (left := self._ends_at - time.monotonic()) > 0:
                 self._changed.wait(None if left == math.inf else left)
-        if self._status is None:
-            sys.stderr.write(
-                f"sluice: {ray_state.place()} has not answered for {PROGRESS_SECS:g} s, while this "
-                f"command waited for {self._what}, expected a head that runs: look at it with "
-                "`ray status`, and run this again\n"
-            )
-            sys.stderr.flush()
-        os._exit(FAILED if self._status is None else self._status)
+            # A result that comes now waits for the lock: it is too late.
+            if self._status is None:
+                sys.stderr.write(
+                    f"sluice: {ray_state.place()} has not answered for {PROGRESS_SECS:g} s, while "
+                    f"this command waited for {self._what}, expected a head that runs: look at it "
+                    "with `ray status`, and run this again\n"
+                )
+                sys.stderr.flush()
+            os._exit(FAILED if self._status is None else self._status)
 
 
 def run(parsed: argparse.Namespace, console: Console) -> None:
@@ -92,13 +98,15 @@ def run(parsed: argparse.Namespace, console: Console) -> None:
     ray_state.connect()
     fleet = parsed.fleet_name
     if parsed.action == "status":
-        with Watchdog(f"the status of fleet '{fleet}'"):
+        with Watchdog(f"the status of fleet '{fleet}'") as watchdog:
             models = ray_cluster.next_status(fleet)
-        _show(models, console)
+            watchdog.answer()
+            _show(models, console)
         return
     with Watchdog(f"the end of fleet '{fleet}'") as watchdog:
         ended = ray_cluster.end_fleet(fleet, parsed.drain_secs, watchdog.progress)
-    console.print(Text(f"fleet '{fleet}' ended, with {ended} replicas"))
+        watchdog.answer()
+        console.print(Text(f"fleet '{fleet}' ended, with {ended} replicas"))
 
 
 def _show(models: Sequence[ModelStatus], console: Console) -> None:

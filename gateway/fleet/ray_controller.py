@@ -14,7 +14,7 @@ from gateway.fleet.ray_repository import LeftOut, ModelFiles
 from gateway.fleet.ray_rollout import FleetRollout
 from gateway.fleet.ray_rollouts import FleetRollouts, RolloutStore
 from gateway.fleet.ray_views import NOT_READY, WORKING, ReplicaPhase, ReplicaView, for_clients
-from gateway.fleet.rolls import Roll, Split, StartPauses, by_use
+from gateway.fleet.rolls import Roll, Split, StartPauses, by_use, late
 from gateway.fleet.scaling import LEAST_NEED, ReplicaCount
 from gateway.models.replicas import ReplicaRules
 
@@ -133,7 +133,7 @@ class Controller:
         self._read = files
         self._clock = clock
         self._tended: dict[str, _Tended] = {}
-        self._ready_since: dict[str, float] = {}
+        self._since: dict[tuple[str, ReplicaPhase], float] = {}
         self._reached: set[str] = set()
         self._decided_at: float | None = None
         self._reached_secs = REACHED_SECS
@@ -153,13 +153,10 @@ class Controller:
         files = self._found_files(seen)
         models = sorted(files.keys() | {each.model for each in seen})
         self._tended = {model: self._tended.get(model) or _new(model, seen) for model in models}
-        for each in seen:
-            self._notice(each)
+        seen = [self._noticed(each) for each in seen]
         left = [each for each in seen if each.phase is not ReplicaPhase.ENDED]
         names = {each.name for each in left}
-        self._ready_since = {
-            name: since for name, since in self._ready_since.items() if name in names
-        }
+        self._since = {each: since for each, since in self._since.items() if each[0] in names}
         self._reached &= names
         models = sorted(files.keys() | {each.model for each in left})
         found = [
@@ -203,20 +200,24 @@ class Controller:
             return dict.fromkeys(known, error.message)
         return files
 
-    def _notice(self, replica: ReplicaView) -> None:
-        """Remove a replica that has ended; remember whether routers have reached it."""
-        tended = self._tended[replica.model]
+    def _noticed(self, replica: ReplicaView) -> ReplicaView:
+        """The view of a replica, which ends if its start takes too long, and is then removed."""
+        tended, now = self._tended[replica.model], self._clock()
+        secs = now - self._since.setdefault((replica.name, replica.phase), now)
+        limit = (tended.rules or ReplicaRules()).start_secs
+        if replica.phase is ReplicaPhase.STARTING and secs >= limit:
+            replica = replace(replica, phase=ReplicaPhase.ENDED, reason=late(limit))
         if replica.phase is ReplicaPhase.READY:
-            since = self._ready_since.setdefault(replica.name, self._clock())
-            if replica.name not in self._reached and self._clock() - since >= self._reached_secs:
+            if replica.name not in self._reached and secs >= self._reached_secs:
                 self._reached.add(replica.name)
                 tended.pauses_of(replica.description).succeed()
         elif replica.phase is ReplicaPhase.ENDED:
             about = {"model": replica.model, "replica": replica.name, "reason": replica.reason}
             log.info("replica ended", extra=about)
             if replica.name not in self._reached and replica.reason:
-                tended.pauses_of(replica.description).fail(replica.reason, self._clock())
+                tended.pauses_of(replica.description).fail(replica.reason, now)
             self._cluster.remove(replica.name)
+        return replica
 
     def _tend(
         self,

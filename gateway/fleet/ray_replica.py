@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from http.client import HTTPException
+from itertools import takewhile
 from typing import BinaryIO, TextIO
 from urllib.request import ProxyHandler, build_opener
 
@@ -32,7 +33,10 @@ KEPT_SECS = 60.0
 LAST_LINES = 5
 """Lines of the log that are in the reason of an end without an error of the command."""
 ERROR = "sluice: "
-"""The beginning of that error, which is the reason, without the log before it."""
+"""The beginning of that error, which is the reason, without the log before it.
+
+Its own lines are indented, and lines below them are those of the log.
+"""
 ERROR_LINES = 20
 READ_SECS = 0.5
 """The last lines of a replica that has ended are read within this time."""
@@ -171,7 +175,10 @@ class ReplicaProcess:
             self._reading.join(READ_SECS)
         if not self._error:
             return "\n".join((f"it ended with status {status}", *list(self._lines)))
-        return f"it ended with status {status}: " + " ".join(map(str.strip, list(self._error)))
+        error, *others = list(self._error)
+        indented = list(takewhile(lambda line: line[0].isspace(), others))
+        first = " ".join(map(str.strip, (error, *indented)))
+        return "\n".join((f"it ended with status {status}: {first}", *others[len(indented) :]))
 
     def _read(self, written: TextIO) -> None:
         """Pass its log on to Ray's log of this process."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from itertools import dropwhile
 from typing import Any
 
 import ray
@@ -106,13 +107,21 @@ def place() -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The text of an error of Ray on one line, cut; the last line of a traceback, coloured or not.
+    """The text of an error of Ray on one line, cut, without tracebacks, coloured or not.
 
     The name of its class if it has no text.
     """
     text = COLOURS.sub("", str(error)).strip()
-    told = text.splitlines()[-1] if TRACEBACK.search(text) else text
-    return cut(" ".join(told.split())) or type(error).__name__
+    return cut(" ".join(_below_tracebacks(text).split())) or type(error).__name__
+
+
+def _below_tracebacks(text: str) -> str:
+    """The text of the last exception, or the last line if the traceback has none below it."""
+    *_, last = (0, *(each.end() for each in TRACEBACK.finditer(text)))
+    if not last:
+        return text
+    below = dropwhile(lambda line: line[:1].isspace(), text[last:].splitlines()[1:])
+    return "\n".join(below) or text.splitlines()[-1]
 
 
 def cluster_id() -> str:

@@ -7,8 +7,14 @@ from enum import StrEnum
 
 import msgspec
 
-PATHS = re.compile(r"""(["'`])~?/.*?\1|(?<![\w)])~?/\S*[^\s"'`)\]},;:.]""")
-"""Absolute paths, which may have spaces within quotes; also those of URLs."""
+PATHS = re.compile(
+    r"""(["'`])(?:[A-Za-z][\w+.-]*:)?~?/.*?\1(?!\w)"""
+    r"""|(?:(?<![\w)])|(?<=(?<!\w)-[A-Za-z]))~?/\S*[^\s"'`)\]},;:.]"""
+)
+"""Absolute paths, which may have spaces within quotes, and stand behind an option of one letter.
+
+Also those of URLs.
+"""
 HIDDEN = "(a path)"
 
 

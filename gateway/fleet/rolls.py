@@ -144,6 +144,14 @@ class Roll:
         return found
 
 
+def late(limit_secs: float) -> str:
+    """The reason of the end of a replica whose start takes longer than its limit."""
+    return (
+        f"it has not become ready within {limit_secs:g} s of its start: look at the log of its "
+        "actor, or set a higher 'start_limit_secs' in the parameters of its config.pbtxt"
+    )
+
+
 def by_use(replicas: Iterable[ReplicaView]) -> list[ReplicaView]:
     """Replicas in the order in which they are ended: an idle before a busy one."""
     return sorted(replicas, key=lambda each: (PHASES.index(each.phase), each.need))

@@ -42,8 +42,9 @@ class ReplicaRules:
     wait at most `target_wait_secs`. A need of more replicas lasts for `up_secs` before there are
     more, a need of fewer for `down_secs`. With a `least` of 0 the last one ends after
     `to_zero_secs` without a need, and a request waits for the first one for at most
-    `cold_start_secs`. `description` is a digest of the files that they have. They do not load the
-    versions `left_out`, by the names of models.
+    `cold_start_secs`. One that is not ready `start_secs` after it got its place is ended.
+    `description` is a digest of the files that they have. They do not load the versions `left_out`,
+    by the names of models.
     """
 
     least: int = 1
@@ -56,6 +57,7 @@ class ReplicaRules:
     down_secs: float = 300.0
     to_zero_secs: float = 900.0
     cold_start_secs: float = 600.0
+    start_secs: float = 1800.0
     description: str = ""
     left_out: Versions = field(default_factory=dict)
 
@@ -178,11 +180,12 @@ READERS: Mapping[str, Callable[[str], Mapping[str, Any]]] = {
     "scale_down_secs": _secs("down_secs"),
     "scale_to_zero_secs": _secs("to_zero_secs"),
     "cold_start_limit_secs": _secs("cold_start_secs"),
+    "start_limit_secs": _secs("start_secs"),
 }
 """For each key of `parameters`: the fields of its value; ValueError has the expected value."""
 
 
-OF_CONTROLLER = frozenset({"replicas", "scale_up_secs", "scale_down_secs"})
+OF_CONTROLLER = frozenset({"replicas", "scale_up_secs", "scale_down_secs", "start_limit_secs"})
 """Those that no replica reads: a change of them replaces none."""
 
 

@@ -13,8 +13,8 @@ WRONG = """
 image: {repository: "sluice:cpu", tag: "a b"}
 routers: 3
 router:
-  resources: {limits: {memory: 4GB}}
-  env: [{name: LEVEL, value: 1}]
+  resources: {limits: {memory: 4GB, cpu: -1}, requests: {cpu: "-1"}}
+  env: [{name: LEVEL, value: 1}, {name: TWICE, value: a, valueFrom: {}}]
 modelVolume: {claimName: models}
 exitTimeoutSeconds: "300"
 models:
@@ -32,7 +32,10 @@ models:
 REFUSALS = """
 at '/image/repository': 'sluice:cpu' does not match pattern
 at '/router/resources/limits/memory': '4GB' does not match pattern
+at '/router/resources/limits/cpu': minimum: got -1, want 0
+at '/router/resources/requests/cpu': '-1' does not match pattern
 at '/router/env/0/value': got number, want string
+at '/router/env/1/value': maxLength: got 1, want 0
 at '/modelVolume': additional properties 'claimName' not allowed
 at '/image/tag': 'a b' does not match pattern
 additional properties 'routers' not allowed
@@ -63,6 +66,7 @@ at '/models': maxItems: got 1, want 0
 SMALL = "name: a, autoscaling: {minReplicas: 3, maxReplicas: 2, hpa: {}}"
 FEW = "name: few, replicas: 1, minReplicas: 1, maxReplicas: 2, resources: {}"
 LESS = "name: less, replicas: 1, minReplicas: 3, maxReplicas: 2, resources: {}"
+MORE = "name: more, replicas: 9, minReplicas: 1, maxReplicas: 2, resources: {}"
 
 
 def groups(*given: str) -> str:
@@ -81,8 +85,20 @@ def groups(*given: str) -> str:
         (WRONG_RAY, REFUSALS_OF_RAY),
         (groups(FEW, FEW), "at '/ray/groups/1/name': 'few' is the name of another one"),
         (groups(LESS), "at '/ray/groups/0/minReplicas': got 3, want at most"),
+        ("ray: {redisAddress: 'r:65536'}", "at '/ray/redisAddress': 'r:65536' does not match"),
+        (groups(MORE), "at '/ray/groups/0/replicas': got 9, want at most"),
     ],
-    ids=["schema", "twice", "range", "ray", "ray-schema", "ray-twice", "ray-range"],
+    ids=[
+        "schema",
+        "twice",
+        "range",
+        "ray",
+        "ray-schema",
+        "ray-twice",
+        "ray-range",
+        "port",
+        "ray-most",
+    ],
 )
 def test_wrong_values_are_refused_with_their_path(
     tmp_path: Path, values: str, refusals: str
@@ -92,6 +108,37 @@ def test_wrong_values_are_refused_with_their_path(
     done = run("template", "prod", CHART, "--values", file)
     assert done.returncode != 0
     assert [each for each in refusals.strip().splitlines() if each not in done.stderr] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        f"image: {{repository: 'h:5000/a/sluice@sha256', tag: {'0a' * 32}}}",
+        *(
+            f"router: {{resources: {{limits: {{cpu: {cpu}}}}}}}"
+            for cpu in (
+                "100u",
+                "5n",
+                "'.5'",
+                ".5Gi",
+                "2.",
+                "'1e-3'",
+                "1E+2",
+                "2E",
+                "0.5",
+                "0",
+                "+1",
+            )
+        ),
+        "router: {env: [{name: A, value: '', valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]}",
+        "ray: {redisAddress: 'redis:65535'}",
+    ],
+)
+def test_what_kubernetes_accepts_is_accepted(tmp_path: Path, values: str) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(values)
+    done = run("template", "prod", CHART, "--values", file)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_volume_may_have_each_source_that_kubernetes_knows() -> None:

@@ -33,7 +33,8 @@ class FakeRay:
 
     def placement_group_table(self) -> dict[str, Any]:
         placed = {"state": "CREATED", "bundles_to_node_id": self.nodes}
-        return {name: {"name": name, **placed} for name in self.groups}
+        stats = {"scheduling_state": "QUEUED"}
+        return {name: {"name": name, "stats": stats, **placed} for name in self.groups}
 
     def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
         assert all_namespaces

@@ -86,6 +86,35 @@ def test_an_actor_that_fails_at_its_start_has_been_asked(fake: FakeRay) -> None:
     assert found.reason == "its actor was lost: ModuleNotFoundError: no gateway"
 
 
+@pytest.mark.parametrize(
+    ("waits", "is_restarted"),
+    [(False, False), (True, False), (True, True)],
+    ids=["placed", "waits", "waits-for-a-restarted-controller"],
+)
+def test_a_replica_that_was_made_is_starting_until_its_actor_answers(
+    fake: FakeRay, waits: bool, is_restarted: bool
+) -> None:
+    from gateway.fleet.ray_cluster import RayCluster
+
+    fake.takes_actors = True
+    cluster = RayCluster(RayFleet("f"))
+    cluster.make("m", ReplicaRules(resources={"CPU": 1}))
+    (name,) = fake.groups
+    fake.views[name] = None
+    if is_restarted:
+        cluster = RayCluster(RayFleet("f"))
+    if waits:
+        fake.nodes = {}
+        assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.PENDING]
+        fake.nodes = {0: "n"}
+    for _ in range(2):
+        assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.STARTING]
+    fake.add(name, ReplicaPhase.READY)
+    assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.READY]
+    fake.views[name] = None
+    assert [each.phase for each in cluster.replicas()] == [ReplicaPhase.SILENT]
+
+
 async def test_a_status_without_a_decision_has_the_reason_of_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

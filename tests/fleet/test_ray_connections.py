@@ -129,6 +129,27 @@ def test_an_error_of_ray_has_all_its_lines_up_to_a_bound() -> None:
     assert len(found) < 2_000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Traceback:\n  File "x", in f\n    call()\n    ^^^^\n',
+        "ray::A.f()\n  File x\nOSError: gone\n\nray::B.g()\n  File y\n    f()\n",
+    ],
+    ids=["one", "chained"],
+)
+def test_an_exception_has_all_its_paragraphs_and_no_traceback(text: str) -> None:
+    from gateway.fleet.ray_state import cause
+
+    found = cause(RuntimeError(f"{text}ValueError: no GPU\n\nExpected one:\n  run nvidia-smi\n"))
+    assert found == "ValueError: no GPU Expected one: run nvidia-smi"
+
+
+def test_a_traceback_without_an_exception_below_it_has_its_last_line() -> None:
+    from gateway.fleet.ray_state import cause
+
+    assert cause(RuntimeError("It was killed.\nIt died due to ray::x")) == "It died due to ray::x"
+
+
 def test_a_router_gets_the_reason_of_a_cluster_that_does_not_say_its_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

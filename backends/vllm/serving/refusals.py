@@ -80,9 +80,10 @@ class Refusals:
         return _refusal(answer.model_dump(), encode(answer.model_dump()))
 
     def streamed(self, chunk: str) -> OpenAiRefusal:
-        """For an error in a chunk of a stream; its bytes are kept."""
-        cleaned = hide_folders(chunk, self._folders)
-        return _refusal(orjson.loads(cleaned), cleaned.encode())
+        """For an error in a chunk of a stream; its bytes are kept but for paths."""
+        answer = orjson.loads(chunk)
+        answer["error"]["message"] = hide_folders(answer["error"]["message"], self._folders)
+        return _refusal(answer, json.dumps(answer).encode())
 
     def _clean(self, message: str) -> str:
         message = hide_folders(message, self._folders)

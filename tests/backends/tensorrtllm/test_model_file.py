@@ -93,6 +93,8 @@ def test_a_file_that_cannot_be_read_is_named_without_its_folder(
         ("no file:///srv/a/b here", "no <path> here"),
         ('no "/mnt/my models/llama/x.bin" here', 'no "<path>" here'),
         ("no 'file:///mnt/my models/x' here", "no '<path>' here"),
+        ("it's '/mnt/o'brien/x y', isn't it 'a/b'", "it's '<path>', isn't it 'a/b'"),
+        ("no \"/mnt/it's mine/x y\" in '/a' or '/b'", "no \"<path>\" in '/a' or '/b'"),
         ("see https://host/a/b", "see https://host/a/b"),
         ("see 'https://host/a/b'", "see 'https://host/a/b'"),
     ],

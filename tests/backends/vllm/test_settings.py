@@ -145,3 +145,4 @@ def test_messages_show_no_path_of_the_host() -> None:
     assert hide_folders(text, folders) == (
         "no tiny in the model store, see <path> and https://host/a/b or org/name"
     )
+    assert hide_folders("no '/opt/my llm/x' for \"tiny\"", folders) == "no '<path>' for \"tiny\""

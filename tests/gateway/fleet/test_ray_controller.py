@@ -134,6 +134,28 @@ def test_a_replica_that_does_not_start_is_replaced_after_longer_and_longer_pause
     assert cluster.troubles == {"a": "no such file"}
 
 
+@pytest.mark.parametrize(
+    ("phase", "ends"),
+    [(STARTING, True), (ReplicaPhase.PENDING, False), (READY, False), (SILENT, False)],
+)
+def test_a_start_has_an_end_and_the_wait_for_a_place_has_none(
+    phase: ReplicaPhase, ends: bool
+) -> None:
+    cluster = FakeCluster(a=replace(TWO, start_secs=10))
+    cluster.decide()
+    cluster.change("a:1", phase=READY)
+    cluster.change("a:2", phase=ReplicaPhase.PENDING)
+    cluster.decide(10)
+    cluster.change("a:2", phase=phase)
+    assert cluster.decide(5) == {"a:1": READY, "a:2": phase}
+    assert cluster.decide(2) == {"a:1": READY, **({"a:3": STARTING} if ends else {"a:2": phase})}
+    reason = (
+        "it has not become ready within 10 s of its start: look at the log of its actor, or set a "
+        "higher 'start_limit_secs' in the parameters of its config.pbtxt"
+    )
+    assert (cluster.troubles == {"a": reason}) == ends
+
+
 def test_the_pause_is_over_once_routers_have_reached_a_replica() -> None:
     cluster = FakeCluster(a=replace(TWO, least=1, most=1))
     cluster.decide()

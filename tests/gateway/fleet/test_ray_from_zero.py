@@ -133,10 +133,13 @@ def test_clients_get_the_first_line_of_a_reason_and_not_the_log() -> None:
         ),
         ("no ~/w.bin, file:///srv/w, (/srv/w).", "no (a path), file:(a path), ((a path))."),
         ('model "/srv/it\'s mine/m" is bad', "model (a path) is bad"),
+        ("it's '/srv/o'brien/x y', isn't it", "it's (a path), isn't it"),
+        ("no 's3://b/a b/c' and 'https://h/my m/x'", "no (a path) and (a path)"),
+        ("cc -I/usr/my-include -L/x and/or a-b/c", "cc -I(a path) -L(a path) and/or a-b/c"),
         ("no node has 8 GPU with ray.io/accelerator-type=H100 and / or zone=a", ""),
         ("backend 'none' of 'org/m' is not text/plain", ""),
     ],
-    ids=["option", "error", "bare", "quotes", "labels", "names"],
+    ids=["option", "error", "bare", "quotes", "apostrophe", "urls", "flags", "labels", "names"],
 )
 def test_clients_get_no_paths_of_the_nodes_and_the_status_has_them(
     reason: str, refusal: str

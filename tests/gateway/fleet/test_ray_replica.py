@@ -147,11 +147,15 @@ def test_a_replica_ends_if_its_files_are_others_before_it_begins_or_once_it_is_r
             f"it ended with status 1: {'x' * (512 - len('sluice: '))}... " + " ".join("y" * 19),
         ),
         (
+            ["sluice: failed:", "  m: no memory", "Traceback:", "  File x", "E a request"],
+            "it ended with status 1: failed: m: no memory\nTraceback:\n  File x\nE a request",
+        ),
+        (
             ["Traceback:", '  File "/srv/m.py"', "OSError: gone"],
             'it ended with status 1\nTraceback:\n  File "/srv/m.py"\nOSError: gone',
         ),
     ],
-    ids=["error", "long", "endless", "log"],
+    ids=["error", "long", "endless", "log-after-it", "log"],
 )
 def test_the_reason_of_an_end_is_the_error_of_the_command_or_else_the_log_below_the_status(
     monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str

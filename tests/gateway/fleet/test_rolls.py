@@ -319,6 +319,7 @@ def folder(tmp_path: Path) -> Path:
         ("version_policy { specific { versions: [1] } }", ("2",), True),
         (PARAMETER.format("replicas", "1..4"), (), False),
         (PARAMETER.format("scale_up_secs", 7) + PARAMETER.format("scale_down_secs", 7), (), False),
+        (PARAMETER.format("start_limit_secs", 7200), (), False),
         ("# a comment\n", (), False),
     ],
 )

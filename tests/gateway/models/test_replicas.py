@@ -55,6 +55,7 @@ def test_resources_labels_and_times_are_read() -> None:
         scale_down_secs="60",
         scale_to_zero_secs="30",
         cold_start_limit_secs="40",
+        start_limit_secs="7200",
     ) == ReplicaRules(
         resources={"GPU": 0.5, "stub": 1},
         labels={"zone": "a"},
@@ -63,6 +64,7 @@ def test_resources_labels_and_times_are_read() -> None:
         down_secs=60,
         to_zero_secs=30,
         cold_start_secs=40,
+        start_secs=7200,
     )
 
 
@@ -101,6 +103,7 @@ WRONG = [
     ("scale_down_secs", "86401", "a whole number from 1 to 86400"),
     ("scale_to_zero_secs", "0", "a whole number from 1 to 86400"),
     ("cold_start_limit_secs", "-1", "a whole number from 1 to 86400"),
+    ("start_limit_secs", "0", "a whole number from 1 to 86400"),
 ]
 
 

@@ -6,8 +6,10 @@ from enum import IntEnum
 
 TRACE_LIMIT = 1 << 16
 """Characters of a traceback in the server's log, counted from its end."""
+_QUOTED = r"(?:(?!\1(?!\w)).)*"
+"""The text before a closing quote, which no letter follows: `'/srv/o'brien/x y'` has one."""
 HOST_PATH = re.compile(
-    r"""(?<=["'])(?:file:/)?/[^"'\n]*/[^"'\n]*(?=["'])"""  # in quotes it may have spaces
+    rf"""(?<=(["']))(?:file:/)?/(?={_QUOTED}/){_QUOTED}(?=\1)"""  # in quotes it may have spaces
     r"""|file://[^\s"']*"""
     r"""|(?<![\w:/.])/(?:[\w.@+-]+/)+[\w.@+-]*"""
 )
