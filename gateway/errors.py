@@ -77,6 +77,16 @@ class RefusedError(InferenceError):
     """
 
 
+class LostError(InferenceError):
+    """The cancellation of a request whose router was lost, which ends it with an error of its own.
+
+    It is no fault of the model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Code.CANCELLED, "its router was lost")
+
+
 class RefusalReason(StrEnum):
     """The reason of a Refusal: it decides the statuses, by one table of each frontend.
 

@@ -4,14 +4,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from gateway.conversations.copies import ConversationCopy
 from gateway.conversations.history import History
 from gateway.conversations.turn import Turn, invalid
-from gateway.errors import Code, InferenceError
-from gateway.messages import InferRequest
+from gateway.errors import Code, InferenceError, LostError
+from gateway.messages import InferRequest, SequenceTag
 from gateway.models.limits import ConversationLimits
 
 MAX_WAITING = 8
@@ -21,10 +22,23 @@ Shorten = Callable[[int], bool]
 """Cuts an answer to that many bytes; False if nothing has changed."""
 
 
+class ConversationOwner(Protocol):
+    """The conversations of a model, of which one is a part."""
+
+    def activated(self, conversation: "Conversation") -> None:
+        """Called when a turn is enqueued."""
+
+    def idled(self, conversation: "Conversation") -> None:
+        """Called when no turn is left."""
+
+    def copy(self, tag: SequenceTag) -> ConversationCopy | None:
+        """The present copy of the conversation of a tag; None if none are made."""
+
+
 class Conversation:
     """The turns of one correlation id, one after the other; implements `ConversationQueue`.
 
-    `activated` is called when a turn is enqueued, `idled` when none is left. All methods are
+    Its `owner` changes when it moves to another version; `tag` has its id. All methods are
     synchronous. The next turn begins in a later step of the loop, so that a broken stream has
     cancelled all its turns before.
     """
@@ -34,16 +48,16 @@ class Conversation:
         title: str,
         limits: ConversationLimits,
         history: History,
-        activated: Callable[["Conversation"], None],
-        idled: Callable[["Conversation"], None],
+        tag: SequenceTag,
+        owner: ConversationOwner,
     ) -> None:
+        self.tag = tag
+        self.owner = owner
         self.ended = False
         self.idle_since_ns = 0
         self._title = title
         self._limits = limits
         self._budget = history.budget
-        self._activated = activated
-        self._idled = idled
         self._turns: deque[Turn] = deque()
         self._history = history
 
@@ -79,6 +93,10 @@ class Conversation:
             return aged
         return msgspec.structs.replace(aged, tokens=history.tokens, messages=history.messages)
 
+    def copied(self) -> ConversationCopy | None:
+        """The present copy of its id, at the version that has it now; None if none are made."""
+        return self.owner.copy(self.tag)
+
     def shortener(self) -> Shorten | None:
         """Cuts the remembered answer of the last turn; None without a turn.
 
@@ -95,14 +113,6 @@ class Conversation:
         """Whether it has no turns."""
         return not self._turns
 
-    def moved(
-        self,
-        activated: Callable[["Conversation"], None],
-        idled: Callable[["Conversation"], None],
-    ) -> None:
-        """Report to another owner; turns under way continue."""
-        self._activated, self._idled = activated, idled
-
     def forget(self) -> None:
         """Drop the history of a conversation without turns."""
         self._history.drop()
@@ -113,17 +123,18 @@ class Conversation:
         """Add an accepted turn; it begins at once if it is the only one."""
         turn.history.reserve(turn.messages)
         self._turns.append(turn)
-        self._activated(self)
+        self.owner.activated(self)
         if len(self._turns) == 1:
             self._begin(turn)
 
     def finish(self, turn: Turn, error: InferenceError | None) -> None:
         """Remove a turn; remember it if it succeeded, or was cancelled while it ran.
 
-        A turn that failed, or was cancelled before it began, is not remembered.
+        A turn that failed, was cancelled before it began, or was lost, is not remembered.
         """
         self._turns.remove(turn)
-        if turn.begun and (error is None or error.code is Code.CANCELLED):
+        is_lost = isinstance(error, LostError)
+        if turn.begun and not is_lost and (error is None or error.code is Code.CANCELLED):
             turn.remember()
         else:
             turn.forget()
@@ -132,7 +143,7 @@ class Conversation:
         if self._turns:
             asyncio.get_running_loop().call_soon(self._begin_next)
         else:
-            self._idled(self)
+            self.owner.idled(self)
 
     def check(self, history: History) -> None:
         """Raise INVALID_ARG if the history is too long for a further turn."""

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from gateway.conversations.conversation import Conversation, Shorten
+from gateway.conversations.conversation import Conversation
 from gateway.conversations.copies import ConversationCopy, SleepingCopies
 from gateway.conversations.history import ByteLimits, History, MemoryBudget
 from gateway.conversations.turn import (
@@ -54,10 +54,10 @@ class Conversations:
         found = self._models.get(model)
         return found is not None and found.has(tag)
 
-    def shortener(self, model: Model, tag: SequenceTag) -> Shorten | None:
-        """That of the conversation of a tag, if it has one."""
+    def find(self, model: Model, tag: SequenceTag) -> Conversation | None:
+        """The conversation of a tag at a model; None without one, or if it is asleep."""
         found = self._models.get(model)
-        return None if found is None else found.shortener(tag)
+        return None if found is None else found.find(tag)
 
     def move(self, model: Model, successor: Model) -> None:
         """Let another version continue every conversation of a model, with its running turns."""
@@ -66,12 +66,12 @@ class Conversations:
             self._of(successor).adopt(found)
 
     def copy(self, model: Model, tag: SequenceTag) -> ConversationCopy | None:
-        """The copy of a conversation after a turn; None if its model has none.
+        """The copy of a conversation after a turn; None if its model has no copies.
 
         It has no messages if no turn may follow.
         """
         found = self._models.get(model)
-        return None if found is None or not model.conversation_limits.copies else found.copy(tag)
+        return None if found is None else found.copy(tag)
 
     def keep(self, model: Model, copy: ConversationCopy) -> None:
         """Keep a copy of a conversation that another replica has, if the model has copies."""
@@ -126,6 +126,7 @@ class ModelConversations:
         self._known: dict[SequenceKey, Conversation] = {}
         self._idle: OrderedDict[SequenceKey, Conversation] = OrderedDict()
         self._alarm = Timer(self._forget_idle)
+        self._is_closed = False
 
     @property
     def count(self) -> int:
@@ -150,23 +151,24 @@ class ModelConversations:
         """See `Conversations`; one that was copied here from another replica counts."""
         return tag.key in self._known or tag.key in self.copies
 
-    def shortener(self, tag: SequenceTag) -> Shorten | None:
-        """See `Conversation`."""
-        found = self._known.get(tag.key)
-        return None if found is None else found.shortener()
+    def find(self, tag: SequenceTag) -> Conversation | None:
+        """See `Conversations`."""
+        return self._known.get(tag.key)
 
     def adopt(self, other: "ModelConversations") -> None:
-        """Continue the conversations of another version that are unknown here.
+        """Continue the conversations and copies of another version that are unknown here.
 
         The longest idle ones of both are dropped beyond the limit.
         """
         for key in other.keys - self.keys:
             conversation = other.release(key)
-            conversation.moved(partial(self._activated, key), partial(self._idled, key))
-            self.copies.drop(key)
+            conversation.owner = self
             self._known[key] = conversation
             if conversation.idle:
                 self._idle[key] = conversation
+        self.copies.adopt(other.copies)
+        for key in self._known:
+            self.copies.drop(key)
         by_age = sorted(self._idle.items(), key=lambda pair: pair[1].idle_since_ns)
         self._idle = OrderedDict(by_age)
         while len(self._known) > self._limits.count and self._idle:
@@ -183,8 +185,10 @@ class ModelConversations:
         self._idle.pop(key, None)
         return self._known.pop(key)
 
-    def copy(self, tag: SequenceTag) -> ConversationCopy:
-        """See `Conversations`."""
+    def copy(self, tag: SequenceTag) -> ConversationCopy | None:
+        """See `Conversations`; a model that is closed has no copies."""
+        if self._is_closed or not self._limits.copies:
+            return None
         void = ConversationCopy(self._name, self._version, tag.tenant, tag.correlation_id)
         found = self._known.get(tag.key)
         return void if found is None else found.copy(void)
@@ -210,6 +214,7 @@ class ModelConversations:
 
     def close(self) -> None:
         """Forget all."""
+        self._is_closed = True
         self._alarm.clear()
         self.copies.close()
         for key in tuple(self._known):
@@ -217,8 +222,7 @@ class ModelConversations:
 
     def _new(self, tag: SequenceTag, history: History) -> Conversation:
         title = f"conversation {tag.correlation_id!r} of model '{self._name}'"
-        activated, idled = partial(self._activated, tag.key), partial(self._idled, tag.key)
-        return Conversation(title, self._limits, history, activated, idled)
+        return Conversation(title, self._limits, history, tag, self)
 
     def _wake(self, tag: SequenceTag) -> None:
         """Have the conversation of a copy, if there is one, as an idle one."""
@@ -229,10 +233,14 @@ class ModelConversations:
         if history is None:
             return
         conversation = self._new(tag, history)
-        self._activated(tag.key, conversation)
-        self._idled(tag.key, conversation)
+        self.activated(conversation)
+        self.idled(conversation)
 
-    def _activated(self, key: SequenceKey, conversation: Conversation) -> None:
+    # ConversationOwner.
+
+    def activated(self, conversation: Conversation) -> None:
+        """Know it; a new one may take the place of the longest idle one."""
+        key = conversation.tag.key
         self._idle.pop(key, None)
         if key not in self._known:
             self.copies.drop(key)
@@ -240,7 +248,9 @@ class ModelConversations:
                 self.forget(next(iter(self._idle)))
             self._known[key] = conversation
 
-    def _idled(self, key: SequenceKey, conversation: Conversation) -> None:
+    def idled(self, conversation: Conversation) -> None:
+        """Forget it if it has ended, else keep it for the idle time."""
+        key = conversation.tag.key
         if conversation.ended:
             self.forget(key)
             return

@@ -1,7 +1,7 @@
 """Copies of conversations that other replicas have: asleep until their turns come here."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -104,6 +104,25 @@ class SleepingCopies:
         found = self._kept.pop(key, None)
         if found is not None:
             found.history.drop()
+
+    def release(self) -> Iterable[tuple[SequenceKey, _Sleeping]]:
+        """Give all away."""
+        kept, self._kept = self._kept, OrderedDict()
+        return kept.items()
+
+    def adopt(self, other: "SleepingCopies") -> None:
+        """Keep those of another version, unless newer ones are kept; the oldest give way."""
+        for key, copy in other.release():
+            found = self._kept.get(key)
+            if found is not None and found.history.age >= copy.history.age:
+                copy.history.drop()
+                continue
+            self.drop(key)
+            self._kept[key] = copy
+        self._kept = OrderedDict(sorted(self._kept.items(), key=lambda pair: pair[1].since_ns))
+        while len(self._kept) > self._limits.count:
+            self.drop_oldest()
+        self._expire()
 
     def drop_oldest(self) -> None:
         """Drop the oldest one."""

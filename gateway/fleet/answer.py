@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gateway.errors import Code, InferenceError, unexpected
+from gateway.errors import Code, InferenceError, LostError, unexpected
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.copies import CopiedTurn
 from gateway.fleet.handshake import FleetKind
@@ -28,7 +28,7 @@ log = logging.getLogger("sluice.fleet")
 class RoutedAnswer(ChannelCall):
     """The answer to a request of a router: a stream of the data plane, read without a task.
 
-    `turn` is that of an accepted request, if it is one. GONE, ABORT and a disconnect cancel the
+    `turn` is that of an accepted request, if it is one. GONE, ABORT and a lost router cancel the
     stream; then `passed_on` is the payload, else None. While the router does not acknowledge what
     was sent, responses remain in the stream, which holds back the model. `final_ends` is that of
     the router's HELLO.
@@ -99,6 +99,8 @@ class RoutedAnswer(ChannelCall):
             self._look_soon()
 
     def lose(self) -> None:
+        if self._stream is not None:
+            self._stream.abandon(LostError())
         self._leave(b"")
 
     def _take(self, frame: Frame) -> None:

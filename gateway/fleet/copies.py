@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -14,7 +15,6 @@ from gateway.errors import InferenceError
 from gateway.fleet.bulk import BulkConnection
 from gateway.fleet.handshake import FleetKind
 from gateway.fleet.large import Arrival, split
-from gateway.fleet.offers import Key
 from gateway.messages import SequenceTag
 from gateway.models.model import Model
 from gateway.processes.channel import (
@@ -161,40 +161,43 @@ class ReplicaCopies:
 
     def turn(self, model: Model, sequence: SequenceTag) -> "CopiedTurn":
         """The turn that a model has just accepted."""
-        key = model.name, int(model.version)
-        shorten = self._dataplane.conversations.shortener(model, sequence)
-        return CopiedTurn(partial(self._of, key, sequence), shorten)
+        conversations = self._dataplane.conversations
+        found = conversations.find(model, sequence)
+        if found is None:  # it has ended already, or is none
+            return CopiedTurn(partial(conversations.copy, model, sequence), None)
+        return CopiedTurn(found.copied, found.shortener())
 
     def keep(self, copy: ConversationCopy) -> None:
         """Keep the copy of a conversation at another replica, if its model is hosted."""
-        model = self._model((copy.model, copy.version))
-        if model is not None:
+        with suppress(InferenceError):  # it is not hosted
+            model = self._dataplane.model(copy.model, str(copy.version))
             self._dataplane.conversations.keep(model, copy)
-
-    def _of(self, key: Key, sequence: SequenceTag) -> ConversationCopy | None:
-        model = self._model(key)
-        return None if model is None else self._dataplane.conversations.copy(model, sequence)
-
-    def _model(self, key: Key) -> Model | None:
-        try:
-            return self._dataplane.model(key[0], str(key[1]))
-        except InferenceError:  # it is not hosted
-            return None
 
 
 class CopiedTurn:
-    """A turn of a conversation at a replica, which is copied once its router has left it."""
+    """A turn of a conversation at a replica, which is copied once its router has left it.
+
+    `copy` makes the copy, also if the conversation has moved to another version by then.
+    """
 
     def __init__(
         self, copy: Callable[[], ConversationCopy | None], shorten: Shorten | None
     ) -> None:
         self._copy = copy
         self._shorten = shorten
+        self._is_copied = False
 
     def settle(self, passed_on: bytes) -> ConversationCopy | None:
-        """The copy after the turn, whose answer is cut by the payload of GONE; None for none."""
+        """The copy after the turn, whose answer is cut by the payload of GONE; None for none.
+
+        Only one that is cut follows an earlier one.
+        """
+        is_cut = False
         if self._shorten is not None and len(passed_on) == LENGTH.size:
-            self._shorten(read_number(passed_on))
+            is_cut = self._shorten(read_number(passed_on))
+        if self._is_copied and not is_cut:
+            return None
+        self._is_copied = True
         return self._copy()
 
 

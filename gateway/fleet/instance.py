@@ -8,7 +8,7 @@ from random import Random
 from gateway.admission.timed_request import exceeded, is_exceeded
 from gateway.backend import Answer, Begun, Instance, Reader
 from gateway.config import ModelConfig
-from gateway.errors import Code, InferenceError
+from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet.call import ReplicaCall
 from gateway.fleet.choice import ANY_REQUEST, Demand, KnownReplica, ReplicaState
 from gateway.fleet.connection import ReplicaConnection
@@ -17,7 +17,7 @@ from gateway.fleet.continuation import SentText
 from gateway.fleet.metrics import ModelCounts
 from gateway.fleet.moves import WaitingRequests
 from gateway.fleet.offers import Key, ModelOffer
-from gateway.fleet.placement import Connections, ReplicaPlacement, sequence_of
+from gateway.fleet.placement import Connections, Pin, ReplicaPlacement, sequence_of
 from gateway.fleet.prompts import ModelPrompts
 from gateway.fleet.quarantine import ModelSuspects
 from gateway.fleet.repeatable import is_failure, is_refused, is_repeatable, lacks_room
@@ -160,6 +160,7 @@ class RoutedRequest:
         self._sink = request.sink
         self.tried: list[ReplicaConnection] = []
         self._call: ReplicaCall | None = None
+        self._own_pin: Pin | None = None  # of a sequence that was unknown before it
         self.has_begun = self._call_has_begun = self._was_lost = self._waits = False
         self._sent: SentText | None = None
         self._cut: InferenceError | None = None
@@ -208,7 +209,10 @@ class RoutedRequest:
         """Send a request, or the rest of it, to a replica, by default to that of least cost."""
         demand = self.demand()
         if replica is None:
-            replica = self._instance.placement.choice(self.request, demand, self.tried)
+            placement = self._instance.placement
+            is_first = placement.pin(self.request) is self._own_pin
+            replica = placement.choice(self.request, demand, self.tried)
+            self._own_pin = placement.pin(self.request) if is_first else None
         self.tried.append(replica)
         self._call_has_begun = False
         self._call = self._instance.send(self, request, replica, demand, self._look)
@@ -303,8 +307,7 @@ class RoutedRequest:
         process = replica.id if is_lost else ""
         if error.dead_instance and not is_lost:
             process = f"{replica.id}/{error.dead_instance}"
-        ends_itself = is_failure(error) and replica.state is not ReplicaState.READY
-        is_cut = bool(process) or ends_itself
+        is_cut = bool(process) or (is_failure(error) and replica.state is not ReplicaState.READY)
         if is_cut and self._sent is not None and self._sent.is_complete:
             self._end(None)
             return
@@ -316,23 +319,18 @@ class RoutedRequest:
             if self.has_begun:
                 self._continue(replica, error, is_lost=is_lost, is_cut=is_cut)
             else:
-                self._repeat(replica, error, is_lost=is_lost, was_executed=bool(process))
+                self._repeat(replica, error, is_lost=is_lost, executed=bool(process))
         except InferenceError as found:
             self._end(found)
 
     def _repeat(
-        self,
-        replica: ReplicaConnection,
-        error: InferenceError,
-        *,
-        is_lost: bool,
-        was_executed: bool,
+        self, replica: ReplicaConnection, error: InferenceError, *, is_lost: bool, executed: bool
     ) -> None:
         """Send a request without a response to another replica; raises InferenceError."""
         may_wait, has_no_room = is_refused(error, replica.state), lacks_room(error)
         has_place = sequence_of(self.request) is not None  # copies elsewhere lack the latest turn
         may_repeat = may_wait or (has_no_room and len(self.tried) == 1 and not has_place)
-        if was_executed:
+        if executed:
             self._instance.suspects.check(self.request)
             may_repeat = self._instance.is_repeatable and not self._was_lost
             self._was_lost = True
@@ -341,7 +339,7 @@ class RoutedRequest:
             error = self._instance.lost(replica, f"while it executed the request{effects}", error)
         if not may_repeat:
             raise error
-        if may_wait and not was_executed and self._instance.room.takes(self):
+        if may_wait and not executed and self._instance.room.takes(self):
             self.tried.clear()  # the process at its address may be another one by then
             return
         try:
@@ -389,6 +387,8 @@ class RoutedRequest:
         log.warning(event, extra=extra)
 
     def _end(self, error: InferenceError | None) -> None:
+        if self._own_pin is not None and isinstance(error, RefusedError):
+            self._instance.placement.unpin(self.request, self._own_pin)
         call, self._call = self._call, None
         if call is None:
             self._instance.room.discard(self)

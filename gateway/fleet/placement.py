@@ -23,7 +23,7 @@ MOST_SEQUENCES = 65_536
 Connections = Callable[[], Sequence[ReplicaConnection]]
 
 
-class _Pin(NamedTuple):
+class Pin(NamedTuple):
     """A replica by its id: another process at its address has none of its sequences."""
 
     replica: ReplicaConnection
@@ -39,14 +39,14 @@ class _Pins:
     """Pins `by_key` of the sequence, the oldest first; `counts` has the number of equal ones."""
 
     def __init__(self) -> None:
-        self.by_key: OrderedDict[SequenceKey, _Pin] = OrderedDict()
-        self.counts: Counter[_Pin] = Counter()
+        self.by_key: OrderedDict[SequenceKey, Pin] = OrderedDict()
+        self.counts: Counter[Pin] = Counter()
 
-    def get(self, key: SequenceKey) -> _Pin | None:
+    def get(self, key: SequenceKey) -> Pin | None:
         """The pin of a sequence; None for an unknown one."""
         return self.by_key.get(key)
 
-    def add(self, key: SequenceKey, pin: _Pin) -> None:
+    def add(self, key: SequenceKey, pin: Pin) -> None:
         """Add the pin of a sequence, the newest one; the oldest one is dropped beyond the limit."""
         self.pop(key)
         self.by_key[key] = pin
@@ -54,7 +54,7 @@ class _Pins:
         if len(self.by_key) > MOST_SEQUENCES:
             self.pop(next(iter(self.by_key)))
 
-    def pop(self, key: SequenceKey) -> _Pin | None:
+    def pop(self, key: SequenceKey) -> Pin | None:
         """Drop and return the pin of a sequence; None for an unknown one."""
         pin = self.by_key.pop(key, None)
         if pin is not None:
@@ -63,11 +63,13 @@ class _Pins:
                 del self.counts[pin]
         return pin
 
-    def adopt(self, other: "_Pins") -> None:
-        """Add those of unknown sequences."""
-        for key, pin in other.by_key.items():
+    def adopt(self, other: "_Pins", *, moves: bool) -> None:
+        """Add those of unknown sequences; if it `moves` them, the other has them no longer."""
+        for key, pin in tuple(other.by_key.items()):
             if key not in self.by_key:
                 self.add(key, pin)
+                if moves:
+                    other.pop(key)
 
 
 class PlacedSequences:
@@ -76,10 +78,14 @@ class PlacedSequences:
     def __init__(self) -> None:
         self.open, self.copies = _Pins(), _Pins()
 
-    def adopt(self, other: "PlacedSequences") -> None:
-        """Know the sequences of another version that are unknown here."""
-        self.open.adopt(other.open)
-        self.copies.adopt(other.copies)
+    def adopt(self, other: "PlacedSequences", *, moves: bool) -> None:
+        """Know the sequences of another version that are unknown here.
+
+        It `moves` conversations, as their replicas do. Sequences remain at their version, also for
+        requests that name it.
+        """
+        self.open.adopt(other.open, moves=moves)
+        self.copies.adopt(other.copies, moves=moves)
 
 
 def sequence_of(request: InferRequest) -> SequenceTag | None:
@@ -131,6 +137,17 @@ class ReplicaPlacement:
         """Whether a replica has a sequence, or its copy, and takes its requests."""
         return bool(self._known(sequence.key))
 
+    def pin(self, request: InferRequest) -> Pin | None:
+        """The pin of the sequence of a request; None for an unknown one, and without a sequence."""
+        sequence = sequence_of(request)
+        return None if sequence is None else self.sequences.open.get(sequence.key)
+
+    def unpin(self, request: InferRequest, pin: Pin) -> None:
+        """Drop the pin of a sequence, unless it has another one by now."""
+        sequence = sequence_of(request)
+        if sequence is not None and self.sequences.open.get(sequence.key) is pin:
+            self.sequences.open.pop(sequence.key)
+
     def connection_of(self, known: KnownReplica) -> ReplicaConnection | None:
         """The connection to a replica; None if it is gone."""
         own = (each for each in self._connections() if each.loads.get(self._key) is known)
@@ -152,7 +169,7 @@ class ReplicaPlacement:
         if found is None or found is source:
             found = self._first(copy.key, without=source)
         if found is not None and copy.messages:
-            self.sequences.copies.add(copy.key, _Pin(found, found.id))
+            self.sequences.copies.add(copy.key, Pin(found, found.id))
         return found
 
     def targets(self) -> Sequence[KnownReplica]:
@@ -206,7 +223,7 @@ class ReplicaPlacement:
         if sequence.end:
             self.sequences.open.pop(key)
         else:
-            self.sequences.open.add(key, _Pin(chosen, chosen.id))
+            self.sequences.open.add(key, Pin(chosen, chosen.id))
         return chosen
 
     def _known(self, key: SequenceKey) -> list[ReplicaConnection]:

@@ -89,6 +89,11 @@ class RouterLink(AcceptedLink):
         own = replace(load, seen=self.seen.get(key, 0))
         self.channel.send(FleetKind.LOAD, NO_CALL, write_load(key, own))
 
+    def finish(self, grace_secs: float) -> None:
+        for call in self._unsettled:
+            asyncio.get_running_loop().call_soon(self._copy_whole, call)
+        super().finish(grace_secs)
+
     def end(self) -> None:
         super().end()
         self._port.suspects.leave(self.channel)
@@ -199,12 +204,19 @@ class RouterLink(AcceptedLink):
         self._port.loads.change(key)
         if answer.turn is not None and answer.passed_on is None and self._settles:
             self._unsettled[call] = answer.turn
+            if self._is_finishing:
+                self._copy_whole(call)
         elif answer.turn is not None:
             self._settle(answer.turn, answer.passed_on or b"")
         self.finish_if_idle()
 
+    def _copy_whole(self, call: int) -> None:
+        """Send the conversation of an unsettled turn, uncut: GONE may be too late for a copy."""
+        if call in self._unsettled:
+            self._settle(self._unsettled[call], b"")
+
     def _settle(self, turn: CopiedTurn, passed_on: bytes) -> None:
-        """Send the conversation of a turn that the router has left, for another replica."""
+        """Send the conversation of a turn for another replica, unless it has that copy."""
         copy = turn.settle(passed_on)
         if copy is not None and self._copies is not None and not self._copies.send(copy):
             self._port.copies.dropped += 1

@@ -173,7 +173,8 @@ class FleetVersions:
         for each in () if found is None else (found.stable, found.candidate):
             each.chooser = None
             if successor is not None and isinstance(each, FleetModel):
-                successor.instance.placement.sequences.adopt(each.instance.placement.sequences)
+                own = each.instance.placement
+                successor.instance.placement.sequences.adopt(own.sequences, moves=own.converses)
 
 
 class _Pinned:

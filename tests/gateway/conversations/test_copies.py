@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Code, InferenceError
 from gateway.messages import SequenceTag
 from gateway.models.limits import NS_PER_SECOND
+from gateway.models.model import Model
 from tests.builders import ScriptedInstance, read_all, soon, text_response
 from tests.conftest import Serve
 from tests.gateway.conversations.chats import (
@@ -286,3 +287,80 @@ async def test_with_its_model_the_copies_are_dropped(serve: Serve) -> None:
     there.keep(made())
     await there.model.close()
     assert there.byte_size == 0
+
+
+class Successor(NamedTuple):
+    """A server, and another version of its model that is to continue its conversations."""
+
+    there: There
+    model: Model
+
+    @property
+    def kept(self) -> list[int]:
+        """The conversations that it has, of six."""
+        has = self.there.dataplane.conversations.has
+        return [number for number in range(1, 7) if has(self.model, SequenceTag(number))]
+
+    def keep(self, copy: ConversationCopy) -> None:
+        """Keep a copy of its own."""
+        self.there.dataplane.conversations.keep(
+            self.model, msgspec.structs.replace(copy, version=2)
+        )
+
+    def move(self) -> None:
+        """Continue the conversations of the first version."""
+        self.there.dataplane.conversations.move(self.there.model, self.model)
+
+
+@pytest.fixture
+async def successor(serve: Serve) -> Successor:
+    there = There(serve, conversation_max=4)
+    model = serve(there.instance, config=there.model.config)
+    model.version = "2"
+    there.dataplane = dataplane_of(there.model, model)
+    return Successor(there, model)
+
+
+async def test_copies_move_with_conversations_to_another_version(successor: Successor) -> None:
+    there = successor.there
+    there.keep(made(1))
+    there.keep(made(2))
+    successor.move()
+    assert not there.dataplane.conversations.has(there.model, SequenceTag(1))
+    assert (successor.kept, there.byte_size) == ([1, 2], 2 * len(MESSAGES))
+    talk = Talk(there.dataplane, there.instance)
+    assert await talk.say("y", "z", 2, version="2") == [user("x"), user("y")]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_of_the_copies_at_both_versions_the_newer_one_is_kept(
+    successor: Successor, turns: int
+) -> None:
+    there = successor.there
+    there.keep(made(turns=turns, size=100 * turns))
+    successor.keep(made(turns=2, size=200))
+    successor.move()
+    assert there.byte_size == max(200, 100 * turns)
+
+
+async def test_a_copy_does_not_move_where_its_conversation_is_known(successor: Successor) -> None:
+    there = successor.there
+    talk = Talk(there.dataplane, there.instance)
+    await talk.say("one", "eins", start=True, version="2")
+    size = there.byte_size
+    there.keep(made(turns=9))
+    successor.move()
+    assert there.byte_size == size
+    assert await talk.say("two", "zwei", version="2") == [*SAID, user("two")]
+
+
+async def test_beyond_the_limit_the_oldest_copies_of_both_versions_are_dropped(
+    successor: Successor,
+) -> None:
+    there, now_ns = successor.there, [0]
+    there.dataplane.conversations = Conversations(lambda: now_ns[0])
+    for number in range(1, 7):
+        (there if number % 2 else successor).keep(made(number))
+        now_ns[0] += NS_PER_SECOND
+    successor.move()
+    assert successor.kept == [3, 4, 5, 6]

@@ -18,9 +18,11 @@ from tests.gateway.conversations.chats import Talk, assistant, refusal, turn, us
 
 def shortener(dataplane: DataPlane, conversation: int = 1) -> Shorten:
     """Cuts the answer of the turn that was accepted last."""
-    found = dataplane.conversations.shortener(dataplane.model("chat"), SequenceTag(conversation))
+    found = dataplane.conversations.find(dataplane.model("chat"), SequenceTag(conversation))
     assert found is not None
-    return found
+    shorten = found.shortener()
+    assert shorten is not None
+    return shorten
 
 
 async def answered(
@@ -137,4 +139,4 @@ async def test_a_conversation_that_is_forgotten_is_not_cut(
     shorten(0)
     assert dataplane.conversations.byte_size == 0
     model = dataplane.model("chat")
-    assert dataplane.conversations.shortener(model, SequenceTag(1)) is None
+    assert dataplane.conversations.find(model, SequenceTag(1)) is None

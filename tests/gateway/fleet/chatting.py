@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
+
 from gateway.dataplane import DataPlane
 from gateway.fleet.choice import ReplicaState
+from gateway.fleet.connection import ReplicaConnection
 from gateway.fleet.offers import Offers, write_offers
 from gateway.fleet.replica import FleetPort
 from gateway.messages import InferResponse
@@ -26,6 +29,9 @@ COUNT = 200
 """Responses of a turn: more than a stream has room for."""
 SAID = "".join(f"{number} " for number in range(COUNT))
 
+is_over = pytest.mark.parametrize("ends", [False, True], ids=["running", "ended"])
+"""Whether the turn has ended at the replica when its client or its router leaves it."""
+
 
 class Fleet(NamedTuple):
     """A router; a replica whose model answers as the test says, and one that the test drives."""
@@ -35,6 +41,10 @@ class Fleet(NamedTuple):
     instance: ScriptedInstance
     other: FakeReplica
     port: FleetPort
+
+    def is_own(self, connection: ReplicaConnection) -> bool:
+        """Whether it is the router's connection to the first replica."""
+        return connection.address == f"127.0.0.1:{self.port.ports['fleet']}"
 
     async def begin(self, version: str = "") -> tuple[int, ResponseStream, Execution]:
         """Begin conversations until one is at the replica: its id, its stream and its execution."""

@@ -10,7 +10,7 @@ from gateway.fleet.call import ReplicaCall
 from tests.builders import ScriptedInstance, soon, text_response
 from tests.conftest import Serve
 from tests.gateway.conversations.chats import CHAT, assistant, turn, user
-from tests.gateway.fleet.chatting import SAID, Fleet, chatting, heard
+from tests.gateway.fleet.chatting import SAID, Fleet, chatting, heard, is_over
 from tests.gateway.fleet.fake_replica import until
 from tests.gateway.fleet.routing import text
 
@@ -20,10 +20,6 @@ async def fleet(tmp_path: Path, serve: Serve) -> AsyncIterator[Fleet]:
     instance = ScriptedInstance()
     async with chatting(tmp_path, instance, serve(instance, config=CHAT)) as found:
         yield found
-
-
-is_over = pytest.mark.parametrize("ends", [False, True], ids=["running", "ended"])
-"""Whether the turn has ended at the replica when its client cancels it."""
 
 
 @is_over

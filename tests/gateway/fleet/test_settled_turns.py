@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.fleet import connection
 from gateway.fleet import instance as fleet_instance
 from gateway.fleet.handshake import Hello
 from gateway.fleet.replica import RouterLink
@@ -22,7 +23,7 @@ from gateway.tensor import Datatype, Tensor, text_tensor
 from tests.builders import ScriptedInstance, soon, text_response
 from tests.conftest import Serve
 from tests.gateway.conversations.chats import CHAT, assistant, chat, told, turn, user
-from tests.gateway.fleet.chatting import COUNT, SAID, Fleet, chatting, heard
+from tests.gateway.fleet.chatting import COUNT, SAID, Fleet, chatting, heard, is_over
 from tests.gateway.fleet.fake_replica import listening, offered, until
 from tests.gateway.fleet.routing import routing, text
 
@@ -91,15 +92,75 @@ async def test_an_ended_turn_that_is_not_settled_holds_none_of_its_responses(fle
     await heard(stream)
 
 
-async def test_a_draining_replica_waits_for_its_ended_turns(fleet: Fleet) -> None:
+@is_over
+async def test_a_draining_replica_copies_its_ended_turns_and_waits_for_their_cuts(
+    fleet: Fleet, ends: bool
+) -> None:
     _, stream, execution = await fleet.begin()
-    await fleet.said(execution, ends=True)
+    await fleet.said(execution, ends=ends)
     link(fleet).finish(60.0)
-    await asyncio.sleep(0.05)
+    if not ends:
+        execution.finish("")
+    await until(lambda: bool(fleet.other.kept))
+    assert copied(fleet) == SAID
+    fleet.other.kept.clear()
     got = await heard(stream)
     await until(lambda: not fleet.port.links)
     await until(lambda: bool(fleet.other.kept))
     assert copied(fleet) == got
+    assert len(got) < len(SAID)
+
+
+async def test_a_draining_replica_copies_a_turn_that_is_read_after_all_once(fleet: Fleet) -> None:
+    _, stream, execution = await fleet.begin()
+    await fleet.said(execution, ends=True)
+    link(fleet).finish(60.0)
+    while await soon(stream.batch()):
+        pass
+    await until(lambda: not fleet.port.links)
+    await until(lambda: bool(fleet.other.kept))
+    assert copied(fleet) == SAID
+
+
+async def test_an_ended_turn_is_copied_before_its_replica_disconnects_at_its_limit(
+    fleet: Fleet,
+) -> None:
+    _, stream, execution = await fleet.begin()
+    await fleet.said(execution, ends=True)
+    link(fleet).finish(0.2)
+    await until(lambda: not fleet.port.links)
+    assert copied(fleet) == SAID
+    while await soon(stream.batch()):
+        pass
+
+
+@is_over
+async def test_of_a_lost_router_turns_that_had_ended_are_remembered(
+    fleet: Fleet, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "FIRST_PAUSE_SECS", 0.01)
+    conversation, stream, execution = await fleet.begin()
+    execution.finish("eins")
+    with stream:
+        await soon(stream.only())
+    await until(lambda: bool(fleet.other.kept))
+    with fleet.routed.dataplane.infer(turn("two", conversation)) as stream:
+        execution = await fleet.instance.begun()
+        await fleet.said(execution, ends=ends)
+        lost = link(fleet)
+        lost.channel.abort()
+        await until(lambda: lost not in fleet.port.links and fleet.dataplane.in_flight == 0)
+    fleet.other.offer()
+    await until(lambda: bool(fleet.port.agreed()))
+    (own,) = [each for each in fleet.routed.router.connections if fleet.is_own(each)]
+    await until(lambda: own.serves(("chat", 1)))
+    fleet.instance.executions.clear()
+    with fleet.routed.dataplane.infer(turn("three", conversation)) as stream:
+        execution = await fleet.instance.begun()
+        execution.finish("drei")
+        await soon(stream.only())
+    second = [user("two"), assistant(SAID)] if ends else []
+    assert told(execution) == [user("one"), assistant("eins"), *second, user("three")]
 
 
 async def test_a_draining_replica_without_copies_disconnects_behind_its_turns(

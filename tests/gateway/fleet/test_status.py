@@ -3,19 +3,18 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from gateway.dataplane import DataPlane
 from gateway.errors import InferenceError
-from gateway.fleet import connection, placement, status
+from gateway.fleet import connection, status
 from gateway.fleet.choice import ReplicaState
 from gateway.fleet.metrics import ModelCounts, ReplicaCounts
 from gateway.fleet.router import OTHER_CONFIG, OWN_MODEL
-from gateway.messages import InferRequest, SequenceTag, Usage
+from gateway.messages import SequenceTag, Usage
 from tests.builders import TEXT, LoadedModels, add_model, soon, text_request
-from tests.gateway.conversations.chats import CHAT, turn
 from tests.gateway.fleet.fake_replica import FakeReplica, listening, offered, until
 from tests.gateway.fleet.in_one_loop import get, metrics, pair
 from tests.gateway.fleet.test_router import CHANGED, Routed, answered, calls, routing
@@ -159,105 +158,6 @@ async def test_a_router_describes_its_replicas(fleet: Fleet) -> None:
     assert model["expected_wait_secs"] == pytest.approx(0.1)
     (idle,) = rows.values()
     assert (idle["open_sequences"], idle["models"][0]["in_flight"]) == (0, 0)
-
-
-def sequence(number: int, *, start: bool = False, end: bool = False) -> InferRequest:
-    """A request of a sequence with a telling id."""
-    return replace(text_request(), sequence=SequenceTag(f"private {number}", start, end))
-
-
-def chatting(number: int, *, start: bool = False, end: bool = False) -> InferRequest:
-    """A turn of a conversation with a telling id."""
-    return turn("private words", f"private {number}", start=start, end=end)
-
-
-async def placed(fleet: Fleet, request: InferRequest) -> FakeReplica:
-    """The replica that answers a request."""
-    with fleet.routed.dataplane.infer(request) as stream:
-        (found,) = await calls(fleet.first, fleet.second)
-        found.answer(found.calls.pop(), "hello")
-        await soon(stream.only())
-    return found
-
-
-def pinned(row: dict[str, Any]) -> list[int]:
-    """The open sequences and conversations of a replica, or of a model there."""
-    return [row["open_sequences"], row["open_conversations"]]
-
-
-class TestPins:
-    """Sequences and conversations in `GET /v2/fleet`."""
-
-    @pytest.fixture
-    async def fleet(self, fleet: Fleet) -> Fleet:
-        for each in (fleet.first, fleet.second):
-            each.offer(offered(TEXT), offered(CHAT))
-        router = fleet.routed.router
-        await until(lambda: all(each.serves(("chat", 1)) for each in router.connections))
-        return fleet
-
-    def rows(self, fleet: Fleet) -> dict[int, dict[str, Any]]:
-        """The replicas by their ports."""
-        found = fleet.routed.router.describe()["replicas"]
-        assert "private" not in repr(found)
-        return {int(each["address"].rpartition(":")[2]): each for each in found}
-
-    async def test_they_are_counted_apart_by_replica_and_model(self, fleet: Fleet) -> None:
-        expected = {each.port: [0, 0] for each in (fleet.first, fleet.second)}
-        for number in range(8):
-            for kind, request in enumerate((sequence, chatting)):
-                found = await placed(fleet, request(number, start=True))
-                assert await placed(fleet, request(number)) is found
-                expected[found.port][kind] += 1
-        assert sum(map(sum, expected.values())) == 16
-        for port, row in self.rows(fleet).items():
-            assert pinned(row) == expected[port]
-            by_model = {each["name"]: pinned(each) for each in row["models"]}
-            text, chat = expected[port]
-            assert by_model == {"text": [text, 0], "chat": [0, chat]}
-
-    async def test_an_ended_one_counts_no_longer(self, fleet: Fleet) -> None:
-        for request in (sequence, chatting):
-            found = await placed(fleet, request(1, start=True))
-            assert sum(pinned(self.rows(fleet)[found.port])) == 1
-            await placed(fleet, request(1, end=True))
-            assert pinned(self.rows(fleet)[found.port]) == [0, 0]
-
-    def test_ended_ones_leave_no_counts(self) -> None:
-        pins, pin = placement.PlacedSequences().open, Any
-        for key in (("", 1), ("", 2)):
-            pins.add(key, pin)  # type: ignore[arg-type]  # any pin
-        pins.pop(("", 1))
-        assert pins.counts == {pin: 1}
-        pins.pop(("", 2))
-        assert list(pins.counts) == []
-
-    async def test_those_of_another_process_at_an_address_do_not_count(self, fleet: Fleet) -> None:
-        found = await placed(fleet, chatting(1, start=True))
-        count = len(found.links)
-        found.restart()
-        await until(lambda: len(found.links) > count)
-        await until(lambda: self.rows(fleet)[found.port]["state"] == "READY")
-        assert pinned(self.rows(fleet)[found.port]) == [0, 0]
-
-    async def test_those_of_a_replica_that_is_not_connected_count_there(
-        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        found = await placed(fleet, chatting(1, start=True))
-        monkeypatch.setattr(connection, "FIRST_PAUSE_SECS", 60)
-        found.lose()
-        await until(lambda: self.rows(fleet)[found.port]["state"] == "LOST")
-        row = self.rows(fleet)[found.port]
-        assert (pinned(row), row["models"]) == ([0, 1], [])
-
-    async def test_beyond_the_limit_the_oldest_ones_count_no_longer(
-        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(placement, "MOST_SEQUENCES", 3)
-        for number in range(5):
-            await placed(fleet, chatting(number, start=True))
-        rows = self.rows(fleet).values()
-        assert [sum(each) for each in zip(*map(pinned, rows), strict=True)] == [0, 3]
 
 
 async def test_a_router_describes_refused_offers_with_the_reason(fleet: Fleet) -> None:
