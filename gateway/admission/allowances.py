@@ -110,8 +110,8 @@ class Allowance:
             return
         record.left_at = self._clock()
         self.note(record)
-        if record.ended_ns - record.started_ns > self.account.most_ns:
-            self.account.look()
+        if record.ended_ns - record.started_ns > self.costs.most_ns:
+            self.costs.exceeded(record.ended_ns - record.started_ns)
         if len(self._events) >= MOST_EVENTS:
             self._ledger.settle()
         if passage.window.waiting:
@@ -229,8 +229,11 @@ class Allowance:
             return True
         left_ms = buckets[COMPUTE_MS].remaining(limits.compute_ms, now)
         each_ms = left_ms / (count + account.in_flight + 1)
-        account.most_ns = each_ms * NS_PER_MS
-        return each_ms > LEAST_TIMES * max(each.costs.compute_ms for each in account.allowances)
+        if each_ms <= LEAST_TIMES * max(each.costs.compute_ms for each in account.allowances):
+            return False
+        for each in account.allowances:
+            each.costs.assume(account, each_ms * NS_PER_MS)
+        return True
 
 
 def allow(

@@ -40,14 +40,13 @@ class PassingRequests(Protocol):
 class TenantAccount:
     """The buckets of a tenant, its requests in flight, and the limits in its present rules.
 
-    It `is_limited` if there are any. Requests of its `allowances` begin without a look at these; no
-    one takes longer than `most_ns` of an instance. The `ledger` has what is not in it yet.
+    It `is_limited` if there are any. Requests of its `allowances` begin without a look at these.
+    The `ledger` has what is not in it yet.
     """
 
     def __init__(self, tenant: str, ledger: Ledger | None = None) -> None:
         self.tenant, self.ledger = tenant, ledger or Ledger()
         self.allowances: list[PassingRequests] = []
-        self.most_ns = math.inf
         self.buckets = Buckets()
         self.in_flight = 0
         self.replace(NO_RULES)

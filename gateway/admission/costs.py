@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, Protocol
 
 import orjson
 
@@ -12,6 +13,7 @@ from gateway.messages import InferRequest, Usage
 from gateway.models.model import Model
 from gateway.observability.request_record import Record
 from gateway.openai_contract import ENDPOINT, REQUEST, Endpoint, RequestBody
+from gateway.schedulers.service import NS_PER_MS
 from gateway.schedulers.token_ratio import TokenRatio, size_bytes
 from gateway.tensor import LENGTH_BYTES, Datatype, Tensor
 
@@ -138,10 +140,18 @@ def _number(tensor: Tensor | None) -> int | None:
     return _whole(int.from_bytes(tensor.raw(), "little", signed=True))
 
 
+class Assuming(Protocol):
+    """An account with requests that begin without a look; see `TenantAccount`."""
+
+    def look(self) -> None:
+        """Have its next requests looked at."""
+
+
 class ModelCosts:
     """The costs of the requests of one model so far, from which those of the next are estimated.
 
     `compute_ms` is the mean of a request. Its latest answer `reports_tokens`, or none is there yet.
+    Accounts assume that neither the mean nor a request is above `most_ns`.
     """
 
     def __init__(self, model: Model) -> None:
@@ -149,6 +159,8 @@ class ModelCosts:
         self._ratio = TokenRatio()
         self._answers: dict[str, deque[int]] = {}
         self.compute_ms = 0.0
+        self.most_ns = inf
+        self._assumed: dict[Assuming, float] = {}
         self.reports_tokens = self.has_tokens
 
     def asked(self, request: InferRequest) -> Asked:
@@ -191,6 +203,20 @@ class ModelCosts:
         """Take the compute time of a request that has an answer without tokens into account."""
         self.reports_tokens = False
         self.compute_ms += LATEST * (compute_ms - self.compute_ms)
+        if self.compute_ms * NS_PER_MS > self.most_ns:
+            self.exceeded(self.compute_ms * NS_PER_MS)
+
+    def assume(self, account: Assuming, most_ns: float) -> None:
+        """Have an account look at its next requests once one, or the mean, takes longer."""
+        self._assumed[account] = most_ns
+        self.most_ns = min(self.most_ns, most_ns)
+
+    def exceeded(self, taken_ns: float) -> None:
+        """A request, or the mean, takes longer than `most_ns`."""
+        for account in [each for each, most in self._assumed.items() if most < taken_ns]:
+            del self._assumed[account]
+            account.look()
+        self.most_ns = min(self._assumed.values(), default=inf)
 
 
 def used_tokens(found: Usage | Record) -> float:

@@ -7,7 +7,7 @@ of one clock, which callers pass.
 import math
 from collections.abc import Callable
 
-from gateway.schedulers.shares import NEWEST, Mean
+from gateway.schedulers.shares import Mean
 
 HALF_LIFE_SECS = 10.0
 LEARNT_ENDS = 20
@@ -20,38 +20,56 @@ STEP, ABOVE, BELOW = 0.02, 0.9, 0.1
 MOST_CORRECTION = 4.0
 REACH = 4.0
 """The standard deviations from the mean of prompts up to which their line is known."""
+RAREST = 0.001
+"""The part of prompts that are as long as the longest for which the line is known."""
 
 
 class Prefill:
     """The time to the first response as a line over the tokens of prompts.
 
     Moving means, variance and covariance give its slope: the mean of seconds per token would take
-    the constant part of short prompts for a time of each token. A prompt far beyond those that
-    were seen counts as the longest for which the line is known: short ones tell little of it.
+    the constant part of short prompts for a time of each token. The slope is that of a thousand
+    prompts, since few of them may be long, and the height that of the latest ones. A prompt far
+    beyond those that were seen counts as the longest of them: short ones tell little of it.
     """
 
-    __slots__ = ("_any", "_covariance", "_secs", "_tokens", "_variance")
+    __slots__ = (
+        "_count",
+        "_covariance",
+        "_latest_secs",
+        "_latest_tokens",
+        "_longest",
+        "_secs",
+        "_tokens",
+        "_variance",
+    )
 
     def __init__(self) -> None:
-        self._any = False
-        self._secs = self._tokens = self._variance = self._covariance = 0.0
+        self._count = 0
+        self._latest_secs, self._latest_tokens = Mean(), Mean()
+        self._secs = self._tokens = self._variance = self._covariance = self._longest = 0.0
 
     def learn(self, secs: float, tokens: float) -> None:
         """Learn the time of one prompt."""
-        weight = NEWEST if self._any else 1.0
-        self._any = True
+        self._count += 1
+        self._latest_secs.add(secs)
+        self._latest_tokens.add(tokens)
+        weight = max(RAREST, 1 / self._count)
         by_secs, by_tokens = secs - self._secs, tokens - self._tokens
         self._secs += weight * by_secs
         self._tokens += weight * by_tokens
         rest = 1 - weight
         self._variance = rest * (self._variance + weight * by_tokens * by_tokens)
         self._covariance = rest * (self._covariance + weight * by_tokens * by_secs)
+        faded = self._longest + RAREST * (self._tokens - self._longest)
+        self._longest = max(tokens, faded)
 
     def secs(self, tokens: float) -> float:
         """The expected time of a prompt of that many tokens."""
         slope = max(0.0, self._covariance / self._variance) if self._variance else 0.0
-        beyond = min(tokens - self._tokens, REACH * math.sqrt(self._variance))
-        return max(0.0, self._secs + slope * beyond)
+        most = max(self._longest, self._tokens + REACH * math.sqrt(self._variance))
+        beyond = min(tokens, most) - self._latest_tokens.value
+        return max(0.0, self._latest_secs.value + slope * beyond)
 
 
 class Correction:
@@ -107,9 +125,10 @@ class Drain:
 class WaitPrediction:
     """The requests of one model that have no first response yet, and the waits that they cause.
 
-    `room` is the number of requests that it executes at once, None if unknown. Then it is full
-    while any has no response. `weight_of` gives the weight of a tenant; if the queue is not fair,
-    callers pass the same tenant for all. A fair queue releases `slack` requests more than the room.
+    `room` is the number of requests, or rows of batches, that it executes at once, None if unknown.
+    Then it is full while any has no response. A request takes `places` of it, which `in_flight` and
+    `unanswered` count. `weight_of` gives the weight of a tenant; if the queue is not fair, callers
+    pass the same tenant for all. A fair queue releases `slack` requests more than the room.
     Corrections are kept by the label of a tenant, of which there are few.
     """
 
@@ -139,44 +158,44 @@ class WaitPrediction:
         """Whether enough was seen to refuse a request."""
         return self.ends >= LEARNT_ENDS or self._drain.busy_secs >= LEARNT_SECS
 
-    def arrive(self, tenant: str, service: float, now: float) -> None:
+    def arrive(self, tenant: str, service: float, now: float, places: int = 1) -> None:
         """A request was accepted; `begin` or `leave` follows, and `end` after `begin`."""
         self._pass(now)
-        self.in_flight += 1
-        self.unanswered += 1
+        self.in_flight += places
+        self.unanswered += places
         if tenant not in self._booked:
             self._weights[tenant] = self._weight_of(tenant)
         self._booked[tenant] = self._booked.get(tenant, 0.0) + service
         self._counts[tenant] = self._counts.get(tenant, 0) + 1
 
-    def begin(self, tenant: str, service: float, now: float) -> None:
+    def begin(self, tenant: str, service: float, now: float, places: int = 1) -> None:
         """A request got its first response."""
         self._pass(now)
         if self.full:
             self._drain.served(service)
-        self._answer(tenant, service)
+        self._answer(tenant, service, places)
 
-    def leave(self, tenant: str, service: float, now: float) -> None:
+    def leave(self, tenant: str, service: float, now: float, places: int = 1) -> None:
         """A request ended without a response."""
         self._pass(now)
-        self.in_flight -= 1
-        self._answer(tenant, service)
+        self.in_flight -= places
+        self._answer(tenant, service, places)
 
-    def end(self, now: float) -> None:
+    def end(self, now: float, places: int = 1) -> None:
         """A request that had a response ended."""
         self._pass(now)
         if self.full:
             self._drain.ended()
-        self.in_flight -= 1
+        self.in_flight -= places
         self.ends += 1
 
     def learn_prefill(self, secs: float, tokens: float) -> None:
         """Learn the time to the first response of a request that did not have to wait."""
         self._prefill.learn(max(0.0, secs - self.token_secs.value), tokens)
 
-    def expire(self, tenant: str, service: float, now: float) -> None:
+    def expire(self, tenant: str, service: float, now: float, places: int = 1) -> None:
         """As `leave`, at the deadline of the request: waits are as long as that."""
-        self.leave(tenant, service, now)
+        self.leave(tenant, service, now, places)
         self.ends += 1
 
     def learn_wait(self, tenant: str, real: float, raw: float) -> None:
@@ -210,8 +229,8 @@ class WaitPrediction:
         found = self.output_tokens.value
         return found if most is None else min(found, most)
 
-    def _answer(self, tenant: str, service: float) -> None:
-        self.unanswered -= 1
+    def _answer(self, tenant: str, service: float, places: int) -> None:
+        self.unanswered -= places
         self._counts[tenant] -= 1
         self._booked[tenant] -= service
         if not self._counts[tenant]:

@@ -39,7 +39,8 @@ class TimedRequest(StreamTap):
     `raw` is the predicted wait in seconds, without the correction of its tenant, `predicted` with
     it, None if too little is known to refuse; it `waits` if the model was full. `first_answers` are
     the tokens of its first response, `last_ns` is the time of its latest tokens. `is_probe`: it was
-    refused, and admitted all the same. It `learns` unless its account does.
+    refused, and admitted all the same. It `learns` unless its account does. It has `places` of the
+    room of its model: one, or one for each row.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class TimedRequest(StreamTap):
         "is_probe",
         "last_ns",
         "learns",
+        "places",
         "predicted",
         "prompt_estimate",
         "raw",
@@ -79,6 +81,7 @@ class TimedRequest(StreamTap):
         self.arrived_ns = time.perf_counter_ns()
         self.first_ns = self.last_ns = self.ended_ns = 0
         self.first_answers = self.prompt_estimate = 0
+        self.places = 1
         self.service = self.raw = 0.0
         self.predicted: float | None = None
         self.waits = self.is_probe = False

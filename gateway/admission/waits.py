@@ -198,17 +198,21 @@ class ModelWaits:
     def arrived(self, timed: TimedRequest, rows: int) -> None:
         """See `WaitObserver`."""
         timed.service = float(rows)
+        if self._model.config.dynamic_batching is not None:
+            timed.places = max(1, rows)
         if timed.prompt_estimate:
             answer = self.prediction.expected_tokens(timed.asked.max_tokens)
             timed.service = timed.prompt_estimate + OUTPUT_WEIGHT * timed.asked.answers * answer
-        self.prediction.arrive(timed.tenant, timed.service, seconds(timed.arrived_ns))
+        arrived = seconds(timed.arrived_ns)
+        self.prediction.arrive(timed.tenant, timed.service, arrived, timed.places)
         self.counts["gateway_admission_probes_total"] += timed.is_probe
 
     def begun(self, timed: TimedRequest) -> None:
         """See `WaitObserver`; an answer of the response cache tells nothing of the model."""
         if timed.record.is_hit:
             return
-        self.prediction.begin(timed.tenant, timed.service, seconds(timed.first_ns))
+        first = seconds(timed.first_ns)
+        self.prediction.begin(timed.tenant, timed.service, first, timed.places)
         real = seconds(timed.first_ns - timed.arrived_ns)
         if timed.waits:
             self._learn(timed, real)
@@ -219,14 +223,14 @@ class ModelWaits:
         """See `WaitObserver`."""
         now, is_late = seconds(timed.ended_ns), is_exceeded(error)
         if timed.first_ns and not timed.record.is_hit:
-            self.prediction.end(now)
+            self.prediction.end(now, timed.places)
             self._learn_tokens(timed, is_whole=error is None)
         elif is_late:
-            self.prediction.expire(timed.tenant, timed.service, now)
+            self.prediction.expire(timed.tenant, timed.service, now, timed.places)
             if timed.waits:
                 self._learn(timed, seconds(timed.ended_ns - timed.arrived_ns))
         else:
-            self.prediction.leave(timed.tenant, timed.service, now)
+            self.prediction.leave(timed.tenant, timed.service, now, timed.places)
         if error is None or is_late:
             self._count(timed)
 

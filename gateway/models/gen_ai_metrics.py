@@ -8,9 +8,9 @@ from gateway.errors import InferenceError
 from gateway.messages import InferRequest, InferResponse
 from gateway.observability.gen_ai import OTHER_OPERATION, PROVIDER, operation_of
 from gateway.observability.metrics import histogram_samples
-from gateway.observability.request_record import Record
 from gateway.observability.statistics import Histogram
 from gateway.observability.stream_tap import StreamTap, Tap
+from gateway.observability.trace import Trace
 
 DURATION = "gen_ai_server_request_duration_seconds"
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"
@@ -47,13 +47,13 @@ class GenAiMetrics:
         """The tap that observes a request to that model, around another one if there is one."""
         return _Generation(self, request, model, tap)
 
-    def observe(self, name: str, labels: Labels, seconds: float, record: Record) -> None:
-        """Count an observation of a request with that record."""
+    def observe(self, name: str, labels: Labels, seconds: float, trace: Trace | None) -> None:
+        """Count an observation of a request with that trace."""
         histograms = self._found[name]
         histogram = histograms.get(labels)
         if histogram is None:
             histogram = histograms[labels] = Histogram(FAMILIES[name][1])
-        histogram.observe(seconds, record.trace, time.perf_counter_ns())
+        histogram.observe(seconds, trace, time.perf_counter_ns())
 
     def families(self) -> list[MetricReading]:
         """The histograms of requests so far."""
@@ -89,6 +89,7 @@ class _Generation(StreamTap):
         self._note(before)
 
     def ended(self, error: InferenceError | None) -> None:
+        trace = self.record.trace  # the record has it no more once it has ended
         self.account.ended(error)
         operation = self._operation or (OTHER_OPERATION if self._first_ns else "")
         if not operation:
@@ -101,14 +102,14 @@ class _Generation(StreamTap):
         received_ns, observe = self.record.received_ns, self._metrics.observe
         failed = () if error is None else (("error_type", error.code.name),)
         elapsed = (time.perf_counter_ns() - received_ns) / 1e9
-        observe(DURATION, (*labels, *failed), elapsed, self.record)
+        observe(DURATION, (*labels, *failed), elapsed, trace)
         if error is not None or not self._first_ns:
             return  # the conventions have the times of tokens of successful responses
-        observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, self.record)
+        observe(FIRST_TOKEN, labels, (self._first_ns - received_ns) / 1e9, trace)
         tokens = self.record.completion_tokens
         if tokens > 1:
             spent = (self._last_ns - self._first_ns) / 1e9
-            observe(PER_TOKEN, labels, spent / (tokens - 1), self.record)
+            observe(PER_TOKEN, labels, spent / (tokens - 1), trace)
 
     def _note(self, before: int) -> None:
         """Note the time of tokens; there were as many before."""

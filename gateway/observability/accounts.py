@@ -41,9 +41,10 @@ class TokenReader(Protocol):
 
 
 class PassingReader(TokenReader, Protocol):
-    """That of requests that pass the fair queue, of which a number are `left`."""
+    """That of requests that pass the fair queue."""
 
-    left: int
+    def take(self, count: int) -> None:
+        """The one that was noted last takes the places of as many further ones."""
 
 
 class Passing(LimitsAccount, Protocol):

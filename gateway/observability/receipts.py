@@ -95,8 +95,6 @@ class Receipts:
         if not 0 < len(request_id) <= MOST_CHARS:
             return
         record = receipt.record
-        if record is not None and record.ended_ns:
-            record.trace = None
         if record is not None and record.failure is not None:
             record.failure = record.failure[0], cut(record.failure[1])
         kept = self._kept.get(tenant)

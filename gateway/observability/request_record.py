@@ -77,8 +77,7 @@ class Record:
         trace: Trace | None = None,
         allowance: Passing | None = None,
     ) -> None:
-        self.statistics, self.batch_size = statistics, batch_size
-        self._on_end = on_end
+        self.statistics, self.batch_size, self._on_end = statistics, batch_size, on_end
         self.submitted_ns = self.progress_ns = time.perf_counter_ns()
         self.received_ns = received_ns or self.submitted_ns
         self.started_ns = self._hit_ns = self._answers = self._first_ns = self._last_ns = 0
@@ -98,9 +97,9 @@ class Record:
         if allowance is not None:
             self.reader, self.entered_at = allowance.passage, allowance.now
             self.left_at, self.released_ns = 0.0, self.submitted_ns
-            if batch_size > 1:
-                allowance.passage.left -= batch_size - 1  # it may take a place for each
             allowance.note(self)
+            if batch_size > 1:
+                allowance.passage.take(batch_size - 1)  # it may take a place for each
 
     def started(self) -> None:
         """Record that an instance executes the request; idempotent."""
@@ -250,6 +249,7 @@ class Record:
             self.trace.answered(now)
 
     def _trace_end(self, trace: Trace, now: int, error: InferenceError | None) -> None:
+        self.trace = None  # the ledger and receipts have records of requests that have ended
         if trace.generated is not None:
             tokens = self.prompt_tokens, self.completion_tokens
             trace.generated.usage = Usage(*tokens, cached_tokens=self.cached_tokens)

@@ -79,7 +79,8 @@ class Tenants:
         return self.by_name.keys()
 
     def replace(self, rules: Mapping[str, TenantRules]) -> None:
-        """Take the rules of a file that was read again."""
+        """Take the rules of a file that was read again; what is noted is of those before."""
+        self.ledger.settle()
         self.by_name, self.configured = rules, bool(rules)
         self.changes += 1
 

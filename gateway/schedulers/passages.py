@@ -60,7 +60,7 @@ class Passages:
 
 
 class Passage:
-    """The requests of one tenant that pass; a number are `left`. Implements `TokenReader`.
+    """The requests of one tenant that pass; a number are `left`. Implements `PassingReader`.
 
     What happens to them is noted, and taken into account in the same order, so that shares and
     places are those of requests with a service of their own. One with tokens, or whose instance is
@@ -116,6 +116,12 @@ class Passage:
         self.left = count
         if self not in self._charges.granted:
             self._charges.granted.append(self)
+
+    def take(self, count: int) -> None:
+        """See `PassingReader`; without as many left, others pass no more by the same places."""
+        self.left -= count
+        if self.left < 0:
+            self._charges.revoke()
 
     def look_behind(self, record: Record) -> None:
         """Release others, which wait by now, once a request that ends has ended."""

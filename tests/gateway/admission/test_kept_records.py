@@ -3,27 +3,31 @@
 import gc
 import time
 from collections import deque
+from types import UnionType
 
 import pytest
 
 from gateway.models.model import Model
 from gateway.observability.receipt import Receipt
 from gateway.observability.receipts import Receipts
+from gateway.observability.span_trace import SpanTrace
+from gateway.observability.trace import Trace
+from gateway.observability.traceparent import NumberedIds
 from gateway.policy.tenants import TenantRules
 from gateway.schedulers.scheduler import Scheduler
 from tests.builders import settle
 from tests.conftest import Serve, tasks_left
-from tests.gateway.admission.twin_planes import NoAllowances, Plane, answer_of, request
+from tests.gateway.admission.twin_planes import BROKEN, NoAllowances, Plane, answer_of, request
 
 LIMITED = {"a": TenantRules(requests_per_minute=1e9)}
 
 
-def held(root: object) -> list[str]:
-    """The types of the models and the schedulers that an object reaches, but for types and code."""
+def held(root: object, kinds: UnionType = Model | Scheduler) -> list[str]:
+    """The types of those objects that an object reaches, but for types and code."""
     seen, todo, found = {id(root)}, deque([root]), []
     while todo:
         each = todo.popleft()
-        if isinstance(each, Model | Scheduler):
+        if isinstance(each, kinds):
             found.append(type(each).__name__)
         elif not isinstance(each, type) and type(each).__name__ not in ("module", "function"):
             referents = [other for other in gc.get_referents(each) if id(other) not in seen]
@@ -82,3 +86,19 @@ async def test_an_execution_that_ends_after_its_model_is_closed_leaves_nothing_n
     await settle()
     assert running.done()
     assert plane.tenants.ledger.events == []
+
+
+async def test_a_noted_request_that_has_ended_holds_no_trace(serve: Serve) -> None:
+    """The trace may have its tensors, and the error of a failed one its traceback."""
+    plane, ended = Plane(serve, [None], LIMITED), list[Trace]()
+    await settle()
+    for number, name in enumerate(("first", "second", "answered", "failed")):
+        trace = SpanTrace(number, NumberedIds(), ended.append)
+        plane.streams[name] = plane.dataplane.infer(request(name, 0, "a"), None, trace)
+        await settle()
+        plane.answer(name, BROKEN if name == "failed" else answer_of(100))
+        await settle()
+        trace.sent()
+    assert len(ended) == 4
+    assert plane.tenants.ledger.events
+    assert held(plane.tenants.ledger.events, Trace | Model) == []

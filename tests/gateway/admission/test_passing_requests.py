@@ -54,6 +54,29 @@ async def test_a_weight_counts_from_the_first_request_that_passes_behind_a_refus
     assert len(plane.refused) == 1
 
 
+async def test_a_request_that_passes_before_a_change_of_weights_counts_by_its_old_one(
+    serve: Serve,
+) -> None:
+    """Its tenant is noted as active with it, and the share of another one is as large."""
+    rules = {name: TenantRules(max_in_flight=4000) for name in "ab"}
+    twins, most = Twins(serve, [None], rules), 100
+    await settle()
+    for plane in twins.planes:
+        plane.models[0].most_in_flight = most
+        for name in ("first", "second", "noted"):
+            await infer(plane, name, 0, "a")
+    assert twins.planes[0].tenants.ledger.events
+    for plane in twins.planes:
+        plane.tenants.replace(rules | {"a": replace(rules["a"], weight=99.0)})
+        for number in range(most):
+            plane.infer(f"{number}", 0, "b")
+        assert len(plane.refused) == most / 2
+        for name in plane.executing:
+            plane.answer(name, answer_of(100))
+        await settle()
+    twins.compare()
+
+
 @pytest.mark.parametrize(("usage", "ends"), [(Usage(4, 4), False), (Usage(0, 4), True)])
 async def test_requests_are_looked_at_from_the_first_tokens_of_another_tenant_on(
     serve: Serve, usage: Usage, *, ends: bool

@@ -1,5 +1,7 @@
 """Predicted waits: the fluid model of a fair queue, its correction, and overload by simulation."""
 
+from random import Random
+
 import pytest
 
 from gateway.admission.prediction import LEARNT_ENDS, Correction, WaitPrediction
@@ -72,13 +74,32 @@ def test_short_prompts_that_rise_by_chance_say_little_of_one_far_beyond_them() -
     assert found.raw_wait("a", 2500, 0.0) < 1.5
 
 
-def test_prompts_that_are_rarely_long_are_known() -> None:
+@pytest.mark.parametrize("one_in", [10, 20, 50, 100])
+def test_prompts_that_are_rarely_long_are_known(one_in: int) -> None:
     found = prediction()
     for _ in range(5):
         found.learn_prefill(5.0, 2500)
-        for _ in range(9):
+        for _ in range(one_in - 1):
             found.learn_prefill(0.1, 10)
     assert found.raw_wait("a", 2500, 0.0) == pytest.approx(5.0, rel=0.3)
+
+
+def test_the_time_of_a_rarely_long_prompt_is_not_that_by_the_slope_of_the_short_ones() -> None:
+    """The times of short ones differ by chance; one prompt in a hundred is long."""
+    draw, found = Random(1), prediction()
+    for _ in range(10):
+        found.learn_prefill(5.0, 2500)
+        for _ in range(99):
+            found.learn_prefill(draw.uniform(0.0, 2.0), draw.randrange(10, 60))
+            assert 3.5 < found.raw_wait("a", 2500, 0.0) < 7.0
+
+
+def test_a_long_prompt_is_expected_by_the_latest_times_where_all_have_become_slower() -> None:
+    found = prediction()
+    for number in range(400):
+        for tokens in (10, 1000):
+            found.learn_prefill((tokens + 50) / (1000 if number < 300 else 500), tokens)
+    assert found.raw_wait("a", 1000, 0.0) == pytest.approx(2.1, rel=0.25)
 
 
 def test_service_that_is_executed_is_not_in_front() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.admission import Admission
+from gateway.config.scheduling import DynamicBatching
 from gateway.dataplane import DataPlane
 from gateway.errors import Refusal, RefusalReason
 from gateway.messages import Deadline
@@ -25,6 +27,7 @@ from tests.builders import (
 )
 from tests.conftest import Serve
 from tests.gateway.admission.deadline_planes import SECOND, first, plane, tokens, values, whole
+from tests.gateway.admission.twin_planes import NUMBERS, answer_of, request
 
 
 class Clock:
@@ -294,3 +297,34 @@ async def test_answers_of_the_response_cache_tell_nothing_of_waits(
             trained.ask()
             await trained.serve_one(100)
     trained.ask(deadline=first(trained.clock.after(1.5)))
+
+
+async def test_requests_behind_full_batches_have_waited(serve: Serve, clock: Clock) -> None:
+    """The room is in rows: a model without requests answers at once, and a full one does not."""
+    instance, clients, rows = ScriptedInstance(concurrency=1), 7, 8
+    config = replace(NUMBERS, name="m0", max_batch_size=rows, dynamic_batching=DynamicBatching())
+    dataplane = plane(serve(instance, config=config))
+
+    def ask(secs: float) -> Any:
+        return dataplane.infer(request("r", 0, "", rows, deadline=first(clock.after(secs))))
+
+    async def serve_one(stream: Any) -> None:
+        execution = await instance.begun()
+        clock.ns = clock.after(1)
+        execution.answer(answer_of(100))
+        execution.end()
+        await soon(stream.only())
+
+    for _ in range(4):
+        for stream in [ask(1e6) for _ in range(clients)]:
+            await serve_one(stream)
+    idle = ask(1.5)
+    await serve_one(idle)
+    waiting = [ask(1e6) for _ in range(clients - 1)]
+    with pytest.raises(Refusal):
+        ask(clients - 1)
+    waiting.append(ask(2 * clients))
+    for stream in waiting:
+        await serve_one(stream)
+    assert values(dataplane)["refused_total"] == 1
+    assert values(dataplane)["admitted_late_total"] == 0

@@ -10,6 +10,8 @@ from gateway.messages import InferRequest, InferResponse, Usage
 from gateway.models.gen_ai_metrics import DURATION, FAMILIES, FIRST_TOKEN, PER_TOKEN, GenAiMetrics
 from gateway.observability.gen_ai import Generated, operation_of, request_attributes
 from gateway.observability.request_record import Record
+from gateway.observability.span_trace import SpanTrace
+from gateway.observability.traceparent import ParentSpan, SpanIds
 from gateway.openai_contract import ENDPOINT, REQUEST, RESPONSE, Endpoint
 from gateway.tensor import text_tensor
 from tests.builders import text_response
@@ -140,6 +142,23 @@ def test_tokens_and_failures_are_observed(record: Record) -> None:
     }
     assert counts(metrics) == {DURATION: [labels], FIRST_TOKEN: [labels], PER_TOKEN: [labels]}
     assert record.statistics.completion_tokens == 3
+
+
+def test_observations_have_the_trace_of_their_request(record: Record) -> None:
+    metrics = GenAiMetrics()
+    record.trace = SpanTrace(1, SpanIds(ParentSpan(7, 8)), lambda _: None)
+    recorder = metrics.tap(openai_request(), "m", None).recorder(record, record)
+    record.started()
+    recorder.responded(text_response("a", tokens=2))
+    recorder.responded(text_response("b", tokens=2))
+    recorder.ended(None)
+    traced = [
+        sample.exemplar.labels["trace_id"]
+        for family in metrics.families()
+        for sample in family.samples
+        if sample.exemplar
+    ]
+    assert traced == 3 * [f"{7:032x}"]
 
 
 class Clock:
