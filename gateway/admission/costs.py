@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -160,7 +161,7 @@ class ModelCosts:
         self._answers: dict[str, deque[int]] = {}
         self.compute_ms = 0.0
         self.most_ns = inf
-        self._assumed: dict[Assuming, float] = {}
+        self._assumed: WeakKeyDictionary[Assuming, float] = WeakKeyDictionary()
         self.reports_tokens = self.has_tokens
 
     def asked(self, request: InferRequest) -> Asked:
