@@ -246,7 +246,7 @@ class ResponseStream:
 
     # For the reader.
 
-    def cancel(self) -> None:
+    def cancel(self, error: InferenceError = DISCONNECT) -> None:
         """Disconnect the reader; idempotent, and safe before the first read."""
         if self.cancelled:
             return
@@ -255,7 +255,7 @@ class ResponseStream:
             self._wake_writer()
         if self.done:
             return
-        self._finish(DISCONNECT)
+        self._finish(error)
         self.release()
         self._wake_reader()
         self._cancel_producer(self._on_cancel, self._subscriber)

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.conversations.copies import ConversationCopy
-from gateway.conversations.history import History
+from gateway.conversations.history import Age, History
 from gateway.conversations.turn import Turn, invalid
 from gateway.errors import Code, InferenceError, LostError
 from gateway.messages import InferRequest, SequenceTag
@@ -104,9 +104,9 @@ class Conversation:
         """
         return partial(self._shorten, self._turns[-1]) if self._turns else None
 
-    def is_older(self, copy: ConversationCopy) -> bool:
-        """Whether a copy may replace it."""
-        return not self._turns and self._history.age < copy.age
+    def is_older(self, age: Age) -> bool:
+        """Whether a copy of that age may replace it."""
+        return not self._turns and self._history.age < age
 
     @property
     def idle(self) -> bool:

@@ -167,8 +167,11 @@ class ModelConversations:
             if conversation.idle:
                 self._idle[key] = conversation
         self.copies.adopt(other.copies)
-        for key in self._known:
-            self.copies.drop(key)
+        for key, conversation in tuple(self._known.items()):
+            if conversation.is_older(self.copies.age(key)):
+                self.forget(key)
+            else:
+                self.copies.drop(key)
         by_age = sorted(self._idle.items(), key=lambda pair: pair[1].idle_since_ns)
         self._idle = OrderedDict(by_age)
         while len(self._known) > self._limits.count and self._idle:
@@ -198,7 +201,7 @@ class ModelConversations:
         found = self._known.get(copy.key)
         if found is None:
             self.copies.keep(copy)
-        elif copy.messages and found.is_older(copy):
+        elif copy.messages and found.is_older(copy.age):
             self.forget(copy.key)
             self.copies.keep(copy)
 

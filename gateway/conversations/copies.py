@@ -76,6 +76,11 @@ class SleepingCopies:
         """The time of the oldest one; None without any."""
         return next((each.since_ns for each in self._kept.values()), None)
 
+    def age(self, key: SequenceKey) -> Age:
+        """The age of the copy of a conversation; that of none is below all."""
+        found = self._kept.get(key)
+        return Age(0, 0) if found is None else found.history.age
+
     def keep(self, copy: ConversationCopy) -> None:
         """Keep a copy, unless a newer one is kept, or there is no room.
 

@@ -100,7 +100,7 @@ class RoutedAnswer(ChannelCall):
 
     def lose(self) -> None:
         if self._stream is not None:
-            self._stream.abandon(LostError())
+            self._stream.cancel(LostError())
         self._leave(b"")
 
     def _take(self, frame: Frame) -> None:

@@ -187,18 +187,19 @@ class CopiedTurn:
         self._shorten = shorten
         self._is_copied = False
 
-    def settle(self, passed_on: bytes) -> ConversationCopy | None:
-        """The copy after the turn, whose answer is cut by the payload of GONE; None for none.
+    def settle(self, passed_on: bytes, send: Callable[[ConversationCopy], bool]) -> bool:
+        """Send the copy after the turn, whose answer is cut by the payload of GONE.
 
-        Only one that is cut follows an earlier one.
+        Only one that is cut follows an earlier one. False if it was not sent, for lack of room.
         """
         is_cut = False
         if self._shorten is not None and len(passed_on) == LENGTH.size:
             is_cut = self._shorten(read_number(passed_on))
         if self._is_copied and not is_cut:
-            return None
-        self._is_copied = True
-        return self._copy()
+            return True
+        copy = self._copy()
+        self._is_copied = copy is None or send(copy)
+        return self._is_copied
 
 
 def void(copy: ConversationCopy) -> ConversationCopy:

@@ -387,7 +387,7 @@ class RoutedRequest:
         log.warning(event, extra=extra)
 
     def _end(self, error: InferenceError | None) -> None:
-        if self._own_pin is not None and isinstance(error, RefusedError):
+        if self._own_pin is not None and isinstance(error, RefusedError) and not is_exceeded(error):
             self._instance.placement.unpin(self.request, self._own_pin)
         call, self._call = self._call, None
         if call is None:

@@ -217,8 +217,7 @@ class RouterLink(AcceptedLink):
 
     def _settle(self, turn: CopiedTurn, passed_on: bytes) -> None:
         """Send the conversation of a turn for another replica, unless it has that copy."""
-        copy = turn.settle(passed_on)
-        if copy is not None and self._copies is not None and not self._copies.send(copy):
+        if self._copies is not None and not turn.settle(passed_on, self._copies.send):
             self._port.copies.dropped += 1
 
 

@@ -354,6 +354,20 @@ async def test_a_copy_does_not_move_where_its_conversation_is_known(successor: S
     assert await talk.say("two", "zwei", version="2") == [*SAID, user("two")]
 
 
+async def test_a_newer_copy_takes_the_place_of_an_idle_conversation_that_moves(
+    successor: Successor,
+) -> None:
+    there = successor.there
+    talk = Talk(there.dataplane, there.instance)
+    await talk.say("one", "eins", start=True, version="1")
+    found = there.dataplane.conversations.copy(there.model, SequenceTag(1))
+    assert found is not None
+    successor.keep(msgspec.structs.replace(found, turns=found.turns + 1, messages=MESSAGES))
+    successor.move()
+    assert there.byte_size == len(MESSAGES)
+    assert await talk.say("two", "zwei", version="2") == [user("x"), user("two")]
+
+
 async def test_beyond_the_limit_the_oldest_copies_of_both_versions_are_dropped(
     successor: Successor,
 ) -> None:

@@ -1,6 +1,7 @@
 """Sequences and conversations that a router has open at replicas, in `GET /v2/fleet`."""
 
 import itertools
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.admission.timed_request import exceeded
 from gateway.errors import Code, InferenceError, RefusedError
 from gateway.fleet import connection, placement
 from gateway.messages import InferRequest, SequenceTag
@@ -151,11 +153,14 @@ async def test_a_conversation_that_is_refused_after_a_loss_counts_at_no_replica(
     assert [pinned(row) for row in rows(fleet).values()] == [[0, 0], [0, 0]]
 
 
-async def test_a_conversation_whose_first_turn_fails_counts(fleet: Fleet) -> None:
+@pytest.mark.parametrize("error", [InferenceError(Code.INTERNAL, "broken"), exceeded(3)])
+async def test_a_conversation_whose_first_turn_fails_counts(
+    fleet: Fleet, error: InferenceError
+) -> None:
     with fleet.routed.dataplane.infer(chatting(1, start=True)) as stream:
         (found,) = await calls(fleet.first, fleet.second)
-        found.fail(found.calls.pop(), InferenceError(Code.INTERNAL, "broken"))
-        with pytest.raises(InferenceError, match="broken"):
+        found.fail(found.calls.pop(), error)
+        with pytest.raises(InferenceError, match=re.escape(error.message)):
             await soon(stream.only())
     assert pinned(rows(fleet)[found.port]) == [0, 1]
 

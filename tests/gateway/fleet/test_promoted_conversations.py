@@ -105,8 +105,14 @@ async def test_a_turn_that_has_ended_at_once_with_its_conversation_makes_the_cop
 ) -> None:
     promotion.stream.close()
     port, (stable, _) = promotion.fleet.port, promotion.versions
-    copy = port.copies.turn(stable, SequenceTag(promotion.conversation + 1)).settle(b"")
-    assert copy is not None
+    kept: list[ConversationCopy] = []
+
+    def send(copy: ConversationCopy) -> bool:
+        kept.append(copy)
+        return True
+
+    assert port.copies.turn(stable, SequenceTag(promotion.conversation + 1)).settle(b"", send)
+    (copy,) = kept
     assert (copy.version, copy.turns, copy.messages) == (1, 0, b"")
 
 

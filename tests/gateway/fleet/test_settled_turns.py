@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fleet import connection
+from gateway.fleet import connection, copies
 from gateway.fleet import instance as fleet_instance
 from gateway.fleet.handshake import Hello
 from gateway.fleet.replica import RouterLink
@@ -161,6 +161,33 @@ async def test_of_a_lost_router_turns_that_had_ended_are_remembered(
         await soon(stream.only())
     second = [user("two"), assistant(SAID)] if ends else []
     assert told(execution) == [user("one"), assistant("eins"), *second, user("three")]
+
+
+async def test_a_draining_replica_copies_a_turn_again_that_there_was_no_room_for(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "MOST_BYTES_UNDER_WAY", 10)
+    _, stream, execution = await fleet.begin()
+    await fleet.said(execution, ends=True)
+    link(fleet).finish(60.0)
+    await until(lambda: bool(fleet.other.kept))
+    assert fleet.other.kept.pop().messages == b""
+    monkeypatch.setattr(copies, "MOST_BYTES_UNDER_WAY", 10_000)
+    while await soon(stream.batch()):
+        pass
+    await until(lambda: bool(fleet.other.kept))
+    assert copied(fleet) == SAID
+
+
+async def test_the_request_of_a_lost_router_is_cancelled_in_its_backend(fleet: Fleet) -> None:
+    _, stream, execution = await fleet.begin()
+    cancellation, told = execution.requests[0].cancellation, asyncio.Event()
+    assert cancellation is not None
+    cancellation.subscribe(told.set)
+    link(fleet).channel.abort()
+    await soon(told.wait())
+    assert cancellation.cancelled
+    stream.close()
 
 
 async def test_a_draining_replica_without_copies_disconnects_behind_its_turns(
