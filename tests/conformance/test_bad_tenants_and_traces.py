@@ -19,7 +19,7 @@ from tests.conformance.keys import NOTICED_SECS, stored, write
 from tests.conformance.models import CATALOGUE, REPEAT, identity
 from tests.conformance.neighbour import Neighbour, neighbour
 from tests.gateway.observability.test_traceparent import MALFORMED, VALID
-from tests.leaving import IN_FLIGHT, SMALL_BUFFER, accepted
+from tests.leaving import IN_FLIGHT, SMALL_BUFFER
 from tests.raw import Connection, post
 from tests.rpc import connected, infer_request
 from tests.serving import WAIT_SECS, Serving, serving, wait_until, write_model
@@ -209,7 +209,7 @@ def test_a_tenant_that_is_removed_while_it_streams_gets_all_of_its_answer(
 ) -> None:
     count = 35
     try:
-        with Connection(server.ports["http"]) as client, accepted(server, "repeat"):
+        with Connection(server.ports["http"]) as client:
             client.ask(STREAM, {"text_input": "x", "n": count, "delay_us": 40_000}, line())
             assert client.head().status == 200
             assert tenant(server, "guest")["in_flight"] == 1
