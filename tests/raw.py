@@ -132,7 +132,7 @@ def wait_taken(connection: socket.socket) -> None:
 
     def is_taken() -> bool:
         rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines())
-        (found,) = [row for row in rows if row[1:3] == ends]
+        found, *_ = [row for row in rows if row[1:3] == ends]  # a table that changes repeats some
         _, unread = found[4].split(":")
         inode = found[9]  # 0 before it is accepted
         return inode != "0" and int(unread, 16) == 0
