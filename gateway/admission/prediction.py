@@ -20,7 +20,7 @@ STEP, ABOVE, BELOW = 0.02, 0.9, 0.1
 MOST_CORRECTION = 4.0
 REACH = 4.0
 """The standard deviations from the mean of prompts up to which their line is known."""
-RAREST = 0.001
+RAREST = 0.003
 """The part of prompts that are as long as the longest for which the line is known."""
 
 
@@ -28,7 +28,7 @@ class Prefill:
     """The time to the first response as a line over the tokens of prompts.
 
     Moving means, variance and covariance give its slope: the mean of seconds per token would take
-    the constant part of short prompts for a time of each token. The slope is that of a thousand
+    the constant part of short prompts for a time of each token. The slope is that of 300
     prompts, since few of them may be long, and the height that of the latest ones. A prompt far
     beyond those that were seen counts as the longest of them: short ones tell little of it.
     """
@@ -148,10 +148,11 @@ class WaitPrediction:
         self._prefill = Prefill()
         self._now = 0.0
 
-    @property
-    def full(self) -> bool:
-        """Whether a further request has to wait for the end of another one."""
-        return self.unanswered > 0 if self.room is None else self.in_flight >= self.room
+    def is_full(self, places: int = 1) -> bool:
+        """Whether a further request with as many places has to wait for the end of another one."""
+        if self.room is None or not self.in_flight:
+            return self.unanswered > 0
+        return self.in_flight + places > self.room
 
     @property
     def learnt(self) -> bool:
@@ -171,7 +172,7 @@ class WaitPrediction:
     def begin(self, tenant: str, service: float, now: float, places: int = 1) -> None:
         """A request got its first response."""
         self._pass(now)
-        if self.full:
+        if self.is_full():
             self._drain.served(service)
         self._answer(tenant, service, places)
 
@@ -184,7 +185,7 @@ class WaitPrediction:
     def end(self, now: float, places: int = 1) -> None:
         """A request that had a response ended."""
         self._pass(now)
-        if self.full:
+        if self.is_full():
             self._drain.ended()
         self.in_flight -= places
         self.ends += 1
@@ -211,11 +212,11 @@ class WaitPrediction:
         found = self._corrections.get(self._label_of(tenant))
         return 1.0 if found is None else found.value
 
-    def raw_wait(self, tenant: str, prompt_tokens: float, now: float) -> float:
+    def raw_wait(self, tenant: str, prompt_tokens: float, now: float, places: int = 1) -> float:
         """The predicted seconds to the first response of a request that would arrive now."""
         self._pass(now)
         wait = self._prefill.secs(prompt_tokens) + self.token_secs.value
-        if self.full:
+        if self.is_full(places):
             wait += (1 + self.slack) * self._drain.gap_secs
             wait += self._share() * self._ahead(tenant) * self._drain.secs_per_service
         return wait
@@ -239,7 +240,7 @@ class WaitPrediction:
     def _pass(self, now: float) -> None:
         """Count the time since the last event; a clock that goes back counts nothing."""
         passed, self._now = now - self._now, max(now, self._now)
-        if passed > 0 and self.full:
+        if passed > 0 and self.is_full():
             self._drain.passed(passed)
 
     def _share(self) -> float:

@@ -155,9 +155,11 @@ class ModelWaits:
             prediction.slack = 0 if fair is None else fair.slack
         timed.prompt_estimate = self._costs.prompt_tokens(asked)
         is_able = self._model.instances.able  # the time of a load, or of a wake, tells no wait
-        timed.waits = prediction.full or not is_able
+        timed.places = self._places(request)
+        timed.waits = prediction.is_full(timed.places) or not is_able
         if is_able:
-            timed.raw = prediction.raw_wait(timed.tenant, timed.prompt_estimate, now)
+            prompt, places = timed.prompt_estimate, timed.places
+            timed.raw = prediction.raw_wait(timed.tenant, prompt, now, places)
             if prediction.learnt:
                 timed.predicted = timed.raw * prediction.correction(timed.tenant)
         if (logged := current_request()) is not None:
@@ -165,6 +167,12 @@ class ModelWaits:
         if deadline is not None:
             self._check(timed, deadline, received_ns)
         return timed
+
+    def _places(self, request: InferRequest) -> int:
+        """The places of a request, which may be malformed: one, or one for each row of a batch."""
+        if self._model.config.dynamic_batching is None or not request.inputs:
+            return 1
+        return max(1, *request.inputs[0].shape[:1])
 
     def _check(self, timed: TimedRequest, deadline: Deadline, received_ns: int) -> None:
         now_ns = timed.arrived_ns

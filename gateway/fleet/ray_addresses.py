@@ -72,9 +72,8 @@ class RayQuestion(msgspec.Struct, frozen=True):
 
     def after(self, table: RayTable) -> "RayQuestion":
         """The question of the next child process."""
-        if table.is_ended:
-            return RayQuestion(self.fleet, self.cluster, is_ended=True)
-        return self if table.reason else RayQuestion(self.fleet, table.cluster)
+        is_ended = table.is_ended or (self.is_ended and bool(table.reason))
+        return RayQuestion(self.fleet, table.cluster or self.cluster, is_ended)
 
 
 class Correspondent(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util import (
     get_node_ip_address,
     get_placement_group,
@@ -31,6 +31,7 @@ from gateway.fleet.ray_repository import Repository, refusal
 from gateway.fleet.ray_state import (
     NAMESPACE,
     RayState,
+    UnreachedError,
     cause,
     controller_name,
     described,
@@ -336,7 +337,8 @@ def _asked(fleet: str, method: str, *arguments: object) -> Any:
     except RayError as error:
         # An error of the method itself, too: also one that is a ValueError.
         text = f"the controller of fleet '{fleet}' does not answer: {cause(error)}"
-        raise InferenceError(Code.UNAVAILABLE, text) from None
+        kind = UnreachedError if isinstance(error, RayActorError) else InferenceError
+        raise kind(Code.UNAVAILABLE, text) from None
     except ValueError:
         text = f"fleet '{fleet}' has no controller: `sluice serve --fleet ray` makes one"
         raise InferenceError(Code.NOT_FOUND, text) from None
@@ -370,10 +372,9 @@ def _end_replicas(fleet: str, ends_at: float, progressed: Callable[[], None]) ->
         if late_secs >= END_SECS:
             names = ", ".join(each.name for each in replicas)
             why = "a router that began meanwhile makes a controller: stop it, and run this again"
-            text = (
-                f"fleet '{fleet}' still has replicas, {END_SECS:g} s after the limit of their drain"
-            )
-            raise InferenceError(Code.UNAVAILABLE, f"{text}: {names}; {why}")
+            late = f"{END_SECS:g} s after the limit of their drain"
+            text = f"fleet '{fleet}' still has replicas, {late}: {names}; {why}"
+            raise InferenceError(Code.UNAVAILABLE, text)
         for each in replicas:
             if late_secs >= 0 or each.phase not in WITH_REQUESTS:
                 cluster.remove(each.name)

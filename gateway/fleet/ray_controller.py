@@ -203,6 +203,11 @@ class Controller:
     def _noticed(self, replica: ReplicaView) -> ReplicaView:
         """The view of a replica, which ends if its start takes too long, and is then removed."""
         tended, now = self._tended[replica.model], self._clock()
+        if replica.phase in (
+            ReplicaPhase.PENDING,
+            ReplicaPhase.INFEASIBLE,
+        ):  # it has lost its place
+            self._since.pop((replica.name, ReplicaPhase.STARTING), None)
         secs = now - self._since.setdefault((replica.name, replica.phase), now)
         limit = (tended.rules or ReplicaRules()).start_secs
         if replica.phase is ReplicaPhase.STARTING and secs >= limit:

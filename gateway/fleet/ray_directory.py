@@ -22,8 +22,8 @@ from gateway.observability.log import line_handler
 log = logging.getLogger("sluice.fleet")
 
 PAUSE_SECS = 1.0
-UNANSWERED_SECS = 20.0
-"""A controller that does not answer for this time while the head does is asked by a new process.
+UNREACHED_SECS = 20.0
+"""A controller that is not reached for this time while the head is is asked by a new process.
 
 Ray's library may miss the notice of a head that was restarted, too, and then calls the process of
 an actor that has ended again and again.
@@ -69,15 +69,16 @@ def _tables(question: RayQuestion) -> Iterator[RayTable]:
             written.update(known)
             failing_since = None
         except InferenceError as error:
-            found, is_missing = ray_state.found_cluster(), error.code is Code.NOT_FOUND
+            found = ray_state.found_cluster()
             was_restarted = found not in ("", cluster)
-            is_ended = is_missing and not was_restarted
+            is_ended = error.code is Code.NOT_FOUND and not was_restarted
             yield RayTable(reason=error.message, cluster=cluster, is_ended=is_ended)
             if was_restarted:
                 return  # Ray's library in this process stays with the old one.
             now = time.monotonic()
-            failing_since = None if not found or is_missing else failing_since or now
-            if failing_since is not None and now - failing_since >= UNANSWERED_SECS:
+            is_unreached = found and isinstance(error, ray_state.UnreachedError)
+            failing_since = (failing_since or now) if is_unreached else None
+            if failing_since is not None and now - failing_since >= UNREACHED_SECS:
                 return
             time.sleep(PAUSE_SECS)
 

@@ -29,6 +29,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 TRACEBACK = re.compile(r"^Traceback\b|^\s+File |\bray::", re.MULTILINE)
 
 
+class UnreachedError(InferenceError):
+    """Ray's library does not reach an actor: it has ended, or is at another place by now."""
+
+
 class RayState:
     """Implements a part of `Cluster`, for one fleet."""
 

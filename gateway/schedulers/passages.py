@@ -119,9 +119,10 @@ class Passage:
 
     def take(self, count: int) -> None:
         """See `PassingReader`; without as many left, others pass no more by the same places."""
-        self.left -= count
-        if self.left < 0:
-            self._charges.revoke()
+        if self.window.of_rows:
+            self.left -= count
+            if self.left < 0:
+                self._charges.revoke()
 
     def look_behind(self, record: Record) -> None:
         """Release others, which wait by now, once a request that ends has ended."""

@@ -111,7 +111,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 MISSING = InferenceError(Code.NOT_FOUND, "no controller")
-UNAVAILABLE = InferenceError(Code.UNAVAILABLE, "connection refused")
+SLOW = InferenceError(Code.UNAVAILABLE, "no decision for 15 s")
 
 
 @pytest.mark.parametrize(("cluster", "ends"), [("two", False), ("one", True), ("", True)])
@@ -126,19 +126,25 @@ def test_a_fleet_without_a_controller_has_ended_unless_its_cluster_was_restarted
 def test_a_child_process_that_does_not_reach_the_controller_of_a_head_that_answers_ends(
     asked: Asked,
 ) -> None:
+    from gateway.fleet.ray_state import UnreachedError
+
     next(asked.tables)
-    asked.error, asked.cluster = UNAVAILABLE, ""
+    unreached = UnreachedError(Code.UNAVAILABLE, "connection refused")
+    asked.error, asked.cluster = unreached, ""
     assert asked.secs_to_the_end(100) is None
     asked.cluster = "one"
     assert asked.secs_to_the_end(15) is None
     asked.error = None
     next(asked.tables)
-    asked.error = UNAVAILABLE
+    asked.error = unreached
     assert asked.secs_to_the_end(100) == 20
 
 
-def test_a_child_process_waits_for_a_controller_that_was_ended(asked: Asked) -> None:
-    asked.error = MISSING
+@pytest.mark.parametrize("error", [MISSING, SLOW])
+def test_a_child_process_waits_for_a_controller_that_was_ended_or_decides_slowly(
+    asked: Asked, error: InferenceError
+) -> None:
+    asked.error = error
     assert asked.secs_to_the_end(100) is None
 
 

@@ -91,7 +91,7 @@ class Overload:
         if self._admits and prediction.learnt and wait > CAUTION * DEADLINE_SECS:
             outcome.refused += 1
             return
-        job.waited = prediction.full
+        job.waited = prediction.is_full()
         prediction.arrive(tenant, job.service, now)
         if not self._queues[tenant]:
             others = [self._counters[name] for name, queue in self._queues.items() if queue]

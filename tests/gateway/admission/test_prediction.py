@@ -53,10 +53,10 @@ def test_a_model_with_room_has_no_wait_but_its_prefill() -> None:
     found.arrive("a", 10.0, 0.0)
     found.learn_prefill(0.5, 100)
     found.learn_prefill(1.0, 200)
-    assert not found.full
+    assert not found.is_full()
     assert found.raw_wait("a", 40, 9.0) == pytest.approx(0.2)
     found.arrive("a", 10.0, 9.0)
-    assert found.full
+    assert found.is_full()
 
 
 def test_the_time_of_short_prompts_is_none_of_a_long_one() -> None:
@@ -112,8 +112,11 @@ def test_a_request_that_leaves_takes_its_service_with_it() -> None:
     found = drained(("a", 50.0))
     found.leave("a", 50.0, 60.0)
     assert found.raw_wait("a", 0, 60.0) == pytest.approx(1.0)
+    for left in (found.leave, found.expire):
+        found.arrive("b", 5.0, 60.0, 5)
+        left("b", 5.0, 60.0, 5)
     found.leave("busy", 0.0, 60.0)
-    assert (found.in_flight, found.unanswered, found.full) == (0, 0, False)
+    assert (found.in_flight, found.unanswered, found.is_full()) == (0, 0, False)
 
 
 def test_a_clock_that_goes_back_counts_no_time() -> None:

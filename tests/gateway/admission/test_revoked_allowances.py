@@ -109,3 +109,19 @@ async def test_a_request_with_more_rows_than_its_tenant_has_left_ends_what_other
     for plane in twins.planes:
         await drain(plane)
     twins.compare()
+
+
+async def test_rows_take_one_place_without_a_batcher(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twin_planes, "NUMBERS", replace(NUMBERS, max_batch_size=128))
+    plane = Plane(serve, [None], {"a": TenantRules(requests_per_minute=1e9)})
+    await settle()
+    for number in range(3):
+        await infer(plane, f"{number}", 0, "a")
+    (allowance,) = plane.models[0].allowances.values()
+    before = allowance.passage.left
+    plane.infer("wide", 0, "a", 65)
+    assert allowance.passage.left == before - 1
+    plane.answer("wide", answer_of(100))
+    await settle()

@@ -328,3 +328,34 @@ async def test_requests_behind_full_batches_have_waited(serve: Serve, clock: Clo
         await serve_one(stream)
     assert values(dataplane)["refused_total"] == 1
     assert values(dataplane)["admitted_late_total"] == 0
+
+
+@pytest.mark.parametrize("rows", [5, 7, 8])
+async def test_a_request_whose_rows_do_not_fit_beside_those_in_flight_has_waited(
+    serve: Serve, clock: Clock, rows: int
+) -> None:
+    instance = ScriptedInstance(concurrency=1)
+    config = replace(NUMBERS, name="m0", max_batch_size=8, dynamic_batching=DynamicBatching())
+    dataplane = plane(serve(instance, config=config))
+
+    def ask(secs: float) -> Any:
+        return dataplane.infer(request("r", 0, "", rows, deadline=first(clock.after(secs))))
+
+    async def serve_one(stream: Any) -> None:
+        execution = await instance.begun()
+        clock.ns = clock.after(1)
+        execution.answer(answer_of(100))
+        execution.end()
+        await soon(stream.only())
+
+    streams = [ask(1e6), ask(1e6)]
+    for _ in range(60):
+        await serve_one(streams.pop(0))
+        streams.append(ask(1e6))
+    for stream in streams:
+        await serve_one(stream)
+    await serve_one(ask(1.5))
+    busy = ask(1e6)
+    with pytest.raises(Refusal):
+        ask(1.5)
+    await serve_one(busy)

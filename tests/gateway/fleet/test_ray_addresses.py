@@ -122,6 +122,7 @@ async def test_the_controller_is_made_again_in_a_restarted_cluster(tmp_path: Pat
 
 ONE, TWO = RayTable(cluster="one"), RayTable(cluster="two")
 LOST = RayTable(reason="GCS gone")
+SLOW = RayTable(reason="no decision for 15 s", cluster="one")
 DOWN = RayTable(reason="no controller", cluster="one", is_ended=True)
 
 
@@ -134,8 +135,13 @@ DOWN = RayTable(reason="no controller", cluster="one", is_ended=True)
         ([ONE, TWO], {"one"}),
         ([ONE, DOWN, LOST], set()),
         ([ONE, DOWN, ONE], {"two"}),
+        ([SLOW], {"two"}),
+        ([ONE, DOWN, SLOW], set()),
     ],
-    ids=["new", "known", "lost", "restarted", "ended", "ended-and-made-by-another-router"],
+    ids=[
+        *("new", "known", "lost", "restarted", "ended", "ended-and-made-by-another-router"),
+        *("made-and-silent", "ended-and-silent"),
+    ],
 )
 def test_a_router_makes_no_controller_where_it_knew_one_or_after_the_end_of_the_fleet(
     tables: Sequence[RayTable], makes: Set[str]

@@ -156,6 +156,15 @@ def test_a_start_has_an_end_and_the_wait_for_a_place_has_none(
     assert (cluster.troubles == {"a": reason}) == ends
 
 
+def test_a_start_at_another_place_has_the_whole_limit() -> None:
+    cluster = FakeCluster(a=replace(TWO, least=1, most=1, start_secs=10))
+    cluster.decide(4)
+    for phase in (ReplicaPhase.PENDING, STARTING):
+        cluster.change("a:1", phase=phase)
+        assert cluster.decide(4) == {"a:1": phase}
+    assert cluster.decide(3) == {"a:2": STARTING}
+
+
 def test_the_pause_is_over_once_routers_have_reached_a_replica() -> None:
     cluster = FakeCluster(a=replace(TWO, least=1, most=1))
     cluster.decide()
