@@ -13,7 +13,14 @@ from gateway.fleet.ray_news import HeardNews, RolloutNews
 from gateway.fleet.ray_repository import LeftOut, ModelFiles
 from gateway.fleet.ray_rollout import FleetRollout
 from gateway.fleet.ray_rollouts import FleetRollouts, RolloutStore
-from gateway.fleet.ray_views import NOT_READY, WORKING, ReplicaPhase, ReplicaView, for_clients
+from gateway.fleet.ray_views import (
+    NOT_READY,
+    WITHOUT_PLACE,
+    WORKING,
+    ReplicaPhase,
+    ReplicaView,
+    for_clients,
+)
 from gateway.fleet.rolls import Roll, Split, StartPauses, by_use, late
 from gateway.fleet.scaling import LEAST_NEED, ReplicaCount
 from gateway.models.replicas import ReplicaRules
@@ -203,10 +210,7 @@ class Controller:
     def _noticed(self, replica: ReplicaView) -> ReplicaView:
         """The view of a replica, which ends if its start takes too long, and is then removed."""
         tended, now = self._tended[replica.model], self._clock()
-        if replica.phase in (
-            ReplicaPhase.PENDING,
-            ReplicaPhase.INFEASIBLE,
-        ):  # it has lost its place
+        if replica.phase in WITHOUT_PLACE:
             self._since.pop((replica.name, ReplicaPhase.STARTING), None)
         secs = now - self._since.setdefault((replica.name, replica.phase), now)
         limit = (tended.rules or ReplicaRules()).start_secs
@@ -390,7 +394,7 @@ def _new(model: str, seen: Iterable[ReplicaView]) -> _Tended:
 
 def _lack(rules: ReplicaRules, phases: Set[ReplicaPhase]) -> str:
     """The place that a replica waits for, "" if none waits."""
-    if not phases & {ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING}:
+    if not phases & WITHOUT_PLACE:
         return ""
     labels = ", ".join(f"{name}={value}" for name, value in rules.labels.items())
     free = "" if ReplicaPhase.INFEASIBLE in phases else " free"

@@ -32,7 +32,8 @@ class ReplicaPhase(StrEnum):
 
 PHASES = list(ReplicaPhase)
 WORKING = frozenset({ReplicaPhase.READY, ReplicaPhase.SILENT})
-NOT_READY = (ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING, ReplicaPhase.STARTING)
+WITHOUT_PLACE = frozenset({ReplicaPhase.INFEASIBLE, ReplicaPhase.PENDING})
+NOT_READY = WITHOUT_PLACE | {ReplicaPhase.STARTING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -331,7 +331,7 @@ async def test_requests_behind_full_batches_have_waited(serve: Serve, clock: Clo
 
 
 @pytest.mark.parametrize("rows", [5, 7, 8])
-async def test_a_request_whose_rows_do_not_fit_beside_those_in_flight_has_waited(
+async def test_a_request_whose_rows_do_not_fit_with_those_in_flight_has_waited(
     serve: Serve, clock: Clock, rows: int
 ) -> None:
     instance = ScriptedInstance(concurrency=1)
