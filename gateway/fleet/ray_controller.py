@@ -380,10 +380,8 @@ class Controller:
         for each in replicas:
             about = {"model": each.model, "replica": each.name, "phase": each.phase}
             log.info("replica not needed", extra=about)
-            if each.phase in NOT_READY:
-                self._cluster.remove(each.name)
-            else:
-                self._cluster.drain(each.name)
+            end = self._cluster.remove if each.phase in NOT_READY else self._cluster.drain
+            end(each.name)
 
 
 def _new(model: str, seen: Iterable[ReplicaView]) -> _Tended:
