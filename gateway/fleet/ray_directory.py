@@ -23,10 +23,10 @@ log = logging.getLogger("sluice.fleet")
 
 PAUSE_SECS = 1.0
 UNREACHED_SECS = 20.0
-"""A controller that is not reached for this time while the head is is asked by a new process.
+"""Another process asks for a controller that is not reached for this time, while the head is.
 
-Ray's library may miss the notice of a head that was restarted, too, and then calls the process of
-an actor that has ended again and again.
+Ray's library may miss a notice while the head is restarted, and calls the process of an actor that
+has ended from then on.
 """
 ADDRESSED = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
 
