@@ -170,7 +170,8 @@ class ModelWaits:
 
     def _places(self, request: InferRequest) -> int:
         """The places of a request, which may be malformed: one, or one for each row of a batch."""
-        if self._model.config.dynamic_batching is None or not request.inputs:
+        config = self._model.config
+        if config.dynamic_batching is None or not (config.max_batch_size and request.inputs):
             return 1
         return max(1, *request.inputs[0].shape[:1])
 
@@ -206,8 +207,6 @@ class ModelWaits:
     def arrived(self, timed: TimedRequest, rows: int) -> None:
         """See `WaitObserver`."""
         timed.service = float(rows)
-        if self._model.config.dynamic_batching is not None:
-            timed.places = max(1, rows)
         if timed.prompt_estimate:
             answer = self.prediction.expected_tokens(timed.asked.max_tokens)
             timed.service = timed.prompt_estimate + OUTPUT_WEIGHT * timed.asked.answers * answer

@@ -18,6 +18,7 @@ from gateway.observability.access_log import AccessLog
 from gateway.observability.request_record import Record
 from gateway.policy.caller import Caller
 from gateway.policy.tenants import TenantRules, Tenants
+from gateway.stream import ResponseStream
 from tests.builders import (
     ScriptedInstance,
     read_all,
@@ -299,63 +300,59 @@ async def test_answers_of_the_response_cache_tell_nothing_of_waits(
     trained.ask(deadline=first(trained.clock.after(1.5)))
 
 
-async def test_requests_behind_full_batches_have_waited(serve: Serve, clock: Clock) -> None:
-    """The room is in rows: a model without requests answers at once, and a full one does not."""
-    instance, clients, rows = ScriptedInstance(concurrency=1), 7, 8
-    config = replace(NUMBERS, name="m0", max_batch_size=rows, dynamic_batching=DynamicBatching())
-    dataplane = plane(serve(instance, config=config))
+class Batches:
+    """A model that executes 8 rows at once, a second long, and requests with some rows to it."""
 
-    def ask(secs: float) -> Any:
-        return dataplane.infer(request("r", 0, "", rows, deadline=first(clock.after(secs))))
+    def __init__(self, serve: Serve, clock: Clock, rows: int) -> None:
+        self._instance, self._clock, self._rows = ScriptedInstance(concurrency=1), clock, rows
+        config = replace(NUMBERS, name="m0", max_batch_size=8, dynamic_batching=DynamicBatching())
+        self.dataplane = plane(serve(self._instance, config=config))
 
-    async def serve_one(stream: Any) -> None:
-        execution = await instance.begun()
-        clock.ns = clock.after(1)
+    def ask(self, secs: float) -> ResponseStream:
+        """A request whose first response is to come within this time."""
+        deadline = first(self._clock.after(secs))
+        return self.dataplane.infer(request("r", 0, "", self._rows, deadline=deadline))
+
+    async def serve_one(self, stream: ResponseStream) -> None:
+        """Execute the next request, which is that of a stream."""
+        execution = await self._instance.begun()
+        self._clock.ns = self._clock.after(1)
         execution.answer(answer_of(100))
         execution.end()
         await soon(stream.only())
 
+
+async def test_requests_behind_full_batches_have_waited(serve: Serve, clock: Clock) -> None:
+    """The room is in rows: a model without requests answers at once, and a full one does not."""
+    batches, clients = Batches(serve, clock, 8), 7
     for _ in range(4):
-        for stream in [ask(1e6) for _ in range(clients)]:
-            await serve_one(stream)
-    idle = ask(1.5)
-    await serve_one(idle)
-    waiting = [ask(1e6) for _ in range(clients - 1)]
+        for stream in [batches.ask(1e6) for _ in range(clients)]:
+            await batches.serve_one(stream)
+    idle = batches.ask(1.5)
+    await batches.serve_one(idle)
+    waiting = [batches.ask(1e6) for _ in range(clients - 1)]
     with pytest.raises(Refusal):
-        ask(clients - 1)
-    waiting.append(ask(2 * clients))
+        batches.ask(clients - 1)
+    waiting.append(batches.ask(2 * clients))
     for stream in waiting:
-        await serve_one(stream)
-    assert values(dataplane)["refused_total"] == 1
-    assert values(dataplane)["admitted_late_total"] == 0
+        await batches.serve_one(stream)
+    assert values(batches.dataplane)["refused_total"] == 1
+    assert values(batches.dataplane)["admitted_late_total"] == 0
 
 
 @pytest.mark.parametrize("rows", [5, 7, 8])
 async def test_a_request_whose_rows_do_not_fit_with_those_in_flight_has_waited(
     serve: Serve, clock: Clock, rows: int
 ) -> None:
-    instance = ScriptedInstance(concurrency=1)
-    config = replace(NUMBERS, name="m0", max_batch_size=8, dynamic_batching=DynamicBatching())
-    dataplane = plane(serve(instance, config=config))
-
-    def ask(secs: float) -> Any:
-        return dataplane.infer(request("r", 0, "", rows, deadline=first(clock.after(secs))))
-
-    async def serve_one(stream: Any) -> None:
-        execution = await instance.begun()
-        clock.ns = clock.after(1)
-        execution.answer(answer_of(100))
-        execution.end()
-        await soon(stream.only())
-
-    streams = [ask(1e6), ask(1e6)]
+    batches = Batches(serve, clock, rows)
+    streams = [batches.ask(1e6), batches.ask(1e6)]
     for _ in range(60):
-        await serve_one(streams.pop(0))
-        streams.append(ask(1e6))
+        await batches.serve_one(streams.pop(0))
+        streams.append(batches.ask(1e6))
     for stream in streams:
-        await serve_one(stream)
-    await serve_one(ask(1.5))
-    busy = ask(1e6)
+        await batches.serve_one(stream)
+    await batches.serve_one(batches.ask(1.5))
+    busy = batches.ask(1e6)
     with pytest.raises(Refusal):
-        ask(1.5)
-    await serve_one(busy)
+        batches.ask(1.5)
+    await batches.serve_one(busy)
